@@ -1,0 +1,47 @@
+"""SnugBERT: BERT for Hugging Face transformers, pretrained and fine-tuned on your own text.
+
+Importing this package registers its configuration, tokenizer and models with transformers' Auto classes, and marks
+them as custom code, which travels along with `save_pretrained` and `push_to_hub`.
+"""
+
+import transformers
+
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.modeling_snugbert import (
+    AUTO_CLASSES,
+    SnugBertForMaskedLM,
+    SnugBertForMultipleChoice,
+    SnugBertForNextSentencePrediction,
+    SnugBertForPreTraining,
+    SnugBertForQuestionAnswering,
+    SnugBertForSequenceClassification,
+    SnugBertForTokenClassification,
+    SnugBertModel,
+    SnugBertPreTrainedModel,
+)
+from snugbert.tokenization_snugbert import SnugBertTokenizer
+
+__version__ = "0.1.0"
+
+transformers.AutoConfig.register(SnugBertConfig.model_type, SnugBertConfig)
+SnugBertConfig.register_for_auto_class()
+transformers.AutoTokenizer.register(SnugBertConfig, tokenizer_class=SnugBertTokenizer)
+SnugBertTokenizer.register_for_auto_class()
+for auto_class, model_class in AUTO_CLASSES.items():
+    getattr(transformers, auto_class).register(SnugBertConfig, model_class)
+    model_class.register_for_auto_class(auto_class)
+del auto_class, model_class
+
+__all__ = [
+    "SnugBertConfig",
+    "SnugBertForMaskedLM",
+    "SnugBertForMultipleChoice",
+    "SnugBertForNextSentencePrediction",
+    "SnugBertForPreTraining",
+    "SnugBertForQuestionAnswering",
+    "SnugBertForSequenceClassification",
+    "SnugBertForTokenClassification",
+    "SnugBertModel",
+    "SnugBertPreTrainedModel",
+    "SnugBertTokenizer",
+]

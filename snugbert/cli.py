@@ -1,0 +1,63 @@
+"""`snugbert <command> ...`: finds the command and hands over its arguments.
+
+A command is a function `main(argv)` in a module of `snugbert.trainers`, imported only when it is called: nobody
+waits for `datasets` to start before they read `snugbert --help`.
+"""
+
+import sys
+from importlib import import_module
+
+from snugbert import __version__
+
+# command -> (module with `main(argv)`, one line of help)
+COMMANDS = {
+    "vocabulary": ("snugbert.trainers.vocabulary", "train a WordPiece vocabulary on text files"),
+    "pretrain": ("snugbert.trainers.pretraining.trainer", "pretrain with masked tokens and next sentences"),
+    "glue": ("snugbert.trainers.glue", "fine-tune and score on classification of sentences and sentence pairs"),
+}
+
+
+def usage() -> str:
+    """The text of `snugbert --help`."""
+    lines = [f"  {command:<12}{text}" for command, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: snugbert <command> [arguments]",
+            "",
+            *lines,
+            "",
+            "`snugbert <command> --help` lists a command's arguments.",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs `snugbert` with `argv` (default: the process's own) and returns its exit status.
+
+    0: done; 2: something the user gave cannot be used, said in one sentence; 130: interrupted.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"snugbert {__version__}")
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        print(
+            f"snugbert: error: unknown command {command!r}; the commands are {', '.join(COMMANDS)}.", file=sys.stderr
+        )
+        return 2
+
+    from snugbert.trainers.command_line import InputError
+
+    try:
+        import_module(COMMANDS[command][0]).main(rest)
+    except (InputError, OSError) as error:
+        print(f"snugbert {command}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"snugbert {command}: interrupted", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,145 @@
+"""The configuration of a SnugBERT model: BertConfig's fields that an encoder needs, same names and defaults."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+# Layers, hidden size, attention heads. base and large: Devlin et al. (2018), section 3; the smaller ones: the
+# models that Google released with Turc et al. (2019), "Well-Read Students Learn Better".
+SIZES = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+POSITION_EMBEDDING_TYPES = ("absolute", "sinusoidal")
+
+
+@strict
+class SnugBertConfig(PreTrainedConfig):
+    r"""Configuration of a SnugBERT model. The defaults are those of BERT base (110M parameters).
+
+    Args:
+        vocab_size (`int`, *optional*, defaults to 30522): Word pieces in the vocabulary.
+        hidden_size (`int`, *optional*, defaults to 768): Width of the encoder, a multiple of `num_attention_heads`.
+        num_hidden_layers (`int`, *optional*, defaults to 12): Layers of the encoder.
+        num_attention_heads (`int`, *optional*, defaults to 12): Attention heads of a layer.
+        intermediate_size (`int`, *optional*, defaults to 3072): Width of the feed-forward part of a layer; 4 times
+            `hidden_size` in the paper (section 3).
+        hidden_act (`str`, *optional*, defaults to `"gelu"`): Activation of the feed-forward part and of the masked
+            token head, any name of `transformers.activations.ACT2FN`.
+        hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on embeddings and sublayer outputs.
+        attention_probs_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on attention weights.
+        max_position_embeddings (`int`, *optional*, defaults to 512): Longest sequence, in tokens.
+        type_vocab_size (`int`, *optional*, defaults to 2): Segments (`token_type_ids`).
+        initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the initial weights.
+        layer_norm_eps (`float`, *optional*, defaults to 1e-12): Added to the variance in LayerNorm.
+        pad_token_id (`int`, *optional*, defaults to 0): Id of the padding token.
+        position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` learns position embeddings
+            (Devlin et al., 2018); `"sinusoidal"` computes those of Vaswani et al. (2017), section 3.5.
+        classifier_dropout (`float`, *optional*): Dropout before a classifier; `hidden_dropout_prob` if None.
+        tie_word_embeddings (`bool`, *optional*, defaults to `True`): Whether the masked token head shares the word
+            embeddings.
+
+    Raises:
+        ValueError: a value out of its range, or a configuration of a decoder or of relative positions, neither of
+            which SnugBERT has. A value of the wrong type raises `huggingface_hub`'s `StrictDataclassError`.
+    """
+
+    model_type = "snugbert"
+    # Losses that `ForPreTraining` returns beside the total, for logging. They are no predictions.
+    keys_to_ignore_at_inference = ["past_key_values", "mlm_loss", "nsp_loss"]
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float | int = 1e-12
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    position_embedding_type: str = "absolute"
+    classifier_dropout: float | int | None = None
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any):
+        # A BERT checkpoint's own "bert" must not shadow the class attribute: what is saved says snugbert.
+        kwargs.pop("model_type", None)
+        # Fields of BertConfig that an encoder does not need. They are dropped where they ask for nothing.
+        kwargs.pop("use_cache", None)
+        for name in ("is_decoder", "add_cross_attention"):
+            if kwargs.pop(name, False):
+                raise ValueError(
+                    f"`{name}` is true, but SnugBERT is an encoder; use transformers' BERT for a decoder."
+                )
+        super().__post_init__(**kwargs)
+        self._check_ranges()
+
+    @classmethod
+    def from_size(cls, size: str, **overrides: Any) -> "SnugBertConfig":
+        """The configuration of a named size.
+
+        Args:
+            size (`str`): `"tiny"` (2 layers, hidden size 128, 2 heads), `"mini"` (4, 256, 4), `"small"` (4, 512, 8),
+                `"medium"` (8, 512, 8), `"base"` (12, 768, 12) or `"large"` (24, 1024, 16).
+            overrides: any fields, by name.
+
+        Raises:
+            ValueError: an unknown size.
+        """
+        if size not in SIZES:
+            raise ValueError(f"Unknown size {size!r}; the sizes are {', '.join(SIZES)}.")
+        layers, hidden_size, heads = SIZES[size]
+        fields = {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden_size,
+            "num_attention_heads": heads,
+            "intermediate_size": 4 * hidden_size,
+        }
+        return cls(**{**fields, **overrides})
+
+    # Not a `validate_...` method, which transformers would run and wrap: its exception is no ValueError.
+    def _check_ranges(self):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+            "type_vocab_size",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, not {getattr(self, name)}.")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+            probability = getattr(self, name)
+            if probability is not None and not 0 <= probability < 1:
+                raise ValueError(f"`{name}` must be at least 0 and below 1, not {probability}.")
+        for name in ("initializer_range", "layer_norm_eps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, it is {getattr(self, name)}.")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"`pad_token_id` {self.pad_token_id} is outside the vocabulary of {self.vocab_size}.")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"Unknown `hidden_act` {self.hidden_act!r}; known are {', '.join(sorted(ACT2FN))}.")
+        if self.position_embedding_type not in POSITION_EMBEDDING_TYPES:
+            raise ValueError(
+                f"Unknown `position_embedding_type` {self.position_embedding_type!r}; known are "
+                f"{' and '.join(POSITION_EMBEDDING_TYPES)}."
+            )
+        if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
+            raise ValueError(f"Sinusoidal positions need an even `hidden_size`, not {self.hidden_size}.")
+
+
+__all__ = ["SnugBertConfig"]

@@ -1,0 +1,916 @@
+"""The SnugBERT encoder and its heads (Devlin et al., 2018).
+
+Parameters have the names of transformers' BertForPreTraining, so a BERT checkpoint loads with no conversion, and what
+is saved here opens in stock BERT once its configuration says `"model_type": "bert"`.
+
+Shapes in comments: B sequences, L tokens a sequence, H hidden size, V vocabulary size, M labelled tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPooling,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_snugbert import SnugBertConfig
+
+IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators leave out
+SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
+
+
+# --- the encoder ------------------------------------------------------------------------------------------------
+
+
+class SnugBertSinusoidalPositions(nn.Module):
+    """Position embeddings that are computed, not learned: sine in even dimensions, cosine in odd ones."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.hidden_size = hidden_size
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """[..., L] -> [..., L, H] in float32."""
+        # Computed at every call: a buffer would be left unset by `from_pretrained`, which builds on the meta device.
+        exponents = torch.arange(0, self.hidden_size, 2, device=position_ids.device) / self.hidden_size
+        angles = position_ids[..., None] * SINUSOID_BASE**-exponents
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
+class SnugBertEmbeddings(nn.Module):
+    """Sum of word, segment and position embeddings, normalized (Devlin et al., 2018, figure 2)."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        if config.position_embedding_type == "sinusoidal":
+            self.position_embeddings = SnugBertSinusoidalPositions(config.hidden_size)
+        else:
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor, position_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """[B, L, H] word embeddings, [B, L] segments, [1 or B, L] positions -> [B, L, H]."""
+        embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
+        embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
+        return self.dropout(self.LayerNorm(embeddings))
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention that keeps its weights: query, key, value [B, heads, L, D] -> [B, L, heads, D], [B, heads, L, L]."""
+    scores = query @ key.transpose(-2, -1) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = F.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class SnugBertSelfAttention(nn.Module):
+    """Multi-head attention of every token to every token of its sequence."""
+
+    is_causal = False  # transformers' sdpa takes a missing attribute for True
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        if config.hidden_size % config.num_attention_heads:
+            raise ValueError(
+                f"`hidden_size` {config.hidden_size} is not a multiple of `num_attention_heads` "
+                f"{config.num_attention_heads}."
+            )
+        self.config = config
+        self.head_size = config.hidden_size // config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[B, L, H] -> [B, L, H] and the attention weights, where the implementation has them."""
+        heads = (*hidden_states.shape[:-1], -1, self.head_size)
+        query, key, value = (
+            projection(hidden_states).view(heads).transpose(1, 2) for projection in (self.query, self.key, self.value)
+        )
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        context, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
+            scaling=self.head_size**-0.5,
+            **kwargs,
+        )
+        return context.reshape(hidden_states.shape), weights
+
+
+class SnugBertResidual(nn.Module):
+    """The end of a sublayer: projection, dropout, residual connection, LayerNorm (post-norm)."""
+
+    def __init__(self, config: SnugBertConfig, input_size: int):
+        super().__init__()
+        self.dense = nn.Linear(input_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """[..., input size], [..., H] -> [..., H]."""
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + residual)
+
+
+class SnugBertAttention(nn.Module):
+    """The attention sublayer."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.self = SnugBertSelfAttention(config)
+        self.output = SnugBertResidual(config, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> torch.Tensor:
+        """[B, L, H] -> [B, L, H]."""
+        context, _ = self.self(hidden_states, attention_mask, **kwargs)
+        return self.output(context, hidden_states)
+
+
+class SnugBertIntermediate(nn.Module):
+    """The widening half of the feed-forward sublayer."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[..., H] -> [..., intermediate size]."""
+        return self.activation(self.dense(hidden_states))
+
+
+class SnugBertLayer(GradientCheckpointingLayer):
+    """Attention and feed-forward sublayers."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.attention = SnugBertAttention(config)
+        self.intermediate = SnugBertIntermediate(config)
+        self.output = SnugBertResidual(config, config.intermediate_size)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> torch.Tensor:
+        """[B, L, H] -> [B, L, H]."""
+        hidden_states = self.attention(hidden_states, attention_mask, **kwargs)
+        return self.output(self.intermediate(hidden_states), hidden_states)
+
+
+class SnugBertEncoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.layer = nn.ModuleList([SnugBertLayer(config) for _ in range(config.num_hidden_layers)])
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> BaseModelOutput:
+        """[B, L, H] -> [B, L, H]."""
+        for layer in self.layer:
+            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=hidden_states)
+
+
+class SnugBertPooler(nn.Module):
+    """Dense layer and tanh on the first real token of each sequence, [CLS]."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """[B, L, H], [B, L] -> [B, H]."""
+        if attention_mask is None or attention_mask.dim() != 2:
+            first_tokens = hidden_states[:, 0]
+        else:
+            # Stock BERT reads column 0, which is padding in a batch padded on the left.
+            first = attention_mask.long().argmax(dim=-1)
+            first_tokens = hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), first]
+        return torch.tanh(self.dense(first_tokens))
+
+
+# --- what the models share --------------------------------------------------------------------------------------
+
+
+class SnugBertPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialization, common to all SnugBERT models."""
+
+    config: SnugBertConfig
+    config_class = SnugBertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["SnugBertEmbeddings", "SnugBertLayer"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": SnugBertLayer, "attentions": SnugBertSelfAttention}
+    # BERT files of 2019 to 2022 hold this buffer.
+    _keys_to_ignore_on_load_unexpected = [r"position_ids"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)  # N(0, initializer_range), zero biases
+        if isinstance(module, SnugBertPredictions):
+            init.zeros_(module.bias)
+
+    def save_pretrained(self, *args, **kwargs):
+        """As in transformers, and the code files with an `auto_map` that names every head go along.
+
+        A folder that was saved with one head thus loads as any other, with `trust_remote_code=True` and without
+        snugbert installed.
+        """
+        self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(*args, **kwargs)
+
+
+def _check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
+    # On the CPU only: reading a value back from an accelerator would stall it, and it has an assertion of its own.
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+    if ignored is not None:
+        ids = ids[ids != ignored]
+    if ids.numel() == 0:
+        return
+    smallest, largest = (value.item() for value in torch.aminmax(ids))
+    if smallest < 0 or largest >= size:
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(f"`{name}` holds {wrong}, outside the range 0 to {size - 1} ({size_name} {size}).")
+
+
+def _check_shape(name: str, tensor: torch.Tensor, allowed: tuple[tuple[int, ...], ...]) -> None:
+    if tuple(tensor.shape) not in allowed:
+        expected = " or ".join(str(list(shape)) for shape in allowed)
+        raise ValueError(f"`{name}` has the shape {list(tensor.shape)}, but the inputs need {expected}.")
+
+
+def _mean(loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch: int | torch.Tensor | None):
+    """`loss_sum` over the items of the whole batch if Trainer says how many these are, over our own otherwise.
+
+    Trainer's count spans gradient accumulation and processes. A mean of our own would then be too large by their
+    number. No items at all give 0 with a gradient, not NaN.
+    """
+    items = count if num_items_in_batch is None else num_items_in_batch
+    return loss_sum / (items.to(loss_sum.device).clamp(min=1) if isinstance(items, torch.Tensor) else max(items, 1))
+
+
+def _classification_loss(
+    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None, size_name: str
+) -> torch.Tensor:
+    """Cross entropy in float32 of [N, classes] logits and [N] labels, -100 left out."""
+    _check_shape("labels", labels, ((len(logits),),))
+    _check_range("labels", labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
+    loss_sum = F.cross_entropy(logits.float(), labels.long(), ignore_index=IGNORE_INDEX, reduction="sum")
+    return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+
+
+class SnugBertModel(SnugBertPreTrainedModel):
+    """The encoder without a head: last hidden states, and the pooled first token.
+
+    Args:
+        config: the configuration.
+        add_pooling_layer: whether the model has a pooler.
+    """
+
+    def __init__(self, config: SnugBertConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        self.embeddings = SnugBertEmbeddings(config)
+        self.encoder = SnugBertEncoder(config)
+        self.pooler = SnugBertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The word embeddings."""
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module):
+        """Replaces the word embeddings."""
+        self.embeddings.word_embeddings = value
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPooling:
+        r"""Encodes a padded batch.
+
+        Args:
+            input_ids: word piece ids. *Shape:* (B, L)
+            attention_mask: 1 at tokens, 0 at padding; all tokens if None. A ready 4-D mask is taken as it is.
+                *Shape:* (B, L)
+            token_type_ids: segments; 0 if None. *Shape:* (B, L)
+            position_ids: positions; 0 to L - 1 if None. *Shape:* (1, L) or (B, L)
+            inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, H)
+            kwargs: `output_hidden_states`, `output_attentions` (needs `attn_implementation="eager"`), `return_dict`.
+
+        Returns:
+            `last_hidden_state` (B, L, H), `pooler_output` (B, H) if there is a pooler, and what was asked for.
+
+        Raises:
+            ValueError: both or none of `input_ids` and `inputs_embeds`; shapes that do not fit each other; more
+                than `max_position_embeddings` tokens; an id outside its range (on the CPU; an accelerator has an
+                assertion of its own).
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Exactly one of `input_ids` and `inputs_embeds` is needed.")
+        if kwargs.get("cu_seq_lens_q") is not None:
+            raise ValueError("Packed batches (`cu_seq_lens_q`) are not supported; pad them, with `attention_mask`.")
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs.dim() != (2 if inputs_embeds is None else 3):
+            raise ValueError(
+                f"`input_ids` must be (batch, tokens) and `inputs_embeds` (batch, tokens, hidden size), "
+                f"not {list(inputs.shape)}."
+            )
+        B, L = inputs.shape[:2]
+        if L > self.config.max_position_embeddings:
+            raise ValueError(
+                f"The sequences have {L} tokens, more than `max_position_embeddings` "
+                f"{self.config.max_position_embeddings}; truncate them (`truncation=True` when tokenizing)."
+            )
+        if attention_mask is not None and attention_mask.dim() == 2:
+            _check_shape("attention_mask", attention_mask, ((B, L),))
+        if token_type_ids is None:
+            token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
+        else:
+            _check_shape("token_type_ids", token_type_ids, ((B, L),))
+            _check_range("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
+        if position_ids is None:
+            position_ids = torch.arange(L, device=inputs.device)[None]
+        else:
+            _check_shape("position_ids", position_ids, ((1, L), (B, L)))
+            _check_range("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
+        if inputs_embeds is None:
+            _check_range("input_ids", input_ids, self.embeddings.word_embeddings.num_embeddings, "vocab_size")
+            inputs_embeds = self.embeddings.word_embeddings(input_ids)
+
+        embedded = self.embeddings(inputs_embeds, token_type_ids, position_ids)
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
+        hidden_states = self.encoder(embedded, mask, **kwargs).last_hidden_state
+        return BaseModelOutputWithPooling(
+            last_hidden_state=hidden_states,
+            pooler_output=None if self.pooler is None else self.pooler(hidden_states, attention_mask),
+        )
+
+
+# --- pretraining heads ------------------------------------------------------------------------------------------
+
+
+class SnugBertPredictionTransform(nn.Module):
+    """Dense layer, activation and LayerNorm before the vocabulary projection."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[..., H] -> [..., H]."""
+        return self.LayerNorm(self.activation(self.dense(hidden_states)))
+
+
+class SnugBertPredictions(nn.Module):
+    """Scores of the vocabulary. The projection is the word embeddings again, unless they are untied."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.transform = SnugBertPredictionTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        # BERT files hold the bias under this name too; it is tied to the decoder's.
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[..., H] -> [..., V]."""
+        return self.decoder(self.transform(hidden_states))
+
+
+class SnugBertPreTrainingHeads(nn.Module):
+    """The masked token head, the next-sentence head, or both."""
+
+    def __init__(self, config: SnugBertConfig, predictions: bool, seq_relationship: bool):
+        super().__init__()
+        if predictions:
+            self.predictions = SnugBertPredictions(config)
+        if seq_relationship:
+            self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
+class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
+    """What the two models with a masked token head share: the tied projection, and the labelled rows."""
+
+    _tied_weights_keys = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The vocabulary projection."""
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear):
+        """Replaces the vocabulary projection and the bias tied to it."""
+        self.cls.predictions.decoder = new_embeddings
+        self.cls.predictions.bias = new_embeddings.bias
+
+    def _predict_tokens(
+        self, hidden_states: torch.Tensor, labels: torch.Tensor | None, sparse_prediction: bool | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+        """Logits, the sum of the loss over the labelled tokens (None without labels), and the number of these.
+
+        The projection runs on labelled tokens only, [M, V], in training or where `sparse_prediction` asks for it: the
+        other 85 % of [B, L, V] serve nobody there.
+        """
+        if labels is None:
+            return self.cls.predictions(hidden_states), None, 0
+        _check_shape("labels", labels, (tuple(hidden_states.shape[:2]),))
+        labels = labels.flatten()
+        labelled = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
+        targets = labels[labelled]
+        _check_range("labels", targets, self.cls.predictions.decoder.out_features, "vocab_size")
+        if self.training if sparse_prediction is None else sparse_prediction:
+            logits = labelled_logits = self.cls.predictions(hidden_states.flatten(0, 1)[labelled])
+        else:
+            logits = self.cls.predictions(hidden_states)
+            labelled_logits = logits.flatten(0, 1)[labelled]
+        loss_sum = F.cross_entropy(labelled_logits.float(), targets, reduction="sum")
+        return logits, loss_sum, len(targets)
+
+
+@dataclass
+class SnugBertForPreTrainingOutput(ModelOutput):
+    """Output of [`SnugBertForPreTraining`].
+
+    Attributes:
+        loss: the sum of the losses whose labels were given. *Shape:* ()
+        prediction_logits: vocabulary scores before softmax. *Shape:* (B, L, V), or (M, V) where sparse
+        seq_relationship_logits: scores of "is next" and "is random". *Shape:* (B, 2)
+        hidden_states: embeddings and the output of each layer, if asked for. *Shape:* (B, L, H) each
+        attentions: attention weights of each layer, if asked for. *Shape:* (B, heads, L, L) each
+        mlm_loss: masked token part of `loss`, for logging. *Shape:* ()
+        nsp_loss: next-sentence part of `loss`, for logging. *Shape:* ()
+    """
+
+    loss: torch.Tensor | None = None
+    prediction_logits: torch.Tensor | None = None
+    seq_relationship_logits: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+    mlm_loss: torch.Tensor | None = None
+    nsp_loss: torch.Tensor | None = None
+
+
+class SnugBertForPreTraining(SnugBertMaskedTokenModel):
+    """Masked token prediction and next sentence prediction, the paper's pretraining (section 3.1)."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__(config)
+        self.bert = SnugBertModel(config)
+        self.cls = SnugBertPreTrainingHeads(config, predictions=True, seq_relationship=True)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        next_sentence_label: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        num_sequences_in_batch: int | torch.Tensor | None = None,
+        sparse_prediction: bool | None = None,
+        **kwargs,
+    ) -> SnugBertForPreTrainingOutput:
+        r"""Predicts masked tokens and whether the second segment follows the first.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+            labels: the original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
+            next_sentence_label: 0 where the second segment follows the first, 1 where it is random. *Shape:* (B,)
+            num_items_in_batch: labelled tokens of the whole batch, over gradient accumulation and processes; Trainer
+                passes it. The masked token loss is divided by it.
+            num_sequences_in_batch: sequences of the whole batch, likewise, for the next-sentence loss. Where it is
+                missing beside `num_items_in_batch` (plain Trainer), the mean over this batch's sequences weighs as
+                much as this batch's share of the labelled tokens.
+            sparse_prediction: whether `prediction_logits` are those of labelled tokens only; None: in training.
+
+        Returns:
+            The loss is the sum of those whose labels are given; None without any label.
+
+        Raises:
+            ValueError: as [`SnugBertModel`], and for labels of the wrong shape or outside their range.
+        """
+        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits, mlm_sum, labelled = self._predict_tokens(outputs.last_hidden_state, labels, sparse_prediction)
+        nsp_logits = self.cls.seq_relationship(outputs.pooler_output)
+
+        mlm_loss = None if mlm_sum is None else _mean(mlm_sum, labelled, num_items_in_batch)
+        nsp_loss = None
+        if next_sentence_label is not None:
+            nsp_loss = _classification_loss(
+                nsp_logits, next_sentence_label.view(-1), num_sequences_in_batch, "is next, is random:"
+            )
+            if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
+                nsp_loss = _mean(nsp_loss * labelled, labelled, num_items_in_batch)
+        losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
+        return SnugBertForPreTrainingOutput(
+            loss=sum(losses) if losses else None,
+            prediction_logits=logits,
+            seq_relationship_logits=nsp_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            mlm_loss=None if mlm_loss is None else mlm_loss.detach(),
+            nsp_loss=None if nsp_loss is None else nsp_loss.detach(),
+        )
+
+
+class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
+    """Masked token prediction alone."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__(config)
+        self.bert = SnugBertModel(config, add_pooling_layer=False)
+        self.cls = SnugBertPreTrainingHeads(config, predictions=True, seq_relationship=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        sparse_prediction: bool | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        r"""Predicts masked tokens.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+            labels, num_items_in_batch, sparse_prediction: as in [`SnugBertForPreTraining`].
+
+        Returns:
+            `logits` (B, L, V), or (M, V) where sparse.
+
+        Raises:
+            ValueError: as [`SnugBertForPreTraining`].
+        """
+        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits, loss_sum, labelled = self._predict_tokens(outputs.last_hidden_state, labels, sparse_prediction)
+        return MaskedLMOutput(
+            loss=None if loss_sum is None else _mean(loss_sum, labelled, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
+    """Next sentence prediction alone."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__(config)
+        self.bert = SnugBertModel(config)
+        self.cls = SnugBertPreTrainingHeads(config, predictions=False, seq_relationship=True)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs,
+    ) -> NextSentencePredictorOutput:
+        r"""Predicts whether the second segment follows the first.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+            labels: 0 where the second segment follows the first, 1 where it is random. *Shape:* (B,)
+            num_items_in_batch: sequences of the whole batch; Trainer passes it.
+
+        Returns:
+            `logits` (B, 2).
+
+        Raises:
+            ValueError: as [`SnugBertModel`], and for a label other than 0, 1 and -100.
+        """
+        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.cls.seq_relationship(outputs.pooler_output)
+        loss = None
+        if labels is not None:
+            loss = _classification_loss(logits, labels.view(-1), num_items_in_batch, "is next, is random:")
+        return NextSentencePredictorOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+# --- fine-tuning heads ------------------------------------------------------------------------------------------
+
+
+def _classifier_dropout(config: SnugBertConfig) -> nn.Dropout:
+    return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+
+
+class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
+    """A linear layer on the pooled output: one label, several labels, or regression (`config.problem_type`)."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = SnugBertModel(config)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutput:
+        r"""Classifies sequences.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+            labels: classes (B,) with cross entropy; 0.0 or 1.0 for each class (B, `num_labels`) with binary cross
+                entropy; numbers (B,) or (B, `num_labels`) with squared error. Where `config.problem_type` is None, it
+                is set as stock BERT sets it: regression for one label, else by the labels being integers or not.
+            num_items_in_batch: labels of the whole batch; Trainer passes it.
+
+        Returns:
+            `logits` (B, `num_labels`).
+
+        Raises:
+            ValueError: as [`SnugBertModel`], and for a label outside its range or of the wrong shape.
+        """
+        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
+        return SequenceClassifierOutput(
+            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None
+    ) -> torch.Tensor:
+        if self.config.problem_type is None:
+            if self.num_labels == 1:
+                self.config.problem_type = "regression"
+            elif labels.dtype in (torch.long, torch.int):
+                self.config.problem_type = "single_label_classification"
+            else:
+                self.config.problem_type = "multi_label_classification"
+        if self.config.problem_type == "single_label_classification":
+            return _classification_loss(logits, labels.view(-1), num_items_in_batch, "num_labels")
+        if labels.numel() != logits.numel():
+            raise ValueError(
+                f"`labels` has the shape {list(labels.shape)}, but {self.config.problem_type} with `num_labels` "
+                f"{self.num_labels} needs {list(logits.shape)}."
+            )
+        loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
+        loss_sum = loss(logits.float(), labels.view(logits.shape).float(), reduction="sum")
+        return _mean(loss_sum, labels.numel(), num_items_in_batch)
+
+
+class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
+    """A score for each of several choices, from the pooled output."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__(config)
+        self.bert = SnugBertModel(config)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs,
+    ) -> MultipleChoiceModelOutput:
+        r"""Scores choices.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`],
+                with the choices as second dimension. *Shape:* (B, choices, L), (B, choices, L, H) for `inputs_embeds`
+            labels: the right choice. *Shape:* (B,)
+            num_items_in_batch: examples of the whole batch; Trainer passes it.
+
+        Returns:
+            `logits` (B, choices).
+
+        Raises:
+            ValueError: as [`SnugBertModel`], and for a label that is no choice.
+        """
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs is None:
+            raise ValueError("Exactly one of `input_ids` and `inputs_embeds` is needed.")
+        choices = inputs.shape[1]
+        flattened = [
+            None if tensor is None else tensor.flatten(0, 1)
+            for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        ]
+        outputs = self.bert(*flattened, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, choices)
+        loss = None
+        if labels is not None:
+            loss = _classification_loss(logits, labels.view(-1), num_items_in_batch, "number of choices")
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class SnugBertForTokenClassification(SnugBertPreTrainedModel):
+    """A linear layer on every token, for named entities and other tags."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = SnugBertModel(config, add_pooling_layer=False)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        r"""Classifies tokens.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+            labels: classes, -100 where there is none. *Shape:* (B, L)
+            num_items_in_batch: labelled tokens of the whole batch; Trainer passes it.
+
+        Returns:
+            `logits` (B, L, `num_labels`).
+
+        Raises:
+            ValueError: as [`SnugBertModel`], and for a label outside its range.
+        """
+        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            _check_shape("labels", labels, (tuple(logits.shape[:2]),))
+            loss = _classification_loss(logits.flatten(0, 1), labels.flatten(), num_items_in_batch, "num_labels")
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
+    """Scores of every token as the start and as the end of the answer."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__(config)
+        self.bert = SnugBertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs,
+    ) -> QuestionAnsweringModelOutput:
+        r"""Finds the answer's span.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+            start_positions, end_positions: first and last token of the answer; positions beyond the sequence are left
+                out of the loss, as in stock BERT. *Shape:* (B,)
+            num_items_in_batch: questions of the whole batch.
+
+        Returns:
+            `start_logits` and `end_logits` (B, L), the dtype's minimum at padding: the softmax runs over tokens only.
+            Stock BERT's runs over padding too, and its loss depends on how much there is.
+
+        Raises:
+            ValueError: as [`SnugBertModel`], and for a negative position.
+        """
+        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.qa_outputs(outputs.last_hidden_state)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            logits = logits.masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
+        start_logits, end_logits = logits.unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = []
+            for scores, positions in ((start_logits, start_positions), (end_logits, end_positions)):
+                positions = positions.view(-1)
+                outside = positions >= scores.shape[1]
+                losses.append(
+                    _classification_loss(
+                        scores, positions.masked_fill(outside, IGNORE_INDEX), num_items_in_batch, "sequence length"
+                    )
+                )
+            loss = (losses[0] + losses[1]) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+# Auto class -> model. `snugbert` registers these; saved folders carry them as their `auto_map`.
+AUTO_CLASSES = {
+    "AutoModel": SnugBertModel,
+    "AutoModelForPreTraining": SnugBertForPreTraining,
+    "AutoModelForMaskedLM": SnugBertForMaskedLM,
+    "AutoModelForNextSentencePrediction": SnugBertForNextSentencePrediction,
+    "AutoModelForSequenceClassification": SnugBertForSequenceClassification,
+    "AutoModelForTokenClassification": SnugBertForTokenClassification,
+    "AutoModelForQuestionAnswering": SnugBertForQuestionAnswering,
+    "AutoModelForMultipleChoice": SnugBertForMultipleChoice,
+}
+AUTO_MAP = {"AutoConfig": "configuration_snugbert.SnugBertConfig"} | {
+    auto_class: f"modeling_snugbert.{model.__name__}" for auto_class, model in AUTO_CLASSES.items()
+}
+
+__all__ = ["SnugBertPreTrainedModel", *(model.__name__ for model in AUTO_CLASSES.values())]

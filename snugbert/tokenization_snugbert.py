@@ -1,0 +1,91 @@
+"""The WordPiece tokenizer of BERT, on the tokenizers library."""
+
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordPiece
+from transformers import TokenizersBackend
+
+# Longest sequence of every released BERT, in tokens (Devlin et al., 2018, appendix A.2).
+MODEL_MAX_LENGTH = 512
+
+
+class SnugBertTokenizer(TokenizersBackend):
+    r"""WordPiece tokenizer, equal to `BertTokenizer` id for id and offset for offset.
+
+    It opens a folder with `tokenizer.json` or `vocab.txt`, and is a fast tokenizer: offsets, `word_ids`, batches on
+    all cores.
+
+    Args:
+        vocab (`dict[str, int]` or `str`, *optional*): Word pieces and their ids, or the path of a `vocab.txt`; only
+            the five special tokens if None.
+        do_lower_case (`bool`, *optional*, defaults to `True`): Whether to lower-case the text.
+        unk_token (`str`, *optional*, defaults to `"[UNK]"`): Stands for a word that no pieces make up.
+        sep_token (`str`, *optional*, defaults to `"[SEP]"`): Ends every segment.
+        pad_token (`str`, *optional*, defaults to `"[PAD]"`): Fills short sequences of a batch.
+        cls_token (`str`, *optional*, defaults to `"[CLS]"`): Begins every sequence.
+        mask_token (`str`, *optional*, defaults to `"[MASK]"`): Stands for a token to predict.
+        tokenize_chinese_chars (`bool`, *optional*, defaults to `True`): Whether each Chinese character is a word.
+        strip_accents (`bool`, *optional*): Whether to remove accents; as `do_lower_case` if None.
+
+    Raises:
+        ValueError: a vocabulary without one of the five special tokens.
+    """
+
+    vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    model = WordPiece
+
+    # Every argument is passed on to super().__init__, which stores it: transformers rebuilds normalizer and
+    # pre-tokenizer from these arguments, not from tokenizer.json, where no remote code runs.
+    def __init__(
+        self,
+        vocab: str | dict[str, int] | None = None,
+        do_lower_case: bool = True,
+        unk_token: str = "[UNK]",
+        sep_token: str = "[SEP]",
+        pad_token: str = "[PAD]",
+        cls_token: str = "[CLS]",
+        mask_token: str = "[MASK]",
+        tokenize_chinese_chars: bool = True,
+        strip_accents: bool | None = None,
+        **kwargs: Any,
+    ):
+        special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
+        if vocab is None:
+            vocab = {token: index for index, token in enumerate(special_tokens)}
+        elif isinstance(vocab, str):
+            vocab = WordPiece.read_file(vocab)
+        missing = [token for token in special_tokens if token not in vocab]
+        if missing:
+            raise ValueError(
+                f"The vocabulary of {len(vocab)} word pieces lacks {', '.join(missing)}; "
+                f"it must hold {', '.join(special_tokens)}."
+            )
+        self._tokenizer = Tokenizer(WordPiece(vocab, unk_token=str(unk_token)))
+        self._tokenizer.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=tokenize_chinese_chars,
+            strip_accents=strip_accents,
+            lowercase=do_lower_case,
+        )
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._tokenizer.decoder = decoders.WordPiece(prefix="##")
+        self._tokenizer.post_processor = processors.BertProcessing(
+            (str(sep_token), vocab[str(sep_token)]), (str(cls_token), vocab[str(cls_token)])
+        )
+        kwargs.setdefault("model_max_length", MODEL_MAX_LENGTH)
+        super().__init__(
+            do_lower_case=do_lower_case,
+            unk_token=unk_token,
+            sep_token=sep_token,
+            pad_token=pad_token,
+            cls_token=cls_token,
+            mask_token=mask_token,
+            tokenize_chinese_chars=tokenize_chinese_chars,
+            strip_accents=strip_accents,
+            **kwargs,
+        )
+
+
+__all__ = ["SnugBertTokenizer"]

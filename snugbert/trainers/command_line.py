@@ -1,0 +1,241 @@
+"""What the `snugbert` commands share: reading arguments, guarding the output folder, opening what they name.
+
+Arguments are dataclasses, as in transformers' own example scripts; those of `TrainingArguments` are among them.
+`--config FILE.yaml` takes the same names from a file, and what stands on the command line wins over it.
+"""
+
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import yaml
+from transformers import AutoTokenizer, HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import logging as transformers_logging
+
+from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.tokenization_snugbert import SnugBertTokenizer
+
+# Flags of transformers 4 that transformers 5 renamed. A command line somebody already has should keep working.
+RENAMED_FLAGS = {
+    "--warmup_ratio": "--warmup_steps",  # a number below 1 is a share of the steps
+    "--evaluation_strategy": "--eval_strategy",
+    "--no_cuda": "--use_cpu",
+}
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used. The message is one sentence: what is wrong, where, what to do.
+
+    The command line prints the message alone; any other exception keeps its traceback.
+    """
+
+
+class ArgumentParser(HfArgumentParser):
+    """`HfArgumentParser` whose complaint is an [`InputError`], not a hundred lines of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise [`InputError`] with `message`."""
+        raise InputError(f"{message} (`{self.prog} --help` lists the arguments)")
+
+
+def parse_arguments(
+    dataclass_types: tuple[type, ...], argv: list[str], prog: str, description: str
+) -> tuple[Any, ...]:
+    """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
+
+    Args:
+        dataclass_types: the dataclasses, `TrainingArguments` or a subclass among them.
+        argv: the arguments behind the command's name.
+        prog: the command as typed, for messages.
+        description: what the command does, for `--help`.
+
+    Raises:
+        InputError: an unknown argument or a value of the wrong kind.
+    """
+    parser = ArgumentParser(dataclass_types, prog=prog, description=description, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE.yaml", help="Take arguments from this YAML file, by the same names.")
+    argv = [_renamed(argument) for argument in argv]
+    argv, files = _without_config(argv, parser)
+    from_files = [argument for file in files for argument in _arguments_of_yaml(Path(file))]
+    try:
+        *instances, _, unknown = parser.parse_args_into_dataclasses(
+            args=from_files + argv, look_for_args_file=False, return_remaining_strings=True
+        )
+    except InputError:
+        raise
+    except ValueError as error:  # a dataclass refused a value, TrainingArguments most often
+        raise InputError(str(error)) from error
+    if unknown:
+        parser.error(f"unknown arguments: {' '.join(unknown)}")
+    return tuple(instances)
+
+
+def _renamed(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    return RENAMED_FLAGS.get(flag, flag) + equals + value
+
+
+def _without_config(argv: list[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
+    rest: list[str] = []
+    files: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "--config":
+            file = next(arguments, None)
+            if file is None:
+                parser.error("argument --config: expected a file")
+            files.append(file)
+        elif argument.startswith("--config="):
+            files.append(argument.removeprefix("--config="))
+        else:
+            rest.append(argument)
+    return rest, files
+
+
+def _arguments_of_yaml(file: Path) -> list[str]:
+    if not file.is_file():
+        raise InputError(f"--config: there is no file {file}.")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"--config: {file} is not a YAML file: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"--config: {file} must hold `name: value` lines.")
+    arguments = []
+    for name, value in content.items():
+        if value is None:
+            continue
+        arguments.append(_renamed(f"--{name}"))
+        if isinstance(value, list):
+            arguments.extend(str(item) for item in value)
+        else:
+            arguments.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return arguments
+
+
+def set_up(training_args: TrainingArguments) -> None:
+    """What every run wants: log lines on standard error, from the main process only, and no warning without a cause."""
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    level = logging.INFO if training_args.should_log else logging.ERROR
+    logging.getLogger("snugbert").setLevel(level)
+    # Trainer's own INFO lines repeat what we print; its warnings matter.
+    transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
+    transformers_logging.disable_progress_bar()  # of reading and writing weights; training keeps its own
+    if not torch.accelerator.is_available():
+        training_args.dataloader_pin_memory = False  # torch warns at every epoch that there is nothing to pin for
+
+
+def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
+    """Makes sure that a run cannot overwrite another by accident, and says where to resume.
+
+    Args:
+        training_args: `output_dir` is looked at; `resume_from_checkpoint` may be a folder or "true" for the newest
+            whole checkpoint of `output_dir`.
+        overwrite: remove the checkpoints of the run that is there and start anew.
+
+    Returns:
+        The checkpoint folder to resume from, or None to start from the beginning.
+
+    Raises:
+        InputError: the folder holds a run and neither resuming nor overwriting was asked for, or the checkpoint to
+            resume from is missing or not whole.
+    """
+    output_dir = Path(training_args.output_dir or "")
+    resume = training_args.resume_from_checkpoint
+    if resume and str(resume).lower() != "false":
+        if str(resume).lower() != "true":
+            if not _is_whole(Path(resume)):
+                raise InputError(f"--resume_from_checkpoint: {resume} is not a whole checkpoint folder.")
+            return str(resume)
+        checkpoint = newest_checkpoint(output_dir)
+        if checkpoint is None:
+            raise InputError(f"--resume_from_checkpoint true: {output_dir} holds no whole checkpoint to resume from.")
+        return str(checkpoint)
+    if output_dir.exists() and not output_dir.is_dir():
+        raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
+    checkpoints = list(output_dir.glob("checkpoint-*"))
+    if checkpoints or (output_dir / "config.json").exists() or (output_dir / "trainer_state.json").exists():
+        if not overwrite:
+            raise InputError(
+                f"--output_dir: {output_dir} already holds a run; choose another folder, go on with it "
+                "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
+            )
+        if training_args.should_save:
+            for checkpoint in checkpoints:
+                shutil.rmtree(checkpoint)
+    return None
+
+
+def newest_checkpoint(output_dir: Path) -> Path | None:
+    """The whole checkpoint of the highest step in `output_dir`; half-written ones are passed over with a warning."""
+    steps = {}
+    for folder in output_dir.glob("checkpoint-*"):
+        step = folder.name.removeprefix("checkpoint-")
+        if step.isdigit():
+            steps[int(step)] = folder
+    for step in sorted(steps, reverse=True):
+        if _is_whole(steps[step]):
+            return steps[step]
+        logging.getLogger(__name__).warning("%s is not a whole checkpoint and is passed over", steps[step])
+    return None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    # Trainer writes trainer_state.json after everything else, so a checkpoint that has it was written to the end.
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def configuration(config_name: str, config_overrides: str | None, **fields: Any) -> SnugBertConfig:
+    """The configuration of a model that starts from random weights.
+
+    Args:
+        config_name: a named size (`tiny` to `large`), a folder with a `config.json`, or a JSON file.
+        config_overrides: `name=value` pairs, comma-separated, of fields to change; None for none.
+        fields: fields that the command itself sets; they win over the file and yield to the overrides.
+
+    Raises:
+        InputError: neither a size nor a file, or an override that is no field or has a wrong value.
+    """
+    try:
+        if config_name in SIZES:
+            config = SnugBertConfig.from_size(config_name, **fields)
+        elif Path(config_name).exists():
+            config = SnugBertConfig.from_pretrained(config_name, **fields)
+        else:
+            raise InputError(
+                f"--config_name: {config_name!r} is neither a size ({', '.join(SIZES)}) nor a folder or JSON file."
+            )
+        if config_overrides:
+            config.update_from_string(config_overrides)
+            config = SnugBertConfig(**config.to_diff_dict())  # checks the new values
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"--config_name {config_name}, --config_overrides {config_overrides}: {error}") from error
+    return config
+
+
+def load_tokenizer(name_or_path: str, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or of a repository on the Hub.
+
+    A folder with nothing but a `vocab.txt` opens too. `kwargs` go to `from_pretrained`.
+
+    Raises:
+        InputError: the vocabulary lacks a special token, or there is no tokenizer.
+    """
+    folder = Path(name_or_path)
+    if folder.exists() and not (folder / "tokenizer.json").exists() and not (folder / "vocab.txt").exists():
+        raise InputError(f"there is no tokenizer.json or vocab.txt in {name_or_path}.")
+    only_vocabulary = (folder / "vocab.txt").exists() and not (folder / "tokenizer_config.json").exists()
+    try:
+        return (SnugBertTokenizer if only_vocabulary else AutoTokenizer).from_pretrained(name_or_path, **kwargs)
+    except ValueError as error:
+        raise InputError(f"the tokenizer of {name_or_path} cannot be used: {error}") from error
