@@ -126,9 +126,10 @@ class SnugBertConfig(PreTrainedConfig):
             probability = getattr(self, name)
             if probability is not None and not 0 <= probability < 1:
                 raise ValueError(f"`{name}` must be at least 0 and below 1, not {probability}.")
-        for name in ("initializer_range", "layer_norm_eps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must not be negative, it is {getattr(self, name)}.")
+        if self.initializer_range <= 0:  # transformers takes a zero for 0.02
+            raise ValueError(f"`initializer_range` must be positive, not {self.initializer_range}.")
+        if self.layer_norm_eps < 0:
+            raise ValueError(f"`layer_norm_eps` must not be negative, it is {self.layer_norm_eps}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` {self.pad_token_id} is outside the vocabulary of {self.vocab_size}.")
         if self.hidden_act not in ACT2FN:

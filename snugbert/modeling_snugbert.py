@@ -223,7 +223,7 @@ class SnugBertPooler(nn.Module):
         else:
             # Stock BERT reads column 0, which is padding in a batch padded on the left.
             first = attention_mask.long().argmax(dim=-1)
-            first_tokens = hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), first]
+            first_tokens = hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), first]
         return torch.tanh(self.dense(first_tokens))
 
 
@@ -296,7 +296,7 @@ def _classification_loss(
     logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None, size_name: str
 ) -> torch.Tensor:
     """Cross entropy in float32 of [N, classes] logits and [N] labels, -100 left out."""
-    _check_shape("labels", labels, ((len(logits),),))
+    _check_shape("labels", labels, ((logits.shape[0],),))
     _check_range("labels", labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
     loss_sum = F.cross_entropy(logits.float(), labels.long(), ignore_index=IGNORE_INDEX, reduction="sum")
     return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)

@@ -62,6 +62,9 @@ class SnugBertTokenizer(TokenizersBackend):
                 f"The vocabulary of {len(vocab)} word pieces lacks {', '.join(missing)}; "
                 f"it must hold {', '.join(special_tokens)}."
             )
+        self.do_lower_case = do_lower_case
+        self.tokenize_chinese_chars = tokenize_chinese_chars
+        self.strip_accents = strip_accents
         self._tokenizer = Tokenizer(WordPiece(vocab, unk_token=str(unk_token)))
         self._tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=True,

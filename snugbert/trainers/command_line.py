@@ -118,7 +118,7 @@ def _arguments_of_yaml(file: Path) -> list[str]:
 
 
 def set_up(training_args: TrainingArguments) -> None:
-    """What every run wants: log lines on standard error, from the main process only, and no warning without a cause."""
+    """What every run wants: log lines on standard error, from the main process only, and no idle warnings."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     level = logging.INFO if training_args.should_log else logging.ERROR
     logging.getLogger("snugbert").setLevel(level)

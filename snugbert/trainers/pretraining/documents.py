@@ -10,7 +10,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,15 @@ def find_files(patterns: list[str]) -> list[Path]:
                 raise InputError(f"{match} is not a {', '.join(TEXT_SUFFIXES[:-1])} or {TEXT_SUFFIXES[-1]} file.")
             files[Path(match)] = None
     return list(files)
+
+
+def read_lines(files: Iterable[Path], text_column: str = "text") -> Iterator[str]:
+    """The lines of [`read_documents`] without the boundaries: no more than a line of a text file is in memory."""
+    for file in files:
+        if file.name.endswith((".txt", ".txt.gz")):
+            yield from (stripped for line in _lines(file) if (stripped := line.strip()))
+        else:
+            yield from chain.from_iterable(read_documents([file], text_column))
 
 
 def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator[list[str]]:

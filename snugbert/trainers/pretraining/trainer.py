@@ -292,11 +292,9 @@ def main(argv: list[str]) -> None:
         prog="snugbert pretrain",
         description="Pretrains on documents with masked tokens and next sentences.",
     )
-    if not (training_args.do_train or training_args.do_eval):
-        training_args.do_train = True
-        training_args.do_eval = bool(data_args.validation_file)
-    elif data_args.validation_file:
-        training_args.do_eval = True
+    # --do_eval alone evaluates alone. With --eval_strategy it means during training; TrainingArguments sets it then.
+    training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
+    training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
     checkpoint = claim_output_dir(training_args, data_args.overwrite_output_dir)
     set_seed(training_args.seed)

@@ -1,0 +1,96 @@
+"""Our models beside stock BERT: the same weights, the same batch, every head."""
+
+import torch
+import transformers
+
+import snugbert
+
+HEADS = [
+    "Model",
+    "ForPreTraining",
+    "ForMaskedLM",
+    "ForNextSentencePrediction",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+]
+NUM_LABELS = 3
+CONFIG = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 40,
+    "num_labels": NUM_LABELS,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def ours_and_stock(head: str, **overrides):
+    """Our model and stock BERT's with the same random weights."""
+    config = CONFIG | overrides
+    if head == "ForQuestionAnswering":
+        config["num_labels"] = 2  # stock BERT's head needs it
+    torch.manual_seed(0)
+    stock = getattr(transformers, f"Bert{head}")(transformers.BertConfig(**config, attn_implementation="eager"))
+    with torch.no_grad():  # the initial biases and LayerNorms are zeros and ones, which would hide mistakes
+        for parameter in stock.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    ours = getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**config))
+    ours.load_state_dict(stock.state_dict())
+    return ours, stock
+
+
+def ragged_batch(head: str, ragged: bool = True, batch: int = 6, length: int = 17) -> dict[str, torch.Tensor]:
+    """Random inputs with the labels of a head; right-padded to random lengths if `ragged`."""
+    generator = torch.Generator().manual_seed(1)
+
+    def integers(low, high, shape):
+        return torch.randint(low, high, shape, generator=generator)
+
+    shape = (batch, 4, length) if head == "ForMultipleChoice" else (batch, length)
+    lengths = integers(1, length + 1, shape[:-1]) if ragged else torch.full(shape[:-1], length)
+    attention_mask = (torch.arange(length) < lengths[..., None]).long()
+    input_ids = integers(1, CONFIG["vocab_size"], shape) * attention_mask
+    labels = torch.where((integers(0, 3, shape) == 0) & (attention_mask == 1), integers(0, NUM_LABELS, shape), -100)
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "token_type_ids": integers(0, 2, shape) * attention_mask,
+    }
+    return (
+        inputs
+        | {
+            "Model": {},
+            "ForPreTraining": {"labels": labels, "next_sentence_label": integers(0, 2, (batch,))},
+            "ForMaskedLM": {"labels": labels},
+            "ForNextSentencePrediction": {"labels": integers(0, 2, (batch,))},
+            "ForSequenceClassification": {"labels": integers(0, NUM_LABELS, (batch,))},
+            "ForTokenClassification": {"labels": labels},
+            "ForQuestionAnswering": {"start_positions": lengths - 1, "end_positions": lengths - 1},
+            "ForMultipleChoice": {"labels": integers(0, 4, (batch,))},
+        }[head]
+    )
+
+
+def scalar(output) -> torch.Tensor:
+    """The loss, or for the model without a head a number that depends on all its outputs at real tokens."""
+    if "loss" in output:
+        return output["loss"]
+    return (output["last_hidden_state"][:, 0] ** 3).sum() + (output["pooler_output"] ** 2).sum()
+
+
+def assert_same_gradients(ours: torch.nn.Module, stock: torch.nn.Module, tolerance: float = 1e-5):
+    """Every parameter has the same gradient in both, or none in both; `tolerance` is relative to its norm."""
+    theirs = dict(stock.named_parameters())
+    for name, parameter in ours.named_parameters():
+        expected = theirs.pop(name).grad
+        if expected is None:
+            assert parameter.grad is None or not parameter.grad.any(), name
+        else:
+            difference = (parameter.grad - expected).norm()
+            assert difference <= tolerance * expected.norm() + 1e-6, (name, difference, expected.norm())
+    assert not theirs

@@ -1,0 +1,70 @@
+"""SnugBertConfig against BertConfig, and its checks."""
+
+import pytest
+from transformers import AutoConfig, BertConfig
+
+from snugbert import SnugBertConfig
+
+
+def test_defaults_are_those_of_bert():
+    stock, ours = BertConfig().to_dict(), SnugBertConfig().to_dict()
+    only_ours = {"position_embedding_type", "model_type"}
+    assert {name: ours[name] for name in ours.keys() - only_ours} == {
+        name: stock[name] for name in ours.keys() - only_ours
+    }
+    # A decoder's fields are all that is missing.
+    assert stock.keys() - ours.keys() == {"use_cache", "is_decoder", "add_cross_attention"}
+
+
+def test_a_bert_configuration_becomes_ours(tmp_path):
+    BertConfig(num_labels=5, hidden_size=96).save_pretrained(tmp_path)
+    config = SnugBertConfig.from_pretrained(tmp_path)
+    assert (config.model_type, config.hidden_size, config.num_labels) == ("snugbert", 96, 5)
+    config.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is SnugBertConfig
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("tiny", (2, 128, 2, 512)),
+        ("mini", (4, 256, 4, 1024)),
+        ("small", (4, 512, 8, 2048)),
+        ("medium", (8, 512, 8, 2048)),
+        ("base", (12, 768, 12, 3072)),
+        ("large", (24, 1024, 16, 4096)),
+    ],
+)
+def test_sizes(size, expected):
+    config = SnugBertConfig.from_size(size, vocab_size=100)
+    fields = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
+    assert fields == expected
+    assert config.vocab_size == 100
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_dropout_prob": 1.0}, "`hidden_dropout_prob` must be at least 0 and below 1, not 1.0"),
+        ({"num_hidden_layers": 0}, "`num_hidden_layers` must be at least 1, not 0"),
+        ({"hidden_act": "gulu"}, "Unknown `hidden_act` 'gulu'; known are .*gelu"),
+        ({"position_embedding_type": "relative_key"}, "known are absolute and sinusoidal"),
+        ({"is_decoder": True}, "SnugBERT is an encoder"),
+        ({"pad_token_id": 30522}, "`pad_token_id` 30522 is outside the vocabulary of 30522"),
+        ({"layer_norm_eps": -1}, "`layer_norm_eps` must not be negative"),
+        ({"initializer_range": 0}, "`initializer_range` must be positive"),
+    ],
+)
+def test_wrong_values_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        SnugBertConfig(**fields)
+
+
+def test_a_wrong_type_is_named():
+    with pytest.raises(Exception, match="hidden_size"):
+        SnugBertConfig(hidden_size="768")
+
+
+def test_an_unknown_size_names_the_known_ones():
+    with pytest.raises(ValueError, match="Unknown size 'huge'; the sizes are tiny, mini, small, medium, base, large"):
+        SnugBertConfig.from_size("huge")

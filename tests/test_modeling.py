@@ -1,0 +1,258 @@
+"""Models against stock BERT, and what a transformers user expects of them."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from parity import CONFIG, HEADS, assert_same_gradients, ours_and_stock, ragged_batch, scalar
+
+import snugbert
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("head", HEADS)
+def test_outputs_and_gradients_are_those_of_stock_bert(head, attention):
+    ours, stock = ours_and_stock(head)
+    ours.set_attn_implementation(attention)
+    # Stock question answering runs its softmax over padding; see test_question_answering_ignores_padding.
+    inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")
+    for train in (False, True):
+        ours.train(train), stock.train(train)
+        output, expected = ours(**inputs), stock(**inputs)
+        torch.testing.assert_close(scalar(output), scalar(expected), atol=2e-6, rtol=1e-5)
+        scalar(output).backward(), scalar(expected).backward()
+    real = inputs["attention_mask"].flatten(0, -2).bool()
+    for name, value in stock.eval()(**inputs).items():
+        mine = ours.eval()(**inputs)[name]
+        if value.shape[:2] == real.shape:
+            mine, value = mine[real], value[real]
+        torch.testing.assert_close(mine, value, atol=2e-6, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+    assert_same_gradients(ours, stock)
+
+
+def test_hidden_states_and_attentions_are_those_of_stock_bert():
+    ours, stock = ours_and_stock("Model")
+    ours.set_attn_implementation("eager")
+    inputs = ragged_batch("Model", ragged=False)
+    output = ours(**inputs, output_hidden_states=True, output_attentions=True)
+    expected = stock(**inputs, output_hidden_states=True, output_attentions=True)
+    assert len(output.hidden_states) == CONFIG["num_hidden_layers"] + 1
+    assert len(output.attentions) == CONFIG["num_hidden_layers"]
+    torch.testing.assert_close(output.hidden_states, expected.hidden_states, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(output.attentions, expected.attentions, atol=2e-6, rtol=1e-5)
+    assert isinstance(ours(**inputs, return_dict=False), tuple)
+
+
+def test_inputs_embeds_and_explicit_positions():
+    ours, stock = ours_and_stock("Model")
+    inputs = ragged_batch("Model")
+    inputs["position_ids"] = torch.arange(17).flip(0)[None].repeat(6, 1)
+    expected = stock(**inputs).last_hidden_state
+    inputs["inputs_embeds"] = ours.get_input_embeddings()(inputs.pop("input_ids"))
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(ours(**inputs).last_hidden_state[real], expected[real], atol=2e-6, rtol=1e-5)
+
+
+def test_question_answering_ignores_padding():
+    ours, stock = ours_and_stock("ForQuestionAnswering")
+    inputs = ragged_batch("ForQuestionAnswering")
+    output = ours(**inputs)
+    padding = inputs["attention_mask"] == 0
+    assert (output.start_logits[padding] == torch.finfo(torch.float32).min).all()
+    losses = []
+    for row in range(len(padding)):  # stock BERT without padding: one sequence at a time
+        length = inputs["attention_mask"][row].sum()
+        one = {name: value[row : row + 1] for name, value in inputs.items()}
+        losses.append(stock(**{n: v[:, :length] if v.dim() == 2 else v for n, v in one.items()}).loss)
+    torch.testing.assert_close(output.loss, torch.stack(losses).mean(), atol=2e-6, rtol=1e-5)
+
+
+def test_the_pooler_reads_the_first_real_token():
+    ours, _ = ours_and_stock("Model")
+    inputs = ragged_batch("Model")
+    expected = ours(**inputs).pooler_output
+    shifts = (inputs["attention_mask"] == 0).sum(-1)
+    position_ids = (torch.arange(17)[None] - shifts[:, None]).clamp(min=0)
+    left = {
+        name: torch.stack([row.roll(int(shift)) for row, shift in zip(value, shifts, strict=True)])
+        for name, value in inputs.items()
+    }
+    torch.testing.assert_close(ours(**left, position_ids=position_ids).pooler_output, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "labels"),
+    [
+        ("regression", torch.randn(6, 3)),
+        ("multi_label_classification", torch.randint(0, 2, (6, 3)).float()),
+        ("single_label_classification", torch.randint(0, 3, (6,))),
+    ],
+)
+def test_problem_types_of_sequence_classification(problem_type, labels):
+    ours, stock = ours_and_stock("ForSequenceClassification")
+    inputs = ragged_batch("ForSequenceClassification") | {"labels": labels}
+    ours.config.problem_type = stock.config.problem_type = problem_type
+    torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
+
+
+def test_one_label_is_regression():
+    ours, stock = ours_and_stock("ForSequenceClassification", num_labels=1)
+    inputs = ragged_batch("ForSequenceClassification") | {"labels": torch.randn(6)}
+    torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
+    assert ours.config.problem_type == "regression"
+
+
+def test_pretraining_losses_one_at_a_time():
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = ragged_batch("ForPreTraining")
+    both = ours(**inputs)
+    nsp_label = inputs.pop("next_sentence_label")
+    mlm = ours(**inputs)
+    labels = inputs.pop("labels")
+    nsp = ours(**inputs, next_sentence_label=nsp_label)
+    torch.testing.assert_close(both.loss, mlm.loss + nsp.loss)
+    torch.testing.assert_close((both.mlm_loss, both.nsp_loss), (mlm.loss.detach(), nsp.loss.detach()))
+    assert ours(**inputs).loss is None
+    # No labelled token: a loss of zero with a gradient, not NaN.
+    nothing = ours(**inputs, labels=torch.full_like(labels, -100)).loss
+    nothing.backward()
+    assert nothing == 0
+
+
+def test_the_vocabulary_head_runs_on_labelled_tokens_in_training():
+    ours, _ = ours_and_stock("ForMaskedLM")
+    inputs = ragged_batch("ForMaskedLM")
+    labelled = inputs["labels"] != -100
+    sparse, full = ours.train()(**inputs), ours.eval()(**inputs)
+    assert sparse.logits.shape == (labelled.sum(), CONFIG["vocab_size"])
+    assert full.logits.shape == (*labelled.shape, CONFIG["vocab_size"])
+    torch.testing.assert_close(sparse.logits, full.logits[labelled])
+    torch.testing.assert_close(ours.eval()(**inputs, sparse_prediction=True).logits, sparse.logits)
+
+
+@pytest.mark.parametrize("head", HEADS[1:])
+def test_every_head_divides_by_the_items_of_the_whole_batch(head):
+    """Losses of two unequal halves, given the count of the whole, add up to the loss of the whole."""
+    ours, _ = ours_and_stock(head)
+    inputs = ragged_batch(head)
+    name = "start_positions" if head == "ForQuestionAnswering" else "labels"
+    items = (inputs[name] != -100).sum()
+    extra = {"num_sequences_in_batch": torch.tensor(6)} if head == "ForPreTraining" else {}
+    parts = [
+        ours(**{n: v[rows] for n, v in inputs.items()}, num_items_in_batch=items, **extra).loss
+        for rows in (slice(0, 2), slice(2, 6))
+    ]
+    torch.testing.assert_close(sum(parts), ours(**inputs).loss, atol=2e-6, rtol=1e-5)
+
+
+def test_sinusoidal_positions_are_the_formula():
+    config = snugbert.SnugBertConfig(**CONFIG, position_embedding_type="sinusoidal")
+    model = snugbert.SnugBertModel(config).eval()
+    assert "embeddings.position_embeddings.weight" not in model.state_dict()
+    table = model.embeddings.position_embeddings(torch.arange(40))
+    for position, dimension in ((0, 0), (1, 0), (7, 5), (39, 46), (39, 47)):
+        angle = position / 10000 ** ((dimension - dimension % 2) / 48)
+        expected = math.cos(angle) if dimension % 2 else math.sin(angle)
+        assert abs(table[position, dimension].item() - expected) < 1e-5
+    inputs = ragged_batch("Model")
+    swapped = inputs | {"input_ids": inputs["input_ids"].flip(1), "attention_mask": None}
+    assert not torch.allclose(
+        model(**swapped).last_hidden_state.flip(1),
+        model(**inputs | {"attention_mask": None}).last_hidden_state,
+        atol=1e-3,
+    )
+
+
+def test_gradient_checkpointing_changes_nothing():
+    ours, _ = ours_and_stock("ForPreTraining", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    inputs = ragged_batch("ForPreTraining")
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            # transformers 5.23 renamed it; 5.17 has the old name only.
+            (getattr(ours, "activation_checkpointing_enable", None) or ours.gradient_checkpointing_enable)()
+        torch.manual_seed(3)
+        ours.zero_grad()
+        ours.train()(**inputs).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in ours.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+def test_resizing_keeps_rows_and_ties():
+    ours, _ = ours_and_stock("ForPreTraining")
+    before = ours.bert.embeddings.word_embeddings.weight.detach().clone()
+    ours.resize_token_embeddings(220)
+    weight = ours.bert.embeddings.word_embeddings.weight
+    assert weight.shape[0] == 220 == ours.config.vocab_size
+    assert ours.cls.predictions.decoder.weight is weight
+    assert ours.cls.predictions.bias is ours.cls.predictions.decoder.bias
+    torch.testing.assert_close(weight[:211].detach(), before)
+    assert ours.eval()(torch.tensor([[219]])).prediction_logits.shape == (1, 1, 220)
+
+
+def test_initialization():
+    torch.manual_seed(0)
+    model = snugbert.SnugBertForPreTraining(snugbert.SnugBertConfig.from_size("mini"))
+    for name, parameter in model.named_parameters():
+        if "LayerNorm.weight" in name:
+            assert (parameter == 1).all(), name
+        elif name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        else:
+            std = parameter.std().item()
+            assert abs(std - 0.02) < 0.02 * 5 / math.sqrt(2 * parameter.numel()) + 1e-4, (name, std)
+    assert (model.bert.embeddings.word_embeddings.weight[0] == 0).all()
+
+
+@pytest.mark.parametrize(("size", "millions"), [("base", 110), ("large", 336)])
+def test_sizes_have_the_parameters_of_the_paper(size, millions):
+    """110M and 340M in section 3; counted exactly, as stock BERT with both heads has them."""
+    config = snugbert.SnugBertConfig.from_size(size)
+    with torch.device("meta"):
+        ours = snugbert.SnugBertForPreTraining(config)
+        stock_config = {n: getattr(config, n) for n in CONFIG if n != "num_labels"}
+        stock = transformers.BertForPreTraining(transformers.BertConfig(**stock_config))
+    assert ours.num_parameters() == stock.num_parameters()
+    assert round(ours.num_parameters() / 1e6) == millions
+
+
+def test_export_with_dynamic_batch_and_length():
+    ours, _ = ours_and_stock("Model")
+    inputs = ragged_batch("Model")
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
+    exported = torch.export.export(ours.eval(), (), inputs, dynamic_shapes=dynamic)
+    other = ragged_batch("Model", batch=4, length=11)
+    expected = ours(**other).last_hidden_state
+    torch.testing.assert_close(exported.module()(**other).last_hidden_state, expected, atol=2e-6, rtol=1e-5)
+
+
+BAD_INPUTS = [
+    ({"input_ids": torch.tensor([[3, 211]])}, "`input_ids` holds 211, outside the range 0 to 210"),
+    ({"input_ids": torch.tensor([[3, -1]])}, "`input_ids` holds -1"),
+    ({"input_ids": torch.ones(1, 41, dtype=torch.long)}, "41 tokens, more than `max_position_embeddings` 40"),
+    ({"input_ids": torch.ones(2, 3, 4, dtype=torch.long)}, r"not \[2, 3, 4\]"),
+    ({}, "Exactly one of"),
+    ({"attention_mask": torch.ones(2, 4)}, r"`attention_mask` has the shape \[2, 4\], but the inputs need \[2, 3\]"),
+    ({"token_type_ids": torch.full((2, 3), 2)}, "`token_type_ids` holds 2, outside the range 0 to 1"),
+    ({"position_ids": torch.full((1, 3), 40)}, "`position_ids` holds 40, outside the range 0 to 39"),
+    ({"labels": torch.full((2, 3), 211)}, "`labels` holds 211, outside the range 0 to 210"),
+    ({"labels": torch.full((2, 2), 1)}, r"`labels` has the shape \[2, 2\]"),
+    ({"next_sentence_label": torch.tensor([0, 2])}, "`labels` holds 2, outside the range 0 to 1"),
+    ({"cu_seq_lens_q": torch.tensor([0, 3])}, "Packed batches"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), BAD_INPUTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_bad_inputs_are_named(inputs, message):
+    ours, _ = ours_and_stock("ForPreTraining")
+    if inputs and "input_ids" not in inputs:
+        inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long)} | inputs
+    with pytest.raises(ValueError, match=message):
+        ours(**inputs)
+
+
+def test_a_label_outside_the_classes_is_named():
+    ours, _ = ours_and_stock("ForSequenceClassification")
+    with pytest.raises(ValueError, match=r"`labels` holds 3, outside the range 0 to 2 \(num_labels 3\)"):
+        ours(torch.tensor([[1, 2]]), labels=torch.tensor([3]))
