@@ -27,10 +27,9 @@ transformers.AutoConfig.register(SnugBertConfig.model_type, SnugBertConfig)
 SnugBertConfig.register_for_auto_class()
 transformers.AutoTokenizer.register(SnugBertConfig, tokenizer_class=SnugBertTokenizer)
 SnugBertTokenizer.register_for_auto_class()
-for auto_class, model_class in AUTO_CLASSES.items():
-    getattr(transformers, auto_class).register(SnugBertConfig, model_class)
-    model_class.register_for_auto_class(auto_class)
-del auto_class, model_class
+for _auto_class, _model_class in AUTO_CLASSES.items():
+    getattr(transformers, _auto_class).register(SnugBertConfig, _model_class)
+    _model_class.register_for_auto_class(_auto_class)
 
 __all__ = [
     "SnugBertConfig",

@@ -8,6 +8,7 @@ Shapes in comments: B sequences, L tokens a sequence, H hidden size, V vocabular
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,7 @@ class SnugBertEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         if config.position_embedding_type == "sinusoidal":
-            self.position_embeddings = SnugBertSinusoidalPositions(config.hidden_size)
+            self.position_embeddings: nn.Module = SnugBertSinusoidalPositions(config.hidden_size)
         else:
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -317,11 +318,11 @@ class SnugBertModel(SnugBertPreTrainedModel):
         self.pooler = SnugBertPooler(config) if add_pooling_layer else None
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         """The word embeddings."""
         return self.embeddings.word_embeddings
 
-    def set_input_embeddings(self, value: nn.Module):
+    def set_input_embeddings(self, value: Any):
         """Replaces the word embeddings."""
         self.embeddings.word_embeddings = value
 
@@ -355,11 +356,11 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 than `max_position_embeddings` tokens; an id outside its range (on the CPU; an accelerator has an
                 assertion of its own).
         """
-        if (input_ids is None) == (inputs_embeds is None):
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("Exactly one of `input_ids` and `inputs_embeds` is needed.")
         if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("Packed batches (`cu_seq_lens_q`) are not supported; pad them, with `attention_mask`.")
-        inputs = input_ids if inputs_embeds is None else inputs_embeds
         if inputs.dim() != (2 if inputs_embeds is None else 3):
             raise ValueError(
                 f"`input_ids` must be (batch, tokens) and `inputs_embeds` (batch, tokens, hidden size), "
@@ -384,8 +385,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             _check_shape("position_ids", position_ids, ((1, L), (B, L)))
             _check_range("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
         if inputs_embeds is None:
-            _check_range("input_ids", input_ids, self.embeddings.word_embeddings.num_embeddings, "vocab_size")
-            inputs_embeds = self.embeddings.word_embeddings(input_ids)
+            _check_range("input_ids", inputs, self.embeddings.word_embeddings.num_embeddings, "vocab_size")
+            inputs_embeds = self.embeddings.word_embeddings(inputs)
 
         embedded = self.embeddings(inputs_embeds, token_type_ids, position_ids)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
@@ -431,6 +432,9 @@ class SnugBertPredictions(nn.Module):
 class SnugBertPreTrainingHeads(nn.Module):
     """The masked token head, the next-sentence head, or both."""
 
+    predictions: SnugBertPredictions
+    seq_relationship: nn.Linear
+
     def __init__(self, config: SnugBertConfig, predictions: bool, seq_relationship: bool):
         super().__init__()
         if predictions:
@@ -446,6 +450,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
+    cls: SnugBertPreTrainingHeads
 
     def get_output_embeddings(self) -> nn.Linear:
         """The vocabulary projection."""
@@ -560,7 +565,7 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
                 nsp_loss = _mean(nsp_loss * labelled, labelled, num_items_in_batch)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return SnugBertForPreTrainingOutput(
-            loss=sum(losses) if losses else None,
+            loss=torch.stack(losses).sum() if losses else None,
             prediction_logits=logits,
             seq_relationship_logits=nsp_logits,
             hidden_states=outputs.hidden_states,
@@ -670,10 +675,10 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels: int = config.num_labels  # type: ignore[assignment]
         self.bert = SnugBertModel(config)
         self.dropout = _classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -793,10 +798,10 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels: int = config.num_labels  # type: ignore[assignment]
         self.bert = SnugBertModel(config, add_pooling_layer=False)
         self.dropout = _classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -899,7 +904,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
 
 
 # Auto class -> model. `snugbert` registers these; saved folders carry them as their `auto_map`.
-AUTO_CLASSES = {
+AUTO_CLASSES: dict[str, type[PreTrainedModel]] = {
     "AutoModel": SnugBertModel,
     "AutoModelForPreTraining": SnugBertForPreTraining,
     "AutoModelForMaskedLM": SnugBertForMaskedLM,

@@ -34,7 +34,7 @@ class SnugBertTokenizer(TokenizersBackend):
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    model = WordPiece
+    model: Any = WordPiece
 
     # Every argument is passed on to super().__init__, which stores it: transformers rebuilds normalizer and
     # pre-tokenizer from these arguments, not from tokenizer.json, where no remote code runs.

@@ -42,9 +42,7 @@ class ArgumentParser(HfArgumentParser):
         raise InputError(f"{message} (`{self.prog} --help` lists the arguments)")
 
 
-def parse_arguments(
-    dataclass_types: tuple[type, ...], argv: list[str], prog: str, description: str
-) -> tuple[Any, ...]:
+def parse_arguments(dataclass_types: tuple[Any, ...], argv: list[str], prog: str, description: str) -> tuple[Any, ...]:
     """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
 
     Args:
@@ -177,10 +175,10 @@ def newest_checkpoint(output_dir: Path) -> Path | None:
         step = folder.name.removeprefix("checkpoint-")
         if step.isdigit():
             steps[int(step)] = folder
-    for step in sorted(steps, reverse=True):
-        if _is_whole(steps[step]):
-            return steps[step]
-        logging.getLogger(__name__).warning("%s is not a whole checkpoint and is passed over", steps[step])
+    for _, folder in sorted(steps.items(), reverse=True):
+        if _is_whole(folder):
+            return folder
+        logging.getLogger(__name__).warning("%s is not a whole checkpoint and is passed over", folder)
     return None
 
 

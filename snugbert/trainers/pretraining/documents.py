@@ -6,7 +6,6 @@ at a time. A [`Corpus`] holds 2 bytes a word piece (4 above 65,536 word pieces o
 """
 
 import glob
-import gzip
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import sentencex
 from tqdm import tqdm
 
 from snugbert.trainers.command_line import InputError
+from snugbert.trainers.files import lines_of
 
 TEXT_SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 DOCUMENTS_PER_BATCH = 256  # tokenized in one call: enough to keep every core of the tokenizer busy
@@ -48,7 +48,7 @@ def read_lines(files: Iterable[Path], text_column: str = "text") -> Iterator[str
     """The lines of [`read_documents`] without the boundaries: no more than a line of a text file is in memory."""
     for file in files:
         if file.name.endswith((".txt", ".txt.gz")):
-            yield from (stripped for line in _lines(file) if (stripped := line.strip()))
+            yield from (stripped for line in lines_of(file) if (stripped := line.strip()))
         else:
             yield from chain.from_iterable(read_documents([file], text_column))
 
@@ -69,7 +69,7 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
     """
     for file in files:
         if file.name.endswith((".txt", ".txt.gz")):
-            yield from _documents_of_lines(_lines(file))
+            yield from _documents_of_lines(lines_of(file))
         elif file.name.endswith(".parquet"):
             yield from _documents_of_rows(_parquet_rows(file, text_column), text_column, str(file))
         else:
@@ -120,22 +120,8 @@ def _documents_of_rows(rows: Iterable[dict[str, Any]], text_column: str, source:
             yield document
 
 
-def _lines(file: Path) -> Iterator[str]:
-    # Bytes are decoded line by line, so that an error can name its line.
-    with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as stream:
-        number = 0
-        try:
-            for number, line in enumerate(stream, start=1):
-                # A byte order mark at the start of a file is not text.
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{file}, line {number}: not UTF-8 ({error.reason}); convert the file first.") from error
-        except (gzip.BadGzipFile, EOFError) as error:
-            raise InputError(f"{file}, after line {number}: not a whole gzip file ({error}).") from error
-
-
 def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(_lines(file), start=1):
+    for number, line in enumerate(lines_of(file), start=1):
         if line.strip():
             try:
                 yield json.loads(line)
@@ -206,25 +192,24 @@ def tokenize_corpus(
     pieces: list[np.ndarray] = []
     sentence_lengths: list[np.ndarray] = []
     document_lengths: list[int] = []
-    progress = tqdm(desc="tokenizing", unit=" documents", disable=not show_progress)
     remaining = iter(documents)
-    while batch := list(islice(remaining, DOCUMENTS_PER_BATCH)):
-        split = [document if language is None else split_sentences(document, language) for document in batch]
-        flat = [sentence for document in split for sentence in document]
-        ids = tokenizer(
-            flat, add_special_tokens=False, return_token_type_ids=False, return_attention_mask=False, verbose=False
-        )["input_ids"]
-        lengths = np.array([len(sentence) for sentence in ids], dtype=np.int64)
-        pieces.append(np.fromiter((piece for sentence in ids for piece in sentence), dtype, count=lengths.sum()))
-        sentence_lengths.append(lengths[lengths > 0])
-        start = 0
-        for document in split:
-            kept = np.count_nonzero(lengths[start : start + len(document)])
-            start += len(document)
-            if kept:
-                document_lengths.append(kept)
-        progress.update(len(batch))
-    progress.close()
+    with tqdm(desc="tokenizing", unit=" documents", disable=not show_progress) as progress:
+        while batch := list(islice(remaining, DOCUMENTS_PER_BATCH)):
+            split = [document if language is None else split_sentences(document, language) for document in batch]
+            flat = [sentence for document in split for sentence in document]
+            ids = tokenizer(
+                flat, add_special_tokens=False, return_token_type_ids=False, return_attention_mask=False, verbose=False
+            )["input_ids"]
+            lengths = np.array([len(sentence) for sentence in ids], dtype=np.int64)
+            pieces.append(np.fromiter((piece for sentence in ids for piece in sentence), dtype, count=lengths.sum()))
+            sentence_lengths.append(lengths[lengths > 0])
+            start = 0
+            for document in split:
+                kept = int(np.count_nonzero(lengths[start : start + len(document)]))
+                start += len(document)
+                if kept:
+                    document_lengths.append(kept)
+            progress.update(len(batch))
     return Corpus(
         tokens=np.concatenate([np.empty(0, dtype), *pieces]),
         sentences=_offsets(np.concatenate([np.empty(0, np.int64), *sentence_lengths])),

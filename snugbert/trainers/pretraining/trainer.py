@@ -246,8 +246,9 @@ def _sums_of_pairs(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tenso
 
 
 def _metrics_of_evaluation(prediction: EvalPrediction) -> dict[str, float]:
-    mlm_loss, mlm_correct, mlm_tokens, nsp_loss, nsp_correct = prediction.predictions.sum(axis=0, dtype=np.float64)
-    pairs = len(prediction.predictions)
+    sums_of_pairs = np.asarray(prediction.predictions)
+    mlm_loss, mlm_correct, mlm_tokens, nsp_loss, nsp_correct = sums_of_pairs.sum(axis=0, dtype=np.float64)
+    pairs = len(sums_of_pairs)
     metrics = {
         "mlm_loss": mlm_loss / mlm_tokens,
         "mlm_accuracy": mlm_correct / mlm_tokens,

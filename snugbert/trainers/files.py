@@ -1,4 +1,4 @@
-"""Rows of TSV, CSV and JSON files, read so that whatever is wrong with a file is said with the row it is in."""
+"""Lines of text files, rows of TSV, CSV and JSON files and of data sets; what is wrong is said with line or row."""
 
 import csv
 import gzip
@@ -8,27 +8,51 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from datasets import ClassLabel, Dataset
+
 from snugbert.trainers.command_line import InputError
 
 
-def read_rows(file: Path, unnamed: tuple[str, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a .tsv, .csv, .json or .jsonl file, also .gz, one after the other.
+def lines_of(file: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or .gz, one after the other, each with its end.
+
+    Raises:
+        InputError: bytes that are not UTF-8, or a gzip file cut short; with file and line.
+    """
+    number = 0
+    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+        try:
+            # Decoded line by line, so that an error can name its line.
+            for number, line in enumerate(stream, start=1):
+                # A byte order mark at the start of a file is not text.
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file}, line {number}: not UTF-8 ({error.reason}); convert the file first.") from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(f"{file}, after line {number}: not a whole gzip file ({error}).") from error
+
+
+def read_rows(source: Path | Dataset, unnamed: tuple[str, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a data set, or of a .tsv, .csv, .json or .jsonl file, also .gz, one after the other.
 
     TSV is that of GLUE: a tab ends a column and a quote is a quote. JSON is an object a line, or one list of objects.
 
     Args:
-        file: the file; it exists.
+        source: the data set, or a file that exists.
         unnamed: the columns of a table that has no header. A table has one if its first row holds the last of these
             names, or if none are given.
 
     Yields:
         The row's number, counted from 1, header and empty lines included, and its values by column. A TSV or CSV value
-        is text.
+        is text, a data set's class label its name; None where the label is not told.
 
     Raises:
         InputError: another kind of file, bytes that are not UTF-8, a row that is broken or has too few or too many
             columns; with file and row.
     """
+    if isinstance(source, Dataset):
+        return _dataset_rows(source)
+    file = source
     kind = file.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "tsv":
         return _named(file, _tsv_rows(file), unnamed)
@@ -39,11 +63,21 @@ def read_rows(file: Path, unnamed: tuple[str, ...] = ()) -> Iterator[tuple[int, 
     raise InputError(f"{file}: must be a .tsv, .csv, .json or .jsonl file, or one of these with .gz.")
 
 
+def _dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
+    classes = {name: feature for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)}
+    for row, values in enumerate(dataset, start=1):
+        for name, feature in classes.items():
+            # The Hub's test sets have -1 for "not told".
+            told = values[name] is not None and values[name] >= 0
+            values[name] = feature.int2str(values[name]) if told else None
+        yield row, values
+
+
 def _named(
-    file: Path, rows: Iterable[tuple[int, list[str]]], unnamed: tuple[str, ...]
+    file: Path, table: Iterable[tuple[int, list[str]]], unnamed: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     header: list[str] = []
-    for row, cells in rows:
+    for row, cells in table:
         if not header and (not unnamed or unnamed[-1] in cells):
             header = cells
             continue
@@ -54,7 +88,7 @@ def _named(
 
 
 def _tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    for row, line in enumerate(_lines(file), start=1):
+    for row, line in enumerate(lines_of(file), start=1):
         if line := line.rstrip("\r\n"):
             yield row, line.split("\t")
 
@@ -63,7 +97,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     row = 0
     try:
         # strict: a quote that is never closed would silently swallow the rest of the file.
-        for row, cells in enumerate(csv.reader(_lines(file), strict=True), start=1):
+        for row, cells in enumerate(csv.reader(lines_of(file), strict=True), start=1):
             if cells:
                 yield row, cells
     except csv.Error as error:
@@ -71,7 +105,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    lines = [(row, line) for row, line in enumerate(_lines(file), start=1) if line.strip()]
+    lines = [(row, line) for row, line in enumerate(lines_of(file), start=1) if line.strip()]
     if lines and lines[0][1].lstrip().startswith("["):
         try:
             values = list(enumerate(json.loads("".join(line for _, line in lines)), start=1))
@@ -88,17 +122,3 @@ def _json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(value, dict):
             raise InputError(f"{file}, row {row}: a {type(value).__name__} where an object with columns should be.")
         yield row, value
-
-
-def _lines(file: Path) -> Iterator[str]:
-    number = 0
-    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
-        try:
-            # Decoded line by line, so that an error can name its line.
-            for number, line in enumerate(stream, start=1):
-                # A byte order mark at the start of a file is not text.
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{file}, line {number}: not UTF-8 ({error.reason}); convert the file first.") from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InputError(f"{file}, after line {number}: not a whole gzip file ({error}).") from error

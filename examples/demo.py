@@ -1,0 +1,224 @@
+"""The whole way through SnugBERT on text that every Python brings along: its own documentation.
+
+Run by `make demo`. It writes the docstrings of the standard library to text files, a module a document, and runs the
+commands that a user would type: `snugbert vocabulary`, `snugbert pretrain`, and `snugbert glue` to tell from a
+docstring which package it belongs to, from the pretrained model and, for comparison, from random weights. Then it loads
+the results with transformers' Auto classes. Nothing is downloaded. A few minutes on 2 CPU cores.
+"""
+
+import ast
+import csv
+import json
+import pydoc_data.topics
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = 10  # the classes of the task: the packages with the most docstrings
+DOCSTRINGS_OF_A_PACKAGE = 250  # at most, so that no package is most of the task
+SHORTEST_DOCSTRING = 40  # characters; shorter ones tell nothing of their package
+HELD_OUT = 8  # one docstring in so many is kept from both trainings, to validate them
+
+SIZE = "--config_name tiny --config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+PRETRAINING = "--max_steps 1500 --per_device_train_batch_size 32 --learning_rate 2e-3 --warmup_steps 0.1"
+FINE_TUNING = "--num_train_epochs 6 --learning_rate 5e-4 --max_seq_length 64"
+
+
+def main(folder: Path) -> None:
+    """Writes everything below `folder`."""
+    start = time.perf_counter()
+    for name in ("text", "task", "tokenizer", "pretrained", "classifier", "classifier-from-scratch"):
+        shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier demo
+
+    headline("Text: the documentation that ships with this Python")
+    write_text_and_task(folder)
+
+    headline("Vocabulary")
+    snugbert(f"vocabulary --train_file {folder}/text/train.txt --vocab_size 4096 --output_dir {folder}/tokenizer")
+
+    headline("Pretraining: masked tokens and next sentences")
+    snugbert(
+        f"pretrain --tokenizer_name {folder}/tokenizer {SIZE} --train_file {folder}/text/train.txt "
+        f"--validation_file {folder}/text/validation.txt {PRETRAINING} --save_strategy no "
+        f"--output_dir {folder}/pretrained"
+    )
+
+    task = f"--train_file {folder}/task/train.csv --validation_file {folder}/task/validation.csv"
+    headline("Fine-tuning: which package is this docstring from?")
+    snugbert(
+        f"glue --model_name_or_path {folder}/pretrained {task} {FINE_TUNING} --save_strategy no "
+        f"--output_dir {folder}/classifier"
+    )
+
+    headline("The same task without pretraining")
+    snugbert(
+        f"glue --tokenizer_name {folder}/tokenizer {SIZE} {task} {FINE_TUNING} --save_strategy no "
+        f"--output_dir {folder}/classifier-from-scratch"
+    )
+
+    headline("The models behind transformers' Auto classes")
+    show_models(folder)
+
+    headline(f"Done in {(time.perf_counter() - start) / 60:.1f} minutes")
+    show_summary(folder)
+
+
+def headline(text: str) -> None:
+    """Prints a line that stands out."""
+    print(f"\n=== {text} ===\n", flush=True)
+
+
+def snugbert(arguments: str) -> None:
+    """Shows and runs `snugbert` with `arguments`; on failure ends the demo with its exit status."""
+    print(f"$ snugbert {arguments}\n", flush=True)
+    status = subprocess.run([sys.executable, "-m", "snugbert", *shlex.split(arguments)]).returncode
+    if status:
+        sys.exit(status)
+
+
+def docstrings(library: Path) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Path and docstrings of each module of the standard library, without tests and installed packages."""
+    for file in sorted(library.rglob("*.py")):
+        path = file.relative_to(library).with_suffix("").parts
+        if {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(path):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of old escapes in somebody else's strings
+                tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        texts = [text for node in ast.walk(tree) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+        if texts:
+            yield path, texts
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a text, each on one line."""
+    return [" ".join(block.split()) for block in text.split("\n\n") if block.strip()]
+
+
+def write_text_and_task(folder: Path) -> None:
+    """Writes text/{train,validation}.txt for pretraining and task/{train,validation}.csv for classification."""
+    documents: dict[str, list[list[str]]] = {"train": [], "validation": []}
+    examples: dict[str, list[tuple[str, str]]] = {"train": [], "validation": []}
+    number = 0
+    for path, texts in docstrings(Path(sysconfig.get_path("stdlib"))):
+        document: dict[str, list[str]] = {"train": [], "validation": []}
+        for text in texts:
+            number += 1
+            split = "train" if number % HELD_OUT else "validation"
+            document[split] += paragraphs(text)
+            if len(path) > 1 and len(text) >= SHORTEST_DOCSTRING:
+                examples[split].append((" ".join(text.split()), path[0]))
+        for split, lines in document.items():
+            documents[split].append(lines)
+    documents["train"] += [paragraphs(text) for text in pydoc_data.topics.topics.values()]
+
+    frequent = Counter(package for _, package in examples["train"]).most_common(PACKAGES)
+    chosen = {package for package, _ in frequent}
+    (folder / "text").mkdir(parents=True)
+    (folder / "task").mkdir()
+    for split in ("train", "validation"):
+        text = "\n\n".join("\n".join(lines) for lines in documents[split] if lines)
+        (folder / f"text/{split}.txt").write_text(text + "\n", encoding="utf-8")
+        taken: Counter[str] = Counter()
+        with (folder / f"task/{split}.csv").open("w", encoding="utf-8", newline="") as stream:
+            table = csv.writer(stream)
+            table.writerow(("sentence", "label"))
+            for sentence, package in examples[split]:
+                if package in chosen and taken[package] < DOCSTRINGS_OF_A_PACKAGE:
+                    taken[package] += 1
+                    table.writerow((sentence, package))
+        print(
+            f"{split:<10}  {len(text) / 1e6:.2f} million characters in {len(documents[split])} documents; "
+            f"{taken.total()} docstrings of {', '.join(sorted(taken))}"
+        )
+
+
+def show_models(folder: Path) -> None:
+    """Fills masks with the pretrained model and classifies held-out docstrings with the fine-tuned one."""
+    print("Loading ...\n", flush=True)
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, logging, pipeline
+
+    import snugbert  # registers SnugBERT with the Auto classes
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "pretrained")
+    model = AutoModelForMaskedLM.from_pretrained(folder / "pretrained")
+    assert isinstance(model, snugbert.SnugBertForMaskedLM)
+    fill_mask = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+    for text in (
+        "Return True if the object [MASK] a string.",
+        "Raise ValueError if the [MASK] is not found.",
+        "Read up to n bytes from the [MASK].",
+    ):
+        guesses = ", ".join(f"{guess['token_str']} {guess['score']:.0%}" for guess in fill_mask(text, top_k=4))
+        print(f"  {text}\n    [MASK] = {guesses}")
+
+    classify = pipeline("text-classification", model=str(folder / "classifier"), truncation=True)
+    with (folder / "task/validation.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    print()
+    for row in rows[:: len(rows) // 5][:5]:
+        guess = classify(row["sentence"])[0]
+        verdict = "right" if guess["label"] == row["label"] else f"wrong: {row['label']}"
+        print(f"  {row['sentence'][:90]}\n    {guess['label']} {guess['score']:.0%} ({verdict})")
+
+
+def show_summary(folder: Path) -> None:
+    """Prints the figures, where the files are, and what to type next."""
+
+    def results(name: str) -> dict[str, float]:
+        return json.loads((folder / name / "eval_results.json").read_text())
+
+    pretrained, classifier = results("pretrained"), results("classifier")
+    rows = [
+        (
+            "masked tokens guessed",
+            "eval_mlm_accuracy",
+            pretrained,
+            pretrained["eval_unigram_mlm_accuracy"],
+            "by frequency",
+        ),
+        ("next sentences told from random ones", "eval_nsp_accuracy", pretrained, 0.5, "by chance"),
+        (
+            "packages recognized",
+            "eval_accuracy",
+            classifier,
+            results("classifier-from-scratch")["eval_accuracy"],
+            "without pretraining",
+        ),
+    ]
+    for what, name, figures, baseline, of in rows:
+        print(f"  {what:<38}{figures[name]:>7.1%}   ({baseline:.1%} {of})")
+    print(
+        f"""
+  {folder}/text, task            the text and the classification task
+  {folder}/tokenizer             the vocabulary: vocab.txt, tokenizer.json
+  {folder}/pretrained            the pretrained model; opens with any AutoModel class
+  {folder}/classifier            the fine-tuned model
+  .../eval_results.json          the figures above
+
+Next, the same on your own text (one paragraph a line, a blank line between documents):
+
+  source .venv/bin/activate
+  snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer
+  snugbert pretrain --tokenizer_name tokenizer --config_name mini --train_file 'corpus/*.txt.gz' \\
+      --do_eval --output_dir pretrained
+  snugbert glue --model_name_or_path pretrained --train_file train.csv --validation_file dev.csv --output_dir classifier
+"""
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo-output"))

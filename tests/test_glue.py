@@ -1,0 +1,500 @@
+"""`snugbert glue`: reading every kind of data, a whole run of it, parity with stock BERT, and bad input."""
+
+import csv
+import gzip
+import json
+import logging
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Value
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from snugbert import SnugBertConfig, SnugBertForSequenceClassification, SnugBertTokenizer, cli
+from snugbert.trainers import glue
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.glue_data import TASKS, DataArguments, choose_labels, encode_labels, load_splits
+
+FILLER = "a the film plot story actor scene music long short old new it was and with".split()
+WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLER, *WORDS["cheerful"], *WORDS["gloomy"]]
+NO_DROPOUT = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+SMALL = "num_hidden_layers=1,hidden_size=32,intermediate_size=64,num_attention_heads=2," + NO_DROPOUT
+
+
+def sentences(number: int, seed: int) -> list[dict[str, str]]:
+    """Filler of 2 to 12 words around one word that tells the label."""
+    generator = random.Random(seed)
+    rows = []
+    for i in range(number):
+        label = list(WORDS)[i % 2]
+        words = generator.choices(FILLER, k=generator.randint(2, 12))
+        words.insert(generator.randrange(len(words)), generator.choice(WORDS[label]))
+        rows.append({"sentence": " ".join(words), "label": label})
+    return rows
+
+
+def write_csv(file: Path, rows: list[dict]) -> Path:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """On models this small, threads only wait for each other: 50 times as long where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory) -> Path:
+    """A folder with a tokenizer and data: 160 examples to train on, 60 to score, 20 to predict."""
+    folder = tmp_path_factory.mktemp("glue")
+    SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)}).save_pretrained(folder / "tokenizer")
+    write_csv(folder / "train.csv", sentences(160, seed=1))
+    write_csv(folder / "dev.csv", sentences(60, seed=2))
+    write_csv(folder / "test.csv", [{"sentence": row["sentence"]} for row in sentences(20, seed=3)])
+    return folder
+
+
+def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
+    """A command line that trains a small model of random weights; None takes an argument away."""
+    values = {
+        "config_name": "tiny",
+        "config_overrides": SMALL,
+        "tokenizer_name": workshop / "tokenizer",
+        "train_file": workshop / "train.csv",
+        "validation_file": workshop / "dev.csv",
+        "output_dir": output_dir,
+        "per_device_train_batch_size": 16,
+        "num_train_epochs": 4,
+        "learning_rate": 5e-3,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **changes,
+    }
+    return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+
+
+def checkpoint_of(run: Path) -> dict[str, object]:
+    """Changes to `arguments` that start from the checkpoint in `run`."""
+    return {"model_name_or_path": run, "config_name": None, "config_overrides": None, "tokenizer_name": None}
+
+
+@pytest.fixture(scope="module")
+def run(workshop) -> Path:
+    """The output folder of a whole run."""
+    output_dir = workshop / "run"
+    extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.csv"}
+    assert cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
+    return output_dir
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+# Rows of train, validation and test, and of label 1 in validation, as in the data sets' papers.
+GLUE_FOLDERS = {
+    "sst2": (67349, 872, 1821, 444),
+    "cola": (8551, 1043, 1063, 721),
+    "mrpc": (3668, 408, 1725, 279),
+    "rte": (2490, 277, 3000, 131),
+    "stsb": (5749, 1500, 1379, None),
+    "wnli": (635, 71, 146, 31),
+}
+
+
+@pytest.mark.parametrize("task", GLUE_FOLDERS)
+def test_folder_of_glue_data(task, data_dir):
+    *sizes, ones = GLUE_FOLDERS[task]
+    parts = ("train", "validation", "test")
+    folder = data_dir / "glue"
+    splits = load_splits(DataArguments(task_name=task.upper(), data_dir=str(folder)), parts)
+    assert [len(splits[part].data) for part in parts] == sizes
+    assert ("text_pair" in splits["train"].data.column_names) == (len(TASKS[task].sentences) == 2)
+    assert set(splits["test"].data["label"]) == {None}
+    labels = choose_labels(TASKS[task], splits, known=["LABEL_0", "LABEL_1"])
+    ids = encode_labels(splits["validation"], labels)
+    if ones is None:
+        assert labels is None and ids[:2] == [5.0, 4.75] and min(ids) == 0.0 and max(ids) == 5.0
+    else:
+        assert sum(ids) == ones
+    # The task's own folder is as good as its parent.
+    own = load_splits(DataArguments(task_name=task, data_dir=str(folder / TASKS[task].folder)), ("validation",))
+    assert own["validation"].data[:] == splits["validation"].data[:]
+
+
+def test_texts_and_labels_of_glue(data_dir):
+    first = {}
+    for task in ("sst2", "cola", "mrpc", "rte"):
+        arguments = DataArguments(task_name=task, data_dir=str(data_dir / "glue"))
+        first[task] = load_splits(arguments, ("validation",))["validation"].data[0]
+    assert first["sst2"] == {"text": "it 's a charming and often affecting journey . ", "label": "positive", "row": 2}
+    assert first["cola"]["text"] == "The sailors rode the breeze clear of the rocks."
+    assert first["cola"]["label"] == "acceptable" and first["cola"]["row"] == 1
+    # A quote is a quote.
+    assert first["mrpc"]["text_pair"].startswith('" The foodservice pie business does not fit')
+    assert first["mrpc"]["label"] == "equivalent"
+    assert first["rte"]["text"].startswith("Dana Reeve") and first["rte"]["label"] == "not_entailment"
+
+
+def test_named_files_of_glue(data_dir):
+    for task, folder, file, rows in (
+        ("mnli", "MNLI", "dev_subset.tsv", 1000),
+        ("qqp", "QQP", "dev_subset.tsv", 1000),
+        ("qnli", "QNLI", "dev.tsv", 5463),
+        ("mrpc", "MRPC", "test_labelled.tsv", 1725),
+        ("stsb", "STS-B", "test_labelled.tsv", 1379),
+    ):
+        arguments = DataArguments(task_name=task, validation_file=str(data_dir / "glue" / folder / file))
+        split = load_splits(arguments, ("validation",))["validation"]
+        assert len(encode_labels(split, list(TASKS[task].labels) or None)) == rows
+
+
+def test_every_format_gives_the_same_features(tmp_path, workshop):
+    rows = [
+        {"id": "0", "question": 'the "old" film, a story', "answer": "None", "label": "yes"},
+        {"id": "1", "question": "was it long ?", "answer": "NA \u2028 \u00e9", "label": "no"},
+        {"id": "2", "question": "", "answer": "1984", "label": "yes"},
+    ]
+    columns = list(rows[0])
+    write_csv(tmp_path / "a.csv", rows)
+    tsv = "\n".join("\t".join(line) for line in [columns, *(row.values() for row in rows)])
+    (tmp_path / "a.tsv").write_text("\ufeff" + tsv, encoding="utf-8")
+    (tmp_path / "crlf.tsv").write_bytes(tsv.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    numbers = [{**row, "id": int(row["id"])} for row in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in numbers), encoding="utf-8")
+    (tmp_path / "a.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False), encoding="utf-8")
+    for file in [*tmp_path.iterdir()]:
+        (tmp_path / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    features = Features(
+        {"question": Value("string"), "answer": Value("string"), "label": ClassLabel(names=["no", "yes"])}
+    )
+    (tmp_path / "folder").mkdir()
+    dataset = Dataset.from_list([{name: row[name] for name in features} for row in rows], features=features)
+    dataset.to_parquet(tmp_path / "folder" / "train.parquet")
+
+    tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
+    sources = [{"train_file": str(file)} for file in sorted(tmp_path.iterdir()) if file.is_file()]
+    assert len(sources) == 10
+    results = []
+    for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
+        splits = load_splits(DataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
+        labels = choose_labels(None, splits, known=["LABEL_0", "LABEL_1"])
+        assert labels == ["no", "yes"]
+        results.append(glue.features_of(splits["train"], labels, tokenizer, 128, False, None)[:])
+    assert all(result == results[0] for result in results)
+    assert results[0]["label"] == [1, 0, 1]
+    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
+    assert results[0]["input_ids"] == expected["input_ids"]
+    assert results[0]["token_type_ids"] == expected["token_type_ids"]
+
+
+def test_labels_of_ones_own_data(tmp_path):
+    def labels(values: list[object], known: tuple[str, ...] = ("LABEL_0", "LABEL_1")) -> tuple:
+        file = tmp_path / "train.jsonl"
+        file.write_text("\n".join(json.dumps({"sentence": "a", "label": value}) for value in values))
+        splits = load_splits(DataArguments(train_file=str(file)), ("train",))
+        names = choose_labels(None, splits, list(known))
+        return names, encode_labels(splits["train"], names)
+
+    assert labels([10, 9, 10]) == (["9", "10"], [1, 0, 1])
+    assert labels([-1, 1, -1]) == (["-1", "1"], [0, 1, 0])
+    assert labels(["b", "a"]) == (["a", "b"], [1, 0])
+    assert labels(["b", "a"], known=("B", "A")) == (["b", "a"], [0, 1])  # the checkpoint's order
+    assert labels(["b", "a"], known=("b", "c")) == (["a", "b"], [1, 0])
+    assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
+    assert labels(["nan", "inf"]) == (["inf", "nan"], [1, 0])
+    assert labels([True, False]) == (["False", "True"], [1, 0])
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_and_writes_everything(run, workshop):
+    results = json.loads((run / "eval_results.json").read_text())
+    assert results["eval_accuracy"] == 1.0
+    assert results["eval_baseline_accuracy"] == 0.5
+    assert results["eval_samples"] == 60
+    everything = json.loads((run / "all_results.json").read_text())
+    assert everything["train_samples"] == 160 and everything["eval_accuracy"] == 1.0
+    predictions = [line.split("\t") for line in (run / "predict_results.txt").read_text().splitlines()]
+    expected = [[str(i), row["label"]] for i, row in enumerate(sentences(20, seed=3))]
+    assert predictions == [["index", "prediction"], *expected]
+    config = json.loads((run / "config.json").read_text())
+    assert config["model_type"] == "snugbert"
+    assert config["id2label"] == {"0": "cheerful", "1": "gloomy"}
+    assert config["label2id"] == {"cheerful": 0, "gloomy": 1}
+    assert config["vocab_size"] == len(VOCABULARY)
+    classify = pipeline("text-classification", model=str(run), device="cpu")
+    assert [answer["label"] for answer in classify(["the film was great", "a dull plot"])] == ["cheerful", "gloomy"]
+
+
+def test_the_printed_line_says_what_the_figure_is_worth(run, workshop, tmp_path, capsys):
+    glue.main(arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == "eval: accuracy 1.0000 on 31 examples; always 'cheerful': accuracy 0.5161"
+
+
+def test_labelled_test_files_are_scored(run, workshop, tmp_path):
+    rows = sentences(20, seed=4)
+    rows[0]["label"] = "gloomy"  # it is cheerful
+    changes = {"test_file": write_csv(tmp_path / "test.csv", rows), "do_predict": True}
+    glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(run), **changes, max_predict_samples=10))
+    results = json.loads((tmp_path / "out" / "predict_results.json").read_text())
+    assert results["predict_accuracy"] == 0.9
+    assert len((tmp_path / "out" / "predict_results.txt").read_text().splitlines()) == 11
+    assert not (tmp_path / "out" / "eval_results.json").exists()
+
+
+def test_resumed_run_equals_straight_run(run, workshop, tmp_path):
+    output_dir = tmp_path / "resumed"
+    shutil.copytree(run / "checkpoint-15", output_dir / "checkpoint-15")
+    glue.main(arguments(workshop, output_dir, save_steps=15, resume_from_checkpoint="true"))
+    straight, resumed = (load_file(folder / "model.safetensors") for folder in (run, output_dir))
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):
+    output_dir = shutil.copytree(run, tmp_path / "run")
+    before = (output_dir / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="already holds a run"):
+        glue.main(arguments(workshop, output_dir))
+    assert (output_dir / "model.safetensors").read_bytes() == before
+    glue.main(arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1))
+    assert (output_dir / "model.safetensors").read_bytes() != before
+    assert not (output_dir / "checkpoint-15").exists()
+
+
+def test_regression(workshop, tmp_path):
+    number = {"cheerful": 1.5, "gloomy": -1}
+    rows = [{"text": row["sentence"], "label": number[row["label"]]} for row in sentences(160, seed=5)]
+    files = {
+        "train_file": write_csv(tmp_path / "train.csv", rows),
+        "validation_file": write_csv(tmp_path / "dev.csv", rows[:40]),
+        "test_file": write_csv(tmp_path / "test.csv", rows[:5]),
+    }
+    asked = {"do_train": True, "do_eval": True, "do_predict": True}
+    glue.main(arguments(workshop, tmp_path / "out", **files, **asked, num_train_epochs=8))
+    results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    assert results["eval_mse"] < 0.3 * results["eval_baseline_mse"]
+    predictions = (tmp_path / "out" / "predict_results.txt").read_text().splitlines()[1:]
+    assert float(predictions[0].split("\t")[1]) == pytest.approx(1.5, abs=0.75)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"] == "regression"
+
+
+def test_similarity_task(workshop, tmp_path):
+    lines = ["index\tsentence1\tsentence2\tscore"]
+    lines += [f"{i}\t{row['sentence']}\tit was\t{i % 6:.3f}" for i, row in enumerate(sentences(24, seed=6))]
+    (tmp_path / "STS-B").mkdir()
+    for name in ("train", "dev"):
+        (tmp_path / "STS-B" / f"{name}.tsv").write_text("\n".join(lines))
+    changes = {"task_name": "sts-b", "data_dir": tmp_path, "train_file": None, "validation_file": None}
+    glue.main(arguments(workshop, tmp_path / "out", **changes, num_train_epochs=1))
+    results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    mean = (results["eval_pearson"] + results["eval_spearmanr"]) / 2
+    assert results["eval_combined_score"] == pytest.approx(mean)
+    assert "eval_baseline_pearson" not in results
+
+
+def test_f1_is_that_of_the_task_whatever_the_order_of_labels():
+    references, predictions = torch.tensor([1, 1, 0, 0, 1]).numpy(), torch.tensor([1, 0, 0, 1, 1]).numpy()
+    straight = glue.make_score("mrpc", ["not_equivalent", "equivalent"])(predictions, references)
+    turned = glue.make_score("mrpc", ["equivalent", "not_equivalent"])(1 - predictions, 1 - references)
+    assert straight == turned
+    assert straight["combined_score"] == pytest.approx((straight["accuracy"] + straight["f1"]) / 2)
+
+
+def test_defaults_are_the_papers(tmp_path):
+    args = glue.FineTuningArguments(output_dir=str(tmp_path))
+    assert args.learning_rate == 3e-5 and args.num_train_epochs == 3 and args.per_device_train_batch_size == 32
+    assert args.lr_scheduler_type == "linear" and args.get_warmup_steps(200) == 20 and args.weight_decay == 0.01
+    model = SnugBertForSequenceClassification(
+        SnugBertConfig.from_size("tiny", num_hidden_layers=1, vocab_size=len(VOCABULARY))
+    )
+    decayed = Trainer(model=model, args=args).get_decay_parameter_names(model)
+    assert all(("LayerNorm" in name or "bias" in name) != (name in decayed) for name, _ in model.named_parameters())
+
+
+# --- parity -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bert(tmp_path, workshop) -> Path:
+    """A stock BERT checkpoint with a classifier, in 16 bits, as some are published."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    BertForSequenceClassification(config).bfloat16().save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_path):
+    """Without dropout, three epochs of the command equal three of a stock Trainer on the stock model."""
+    settings = {"per_device_train_batch_size": 16, "num_train_epochs": 3, "learning_rate": 1e-3, "use_cpu": True}
+    changes = {**checkpoint_of(bert), "tokenizer_name": workshop / "tokenizer", **settings}
+    glue.main(arguments(workshop, tmp_path / "ours", **changes))
+    ours = SnugBertForSequenceClassification.from_pretrained(tmp_path / "ours")
+
+    tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
+    examples = Dataset.from_list(sentences(160, seed=1)).map(
+        lambda row: {**tokenizer(row["sentence"]), "label": list(WORDS).index(row["label"])},
+        remove_columns="sentence",
+    )
+    stock = BertForSequenceClassification.from_pretrained(bert, dtype=torch.float32)
+    defaults = {"warmup_steps": 0.1, "weight_decay": 0.01, "disable_tqdm": True}
+    trainer = Trainer(
+        model=stock,
+        args=TrainingArguments(output_dir=str(tmp_path / "stock"), **settings, **defaults),
+        train_dataset=examples,
+        data_collator=DataCollatorWithPadding(tokenizer),
+    )
+    loss = trainer.train().training_loss
+    results = json.loads((tmp_path / "ours" / "train_results.json").read_text())
+    assert results["train_loss"] == pytest.approx(loss, abs=1e-5)
+    trained = dict(ours.named_parameters())
+    for name, weight in stock.named_parameters():
+        torch.testing.assert_close(trained[name], weight, atol=1e-4, rtol=1e-3)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "sentence\tlabel\na\tyes\nb\n", r"a\.tsv, row 3: 1 columns instead of 2"),
+        ("a.tsv", "sentence\tlabel\n\na\tyes\tno\n", r"a\.tsv, row 3: 3 columns instead of 2"),
+        ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: 3 columns instead of 2"),
+        ("a.csv", 'sentence,label\na,yes\n"b,no\n', r"a\.csv, row 3: not CSV"),
+        ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
+        ("a.jsonl", '{"sentence": "a", "label": 1}\n7\n', r"a\.jsonl, row 2: a int where an object"),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": 1}\n{"sentence": null, "label": 1}',
+            r"row 2: no text in column 'sent",
+        ),
+        ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": "a"}', r"row 2: no label in column 'label' of sent"),
+        ("a.jsonl", '{"sentence": ["a", "b"], "label": 1}', r"row 1: no text in column 'sentence'"),
+        ("a.jsonl", '{"sentence": "a", "label": [0, 1]}', r"row 1: the label is a list, not one label"),
+        ("a.csv", "sentence,label\na,yes\nb,\n", r"a\.csv, row 3: no label"),
+        ("a.csv", "sentence,category\na,yes\n", r"a\.csv, row 2: no label in column 'label' of sentence, category"),
+        ("a.csv", "idx,label\n1,yes\n", r"no column of text beside the label; its columns are idx, label"),
+        ("a.csv", "sentence,label\na,yes\nb,yes\n", r"all examples have the label 'yes'"),
+        ("a.csv", "sentence,label\n", r"a\.csv holds no examples"),
+        ("a.json", "", r"a\.json holds no examples"),
+        ("a.txt", "a\tyes\n", r"a\.txt: must be a \.tsv, \.csv, \.json or \.jsonl file"),
+        ("a.tsv", b"sentence\tlabel\na\tyes\n\xff\tno\n", r"a\.tsv, line 3: not UTF-8"),
+        (
+            "a.tsv.gz",
+            gzip.compress(b"sentence\tlabel\na\tyes\n" * 999)[:-20],
+            r"a\.tsv\.gz, .*: not a whole gzip file",
+        ),
+        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: not a whole gzip file"),
+    ],
+)
+def test_bad_files(name, content, message, tmp_path, workshop):
+    file = tmp_path / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InputError, match=message):
+        glue.main(arguments(workshop, tmp_path / "out", train_file=file))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task_name": "imdb"}, "there is no task 'imdb'; the tasks are cola, mnli, mrpc"),
+        ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
+        ({"train_file": None, "validation_file": None}, "there are no data; give --train_file"),
+        ({"train_file": None, "do_train": True}, "there are no train examples; name a file of them with --train_file"),
+        ({"dataset_name": "imdb"}, "--dataset_name: give either the name of a data set or files"),
+        ({"data_dir": "{workshop}"}, "--data_dir: say with --task_name"),
+        ({"data_dir": "{workshop}", "task_name": "rte"}, r"--data_dir: there is no train\.tsv, dev\.tsv or test\.tsv"),
+        ({"task_name": "rte"}, "row 2: no text in column 'sentence1' of sentence, label"),
+        ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'; known are negative, positive"),
+        (
+            {"task_name": "sst2", "train_file": None, "validation_file": None, "test_file": "{workshop}/test.csv"},
+            "score",
+        ),
+        ({"config_name": None}, "which model"),
+        ({"tokenizer_name": None}, "--config_name alone says nothing of the vocabulary"),
+        ({"config_name": "huge"}, "'huge' is neither a size"),
+        ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
+        (
+            {"config_overrides": SMALL + ",vocab_size=9"},
+            f"the tokenizer knows {len(VOCABULARY)} tokens and the model 9",
+        ),
+        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: there is no folder \./missing"),
+        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: there is no folder a/b/c"),
+        ({"model_name_or_path": "{workshop}"}, "the configuration of .* cannot be used: there is no config.json"),
+        ({"tokenizer_name": "{workshop}"}, r"there is no tokenizer\.json or vocab\.txt"),
+        ({"max_train_samples": 0}, "--max_train_samples must be at least 1, not 0"),
+        ({"max_seq_length": 2}, "--max_seq_length must be at least 3, not 2"),
+        ({"learning_rate": "high"}, "invalid float value: 'high'"),
+        ({"sequence_length": 3}, "unknown arguments: --sequence_length 3"),
+    ],
+)
+def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changes = {k: v.replace("{workshop}", str(workshop)) if isinstance(v, str) else v for k, v in changes.items()}
+    if "model_name_or_path" in changes:
+        changes["config_name"] = None
+    with pytest.raises(InputError, match=message):
+        glue.main(arguments(workshop, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_that_the_model_does_not_know(run, workshop, tmp_path):
+    rows = [{"sentence": "a", "label": "cheerful"}, {"sentence": "the", "label": "pensive"}]
+    file = write_csv(tmp_path / "dev.csv", rows)
+    known = r"dev\.csv, row 3: unknown label 'pensive'; known are cheerful, gloomy"
+    with pytest.raises(InputError, match=known):  # labels of the training file
+        glue.main(arguments(workshop, tmp_path / "out", validation_file=file))
+    with pytest.raises(InputError, match=known):  # labels of the checkpoint
+        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(run), train_file=None, validation_file=file))
+
+
+def test_a_classifier_for_other_labels(run, workshop, tmp_path):
+    rows = [{"sentence": word, "label": i} for i, word in enumerate(["a", "the", "film"] * 4)]
+    changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
+    with pytest.raises(InputError, match="other than the 12 labels of these data, --ignore_mismatched_sizes"):
+        glue.main(arguments(workshop, tmp_path / "out", **changes))
+    glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
+
+
+def test_long_examples_end_where_the_model_does(run, workshop, tmp_path, caplog):
+    rows = [{"sentence": "film " * 600, "label": "gloomy"}, {"sentence": "good", "label": "cheerful"}]
+    changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
+    with caplog.at_level(logging.WARNING, logger="snugbert"):
+        glue.main(arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True))
+    assert "--max_seq_length 4096 is more than the model takes; examples end at 512" in caplog.text
+
+
+def test_command_line_says_it_in_one_line(workshop, tmp_path, capsys):
+    assert cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
+    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: there is no task 'imdb'")

@@ -1,0 +1,80 @@
+"""`GlueMetric` against the formulas, against scikit-learn and SciPy, and as `evaluate` uses it."""
+
+import evaluate
+import numpy as np
+import pytest
+import sklearn.metrics
+from scipy.stats import rankdata
+
+from snugbert.trainers.metrics import GlueMetric
+
+
+def compute(task: str, predictions, references) -> dict[str, float]:
+    return GlueMetric(task, keep_in_memory=True).compute(predictions=predictions, references=references)
+
+
+def test_hand_computed():
+    predictions, references = [1, 1, 1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 1, 0, 1, 1]
+    # 3 true positives, 1 false positive, 2 false negatives, 2 true negatives
+    assert compute("sst2", predictions, references) == {"accuracy": 5 / 8}
+    assert compute("mrpc", predictions, references) == pytest.approx({"accuracy": 5 / 8, "f1": 6 / 9})
+    matthews = (3 * 2 - 1 * 2) / np.sqrt(4 * 5 * 3 * 4)
+    assert compute("cola", predictions, references) == pytest.approx({"matthews_correlation": matthews})
+    # deviations -1, 0, 1 and -1, 1, 0: covariance 1, both variances 2; the same for the ranks
+    assert compute("stsb", [1.0, 2.0, 3.0], [2.0, 4.0, 3.0]) == pytest.approx({"pearson": 0.5, "spearmanr": 0.5})
+    assert compute("regression", [1.0, 2.0], [1.5, 4.0]) == pytest.approx({"mse": (0.25 + 4) / 2})
+
+
+def test_random_labels_against_formulas_and_scikit_learn():
+    random = np.random.default_rng(0)
+    references = random.integers(0, 2, 1000)
+    predictions = np.where(random.random(1000) < 0.7, references, 1 - references)
+    both = ((predictions == 1) & (references == 1)).sum()
+    for task in ("mrpc", "qqp"):
+        figures = compute(task, predictions, references)
+        assert figures["accuracy"] == pytest.approx((predictions == references).mean(), abs=1e-12)
+        assert figures["f1"] == pytest.approx(2 * both / (predictions.sum() + references.sum()), abs=1e-12)
+        assert figures["f1"] == sklearn.metrics.f1_score(references, predictions)
+    # Matthews' is the correlation of the two 0/1 variables.
+    expected = np.corrcoef(predictions, references)[0, 1]
+    assert compute("cola", predictions, references)["matthews_correlation"] == pytest.approx(expected, abs=1e-12)
+    for task in ("rte", "sst2", "qnli", "wnli", "mnli", "classification"):
+        assert compute(task, predictions, references) == {"accuracy": (predictions == references).mean()}
+
+
+def test_random_numbers_against_formulas():
+    random = np.random.default_rng(0)
+    references = random.integers(0, 11, 500) / 2  # with ties, as in STS-B
+    predictions = references + random.normal(size=500)
+    figures = compute("stsb", predictions, references)
+    assert figures["pearson"] == pytest.approx(np.corrcoef(predictions, references)[0, 1], abs=1e-12)
+    ranks = np.corrcoef(rankdata(predictions), rankdata(references))[0, 1]
+    assert figures["spearmanr"] == pytest.approx(ranks, abs=1e-12)
+    assert compute("regression", predictions, references)["mse"] == pytest.approx(
+        ((predictions - references) ** 2).mean(), abs=1e-12
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_constant_answer():
+    assert compute("cola", [1, 1, 1], [1, 0, 1]) == {"matthews_correlation": 0.0}
+    assert compute("mrpc", [0, 0, 0], [1, 0, 1]) == pytest.approx({"accuracy": 1 / 3, "f1": 0.0})
+    assert all(np.isnan(value) for value in compute("stsb", [2.5, 2.5, 2.5], [1.0, 2.0, 3.0]).values())
+
+
+def test_batches_and_combination(tmp_path):
+    random = np.random.default_rng(1)
+    predictions, references = random.integers(0, 2, (2, 90))
+    metric = GlueMetric("mrpc", cache_dir=str(tmp_path))  # on disk, as evaluate does it
+    for i in range(0, 90, 32):
+        metric.add_batch(predictions=predictions[i : i + 32], references=references[i : i + 32])
+    at_once = compute("mrpc", predictions, references)
+    assert metric.compute() == at_once
+    combined = evaluate.combine([GlueMetric("qqp", keep_in_memory=True), GlueMetric("cola", keep_in_memory=True)])
+    figures = combined.compute(predictions=predictions, references=references)
+    assert figures == {**at_once, **compute("cola", predictions, references)}
+
+
+def test_unknown_task():
+    with pytest.raises(ValueError, match="Unknown task 'imdb'; GlueMetric knows cola, mnli, mrpc"):
+        GlueMetric("imdb")
