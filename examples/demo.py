@@ -2,8 +2,8 @@
 
 Run by `make demo`. It writes the docstrings of the standard library to text files, a module a document, and runs the
 commands that a user would type: `snugbert vocabulary`, `snugbert pretrain`, and `snugbert glue` to tell from a
-docstring which package it belongs to, from the pretrained model and, for comparison, from random weights. Then it loads
-the results with transformers' Auto classes. Nothing is downloaded. A few minutes on 2 CPU cores.
+docstring which package it belongs to, from the pretrained model and, for comparison, from random weights. Then it
+loads the results with transformers' Auto classes. Nothing is downloaded. A few minutes on 2 CPU cores.
 """
 
 import ast
@@ -182,25 +182,14 @@ def show_summary(folder: Path) -> None:
         return json.loads((folder / name / "eval_results.json").read_text())
 
     pretrained, classifier = results("pretrained"), results("classifier")
-    rows = [
-        (
-            "masked tokens guessed",
-            "eval_mlm_accuracy",
-            pretrained,
-            pretrained["eval_unigram_mlm_accuracy"],
-            "by frequency",
-        ),
-        ("next sentences told from random ones", "eval_nsp_accuracy", pretrained, 0.5, "by chance"),
-        (
-            "packages recognized",
-            "eval_accuracy",
-            classifier,
-            results("classifier-from-scratch")["eval_accuracy"],
-            "without pretraining",
-        ),
-    ]
-    for what, name, figures, baseline, of in rows:
-        print(f"  {what:<38}{figures[name]:>7.1%}   ({baseline:.1%} {of})")
+    by_frequency = pretrained["eval_unigram_mlm_accuracy"]
+    from_scratch = results("classifier-from-scratch")["eval_accuracy"]
+    for what, figure, baseline in (
+        ("masked tokens guessed", pretrained["eval_mlm_accuracy"], f"{by_frequency:.1%} by frequency"),
+        ("next sentences told from random ones", pretrained["eval_nsp_accuracy"], "50.0% by chance"),
+        ("packages recognized", classifier["eval_accuracy"], f"{from_scratch:.1%} without pretraining"),
+    ):
+        print(f"  {what:<38}{figure:>7.1%}   ({baseline})")
     print(
         f"""
   {folder}/text, task            the text and the classification task
@@ -215,7 +204,8 @@ Next, the same on your own text (one paragraph a line, a blank line between docu
   snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer
   snugbert pretrain --tokenizer_name tokenizer --config_name mini --train_file 'corpus/*.txt.gz' \\
       --do_eval --output_dir pretrained
-  snugbert glue --model_name_or_path pretrained --train_file train.csv --validation_file dev.csv --output_dir classifier
+  snugbert glue --model_name_or_path pretrained --train_file train.csv --validation_file dev.csv \\
+      --output_dir classifier
 """
     )
 

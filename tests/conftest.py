@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of public corpora and task sets that docs/testing.md describes; not part of the repository."""
+    """The folder of public corpora and task sets that CONTRIBUTING.md describes; not part of the repository."""
     folder = Path(os.environ.get("SNUGBERT_TEST_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no test data: {folder} does not exist (SNUGBERT_TEST_DATA names another folder)")

@@ -1,4 +1,4 @@
-"""Equalities of training: accumulated batches, data workers, a stopped run. See docs/design.md."""
+"""Equalities of training: accumulated batches, data workers, a stopped run."""
 
 import json
 import shutil
