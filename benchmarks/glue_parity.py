@@ -18,8 +18,9 @@ import numpy as np
 from transformers import BertConfig, BertForSequenceClassification, DataCollatorWithPadding, Trainer, set_seed
 
 from snugbert.trainers import glue
-from snugbert.trainers.command_line import load_tokenizer, parse_arguments, set_up
+from snugbert.trainers.command_line import parse_arguments, set_up
 from snugbert.trainers.glue_data import DataArguments, choose_labels, load_splits
+from snugbert.trainers.models import load_config, load_tokenizer
 
 
 def default_checkpoint() -> str:
@@ -33,11 +34,11 @@ def default_checkpoint() -> str:
 def compare(argv: list[str]) -> list[tuple[dict[str, float], float]]:
     """Trains and scores SnugBERT, then stock BERT; for each the figures of the official metric and the seconds."""
     model_args, data_args, training_args = parse_arguments(
-        (glue.ModelArguments, DataArguments, glue.FineTuningArguments), argv, "glue_parity", __doc__ or ""
+        (glue.ClassifierArguments, DataArguments, glue.FineTuningArguments), argv, "glue_parity", __doc__ or ""
     )
     set_up(training_args)
-    tokenizer = load_tokenizer(model_args.model_name_or_path)
-    config = glue.load_config(model_args, tokenizer)
+    tokenizer = load_tokenizer(model_args)
+    config = load_config(model_args, tokenizer)
     splits = load_splits(data_args, ("train", "validation"))
     labels = choose_labels(data_args.task, splits, [])
     set_seed(training_args.seed)

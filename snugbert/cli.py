@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         import_module(COMMANDS[command][0]).main(rest)
     except (InputError, OSError) as error:
-        print(f"snugbert {command}: error: {error}", file=sys.stderr)
+        message = " ".join(str(error).split())  # the Hub's own have several lines
+        print(f"snugbert {command}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"snugbert {command}: interrupted", file=sys.stderr)

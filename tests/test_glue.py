@@ -450,7 +450,7 @@ def test_bad_files(name, content, message, tmp_path, workshop):
         ),
         ({"model_name_or_path": "./missing"}, r"--model_name_or_path: there is no folder \./missing"),
         ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: there is no folder a/b/c"),
-        ({"model_name_or_path": "{workshop}"}, "the configuration of .* cannot be used: there is no config.json"),
+        ({"model_name_or_path": "{workshop}"}, "the configuration .* cannot be used: there is no config.json"),
         ({"tokenizer_name": "{workshop}"}, r"there is no tokenizer\.json or vocab\.txt"),
         ({"max_train_samples": 0}, "--max_train_samples must be at least 1, not 0"),
         ({"max_seq_length": 2}, "--max_seq_length must be at least 3, not 2"),

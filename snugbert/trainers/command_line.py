@@ -1,4 +1,4 @@
-"""What the `snugbert` commands share: reading arguments, guarding the output folder, opening what they name.
+"""What every `snugbert` command shares: reading its arguments, guarding its output folder, finding a checkpoint.
 
 Arguments are dataclasses, as in transformers' own example scripts; those of `TrainingArguments` are among them.
 `--config FILE.yaml` takes the same names from a file, and what stands on the command line wins over it.
@@ -13,11 +13,8 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
-from transformers import AutoTokenizer, HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
+from transformers import HfArgumentParser, TrainingArguments
 from transformers.utils import logging as transformers_logging
-
-from snugbert.configuration_snugbert import SIZES, SnugBertConfig
-from snugbert.tokenization_snugbert import SnugBertTokenizer
 
 # Flags of transformers 4 that transformers 5 renamed. A command line somebody already has should keep working.
 RENAMED_FLAGS = {
@@ -165,6 +162,8 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
         if training_args.should_save:
             for checkpoint in checkpoints:
                 shutil.rmtree(checkpoint)
+            for results in (*output_dir.glob("*_results.json"), output_dir / "trainer_state.json"):
+                results.unlink(missing_ok=True)  # Trainer would merge its figures into the old ones
     return None
 
 
@@ -189,51 +188,3 @@ def _is_whole(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def configuration(config_name: str, config_overrides: str | None, **fields: Any) -> SnugBertConfig:
-    """The configuration of a model that starts from random weights.
-
-    Args:
-        config_name: a named size (`tiny` to `large`), a folder with a `config.json`, or a JSON file.
-        config_overrides: `name=value` pairs, comma-separated, of fields to change; None for none.
-        fields: fields that the command itself sets; they win over the file and yield to the overrides.
-
-    Raises:
-        InputError: neither a size nor a file, or an override that is no field or has a wrong value.
-    """
-    try:
-        if config_name in SIZES:
-            config = SnugBertConfig.from_size(config_name, **fields)
-        elif Path(config_name).exists():
-            config = SnugBertConfig.from_pretrained(config_name, **fields)
-        else:
-            raise InputError(
-                f"--config_name: {config_name!r} is neither a size ({', '.join(SIZES)}) nor a folder or JSON file."
-            )
-        if config_overrides:
-            config.update_from_string(config_overrides)
-            config = SnugBertConfig(**config.to_diff_dict())  # checks the new values
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"--config_name {config_name}, --config_overrides {config_overrides}: {error}") from error
-    return config
-
-
-def load_tokenizer(name_or_path: str, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or of a repository on the Hub.
-
-    A folder with nothing but a `vocab.txt` opens too. `kwargs` go to `from_pretrained`.
-
-    Raises:
-        InputError: the vocabulary lacks a special token, or there is no tokenizer.
-    """
-    folder = Path(name_or_path)
-    if folder.exists() and not (folder / "tokenizer.json").exists() and not (folder / "vocab.txt").exists():
-        raise InputError(f"there is no tokenizer.json or vocab.txt in {name_or_path}.")
-    only_vocabulary = (folder / "vocab.txt").exists() and not (folder / "tokenizer_config.json").exists()
-    try:
-        return (SnugBertTokenizer if only_vocabulary else AutoTokenizer).from_pretrained(name_or_path, **kwargs)
-    except ValueError as error:
-        raise InputError(f"the tokenizer of {name_or_path} cannot be used: {error}") from error

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
     PreTrainedConfig,
@@ -29,16 +27,10 @@ from transformers import (
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.modeling_snugbert import SnugBertForSequenceClassification
-from snugbert.trainers.command_line import (
-    InputError,
-    claim_output_dir,
-    configuration,
-    load_tokenizer,
-    parse_arguments,
-    set_up,
-)
+from snugbert.trainers.command_line import InputError, claim_output_dir, parse_arguments, set_up
 from snugbert.trainers.glue_data import TASKS, DataArguments, Split, choose_labels, encode_labels, load_splits
 from snugbert.trainers.metrics import GlueMetric
+from snugbert.trainers.models import ModelArguments, load_config, load_tokenizer, load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -49,49 +41,12 @@ Score = Callable[[Any, Any], dict[str, float]]
 
 
 @dataclass
-class ModelArguments:
-    """Which model to fine-tune. The names are those of `run_glue.py`."""
+class ClassifierArguments(ModelArguments):
+    """Which model to fine-tune."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The checkpoint to fine-tune, a folder or a Hub name; BERT runs as SnugBERT."}
-    )
-    config_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Without a checkpoint, random weights: tiny, mini, small, medium, base, large, folder, JSON."
-        },
-    )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "Fields of the configuration to change, such as hidden_dropout_prob=0."}
-    )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer folder or Hub name; default: that of --model_name_or_path."}
-    )
-    cache_dir: str | None = field(default=None, metadata={"help": "Where to keep downloads."})
-    use_fast_tokenizer: bool = field(default=True, metadata={"help": "Accepted; every tokenizer is a fast one."})
-    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the model on the Hub."})
-    token: str | None = field(default=None, metadata={"help": "Token for the Hub; default: that of `hf auth login`."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that comes with the model."})
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Replace a classifier that was made for another number of labels."}
     )
-
-    def __post_init__(self):
-        if self.model_name_or_path is None and self.config_name is None:
-            raise InputError("which model? Give --model_name_or_path, or --config_name to start from random weights.")
-        if self.model_name_or_path is None and self.tokenizer_name is None:
-            raise InputError("--config_name alone says nothing of the vocabulary; give --tokenizer_name, too.")
-        for flag in ("model_name_or_path", "tokenizer_name"):
-            name = getattr(self, flag)
-            # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
-            if name and (name[0] in "/.~" or name.count("/") > 1) and not Path(name).exists():
-                raise InputError(f"--{flag}: there is no folder {name}.")
-
-    @property
-    def hub(self) -> dict[str, Any]:
-        """What `from_pretrained` has to know of the Hub."""
-        names = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
-        return {**names, "trust_remote_code": self.trust_remote_code}
 
 
 @dataclass
@@ -125,33 +80,7 @@ class FineTuningArguments(TrainingArguments):
 # --- model ------------------------------------------------------------------------------------------------------
 
 
-def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The configuration of the checkpoint, BERT's as SnugBERT's, or that of a model to start from random weights.
-
-    Raises:
-        InputError: there is none, or `config_overrides` does not fit it.
-    """
-    if model_args.model_name_or_path is None:
-        fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-        return configuration(str(model_args.config_name), model_args.config_overrides, **fields)
-    name = model_args.config_name or model_args.model_name_or_path
-    try:
-        values, _ = PreTrainedConfig.get_config_dict(name, **model_args.hub)
-        if not values:
-            raise OSError("there is no config.json")
-        # The configuration files of Google's own release name no model type.
-        if values.get("model_type", "bert") == "bert":
-            config = SnugBertConfig.from_dict(values)
-        else:
-            config = AutoConfig.from_pretrained(name, **model_args.hub)
-        if model_args.config_overrides:
-            config.update_from_string(model_args.config_overrides)
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"the configuration of {name} cannot be used: {error}") from error
-    return config
-
-
-def load_model(model_args: ModelArguments, config: PreTrainedConfig, labels: list[str] | None) -> PreTrainedModel:
+def load_model(model_args: ClassifierArguments, config: PreTrainedConfig, labels: list[str] | None) -> PreTrainedModel:
     """The checkpoint's model, or one of random weights, with a classifier.
 
     Args:
@@ -171,15 +100,9 @@ def load_model(model_args: ModelArguments, config: PreTrainedConfig, labels: lis
     ours = isinstance(config, SnugBertConfig)
     model_class = SnugBertForSequenceClassification if ours else AutoModelForSequenceClassification
     try:
-        return model_class.from_pretrained(
-            name,
-            config=config,
-            dtype=torch.float32,  # whatever the file has: AdamW's steps are lost in 16 bits. --bf16 is for speed.
-            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
-            **model_args.hub,
+        return load_weights(
+            model_class, model_args, config, ignore_mismatched_sizes=model_args.ignore_mismatched_sizes
         )
-    except OSError as error:
-        raise InputError(f"the weights of {name} cannot be opened: {error}") from error
     except RuntimeError as error:
         raise InputError(
             f"the weights of {name} do not fit; if its classifier has other than the {config.num_labels} labels of "
@@ -283,7 +206,7 @@ def main(argv: list[str]) -> None:
         InputError: something that the user gave cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (ModelArguments, DataArguments, FineTuningArguments), argv, "snugbert glue", __doc__ or ""
+        (ClassifierArguments, DataArguments, FineTuningArguments), argv, "snugbert glue", __doc__ or ""
     )
     set_up(training_args)
     splits = load_splits(
@@ -292,7 +215,7 @@ def main(argv: list[str]) -> None:
     checkpoint = claim_output_dir(training_args, training_args.overwrite_output_dir) if "train" in splits else None
 
     set_seed(training_args.seed)
-    tokenizer = load_tokenizer(str(model_args.tokenizer_name or model_args.model_name_or_path), **model_args.hub)
+    tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     labels = choose_labels(data_args.task, splits, [label for _, label in sorted((config.id2label or {}).items())])
     model = load_model(model_args, config, labels)

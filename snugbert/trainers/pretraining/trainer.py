@@ -15,17 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import EvalPrediction, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.modeling_snugbert import SnugBertForPreTraining
-from snugbert.trainers.command_line import (
-    InputError,
-    claim_output_dir,
-    configuration,
-    load_tokenizer,
-    parse_arguments,
-    set_up,
-)
+from snugbert.trainers.command_line import InputError, claim_output_dir, parse_arguments, set_up
+from snugbert.trainers.models import ModelArguments, load_config, load_tokenizer
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.documents import (
     Corpus,
@@ -64,28 +59,6 @@ class PretrainingArguments(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Leave as it is."})
     # The dataset is shuffled already; a sampler's own state could not be resumed exactly.
     train_sampling_strategy: str = field(default="sequential", metadata={"help": "Leave as it is."})
-
-
-@dataclass
-class ModelArguments:
-    """Which model is pretrained, and with which tokenizer."""
-
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "A checkpoint to go on from: SnugBERT or BERT, a folder or a Hub name."}
-    )
-    config_name: str | None = field(
-        default=None,
-        metadata={"help": "Start from random weights: tiny, mini, small, medium, base, large, a folder or JSON file."},
-    )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "With --config_name: fields to change, such as hidden_dropout_prob=0."}
-    )
-    attn_implementation: str | None = field(
-        default=None, metadata={"help": "eager, sdpa (the default), flash_attention_2, ...: see the README."}
-    )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer folder or Hub name; default: that of --model_name_or_path."}
-    )
 
 
 @dataclass
@@ -138,12 +111,16 @@ class PretrainingTrainer(Trainer):
     def __init__(self, *, epoch_length: int | None = None, **kwargs: Any):
         super().__init__(**kwargs, compute_metrics=_metrics_of_evaluation)
         self.epoch_length = epoch_length
-        # Sums over the steps since the last line of the log: see `_training_sums`.
+        # What the next line of the log is about: sums (see `_training_sums`), number of steps and start of the first.
         self._sums = torch.zeros(7, dtype=torch.float64)
-        self._window_start = time.perf_counter()
+        self._steps = 0
+        self._window_start = 0.0
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """As in Trainer, and counts the sentence pairs of the batches over all processes."""
+        """The batches of a step, as in Trainer; counts their sentence pairs over all processes."""
+        if self._steps == 0:
+            self._window_start = time.perf_counter()
+        self._steps += 1
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         pairs = torch.tensor(sum(len(sample["next_sentence_label"]) for sample in samples), device=device)
         # Without this Trainer's own count is this process's too.
@@ -162,7 +139,7 @@ class PretrainingTrainer(Trainer):
         """As in Trainer, with the count of sentence pairs; adds to the figures of the next log line."""
         inputs = {**inputs, "num_sequences_in_batch": self._num_sequences_in_batch}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self._sums += _training_sums(outputs, inputs, num_items_in_batch, self._num_sequences_in_batch).cpu()
+        self._sums += _training_sums(outputs, inputs).cpu()
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -170,13 +147,13 @@ class PretrainingTrainer(Trainer):
         if "loss" in logs:
             sums = self.accelerator.reduce(self._sums.to(self.args.device, torch.float32)).tolist()
             mlm_loss, mlm_correct, mlm_tokens, nsp_loss, nsp_correct, pairs, tokens = sums
-            logs["mlm_loss"] = mlm_loss / max(mlm_tokens, 1)
-            logs["mlm_accuracy"] = mlm_correct / max(mlm_tokens, 1)
-            logs["nsp_loss"] = nsp_loss / max(pairs, 1)
-            logs["nsp_accuracy"] = nsp_correct / max(pairs, 1)
+            logs["mlm_loss"] = mlm_loss / self._steps
+            logs["mlm_accuracy"] = mlm_correct / mlm_tokens
+            logs["nsp_loss"] = nsp_loss / self._steps
+            logs["nsp_accuracy"] = nsp_correct / pairs
             logs["tokens_per_second"] = round(tokens / (time.perf_counter() - self._window_start))
             self._sums.zero_()
-            self._window_start = time.perf_counter()
+            self._steps = 0
         trainer_epoch = self.state.epoch
         if self.epoch_length is not None and trainer_epoch is not None:
             batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
@@ -205,22 +182,24 @@ class PretrainingTrainer(Trainer):
         return None, _sums_of_pairs(outputs, inputs), inputs["next_sentence_label"]
 
 
-def _training_sums(outputs: Any, inputs: dict[str, torch.Tensor], num_items: Any, num_sequences: Any) -> torch.Tensor:
-    """Masked token loss, correct, tokens; next-sentence loss, correct, pairs; word pieces. *Shape:* (7,)."""
+def _training_sums(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Masked token loss, correct, number; next-sentence loss, correct, number; word pieces. *Shape:* (7,).
+
+    The losses are this micro-batch's share of its step's.
+    """
     with torch.no_grad():
         targets = inputs["labels"][inputs["labels"] != IGNORE_INDEX]
         nsp_labels = inputs["next_sentence_label"]
-        return torch.stack(
-            [
-                outputs["mlm_loss"].double() * num_items,
-                (outputs["prediction_logits"].argmax(-1) == targets).sum(),
-                torch.tensor(len(targets), device=targets.device),
-                outputs["nsp_loss"].double() * num_sequences,
-                (outputs["seq_relationship_logits"].argmax(-1) == nsp_labels).sum(),
-                torch.tensor(len(nsp_labels), device=targets.device),
-                inputs["attention_mask"].sum(),
-            ]
-        )
+        sums = [
+            outputs["mlm_loss"],
+            (outputs["prediction_logits"].argmax(-1) == targets).sum(),
+            torch.tensor(len(targets), device=targets.device),
+            outputs["nsp_loss"],
+            (outputs["seq_relationship_logits"].argmax(-1) == nsp_labels).sum(),
+            torch.tensor(len(nsp_labels), device=targets.device),
+            inputs["attention_mask"].sum(),
+        ]
+        return torch.stack([term.double() for term in sums])
 
 
 def _sums_of_pairs(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -300,8 +279,8 @@ def main(argv: list[str]) -> None:
     checkpoint = claim_output_dir(training_args, data_args.overwrite_output_dir)
     set_seed(training_args.seed)
 
-    tokenizer = _load_tokenizer(model_args)
-    model = _load_model(model_args, tokenizer, data_args)
+    tokenizer = load_tokenizer(model_args)
+    model = _load_model(model_args, tokenizer, data_args.max_seq_length)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
     train_corpus, validation_corpus = _load_corpora(data_args, training_args, tokenizer)
 
@@ -352,44 +331,29 @@ def main(argv: list[str]) -> None:
         )
 
 
-def _load_tokenizer(model_args: ModelArguments) -> PreTrainedTokenizerBase:
-    name = model_args.tokenizer_name or model_args.model_name_or_path
-    if name is None:
-        raise InputError("--tokenizer_name is missing; `snugbert vocabulary` makes a tokenizer from text.")
-    return load_tokenizer(name)
-
-
 def _load_model(
-    model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, data_args: DataArguments
-) -> SnugBertForPreTraining:
-    if (model_args.model_name_or_path is None) == (model_args.config_name is None):
+    model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+) -> PreTrainedModel:
+    config = load_config(model_args, tokenizer)
+    if not isinstance(config, SnugBertConfig):
         raise InputError(
-            "exactly one of --config_name (random weights) and --model_name_or_path (a checkpoint) is needed."
+            f"{model_args.model_name_or_path} is a {config.model_type} model; SnugBERT and BERT go on here."
         )
-    if model_args.config_name is not None:
-        config = configuration(
-            model_args.config_name,
-            model_args.config_overrides,
-            vocab_size=len(tokenizer),
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        config._attn_implementation = model_args.attn_implementation
+    if model_args.model_name_or_path is None:
         model = SnugBertForPreTraining(config)
-    elif model_args.config_overrides:
-        raise InputError("--config_overrides goes with --config_name, not with --model_name_or_path.")
     else:
         model = SnugBertForPreTraining.from_pretrained(
-            model_args.model_name_or_path, attn_implementation=model_args.attn_implementation
+            model_args.model_name_or_path, config=config, dtype=torch.float32, **model_args.hub
         )
-    if len(tokenizer) > model.config.vocab_size:
+    if len(tokenizer) > config.vocab_size:
         raise InputError(
-            f"the tokenizer has {len(tokenizer)} word pieces, the model only {model.config.vocab_size}; "
+            f"the tokenizer has {len(tokenizer)} word pieces, the model only {config.vocab_size}; "
             "they do not belong together."
         )
-    if not 5 <= data_args.max_seq_length <= model.config.max_position_embeddings:
+    if not 5 <= max_seq_length <= config.max_position_embeddings:
         raise InputError(
-            f"--max_seq_length {data_args.max_seq_length} must be at least 5 and at most the model's "
-            f"max_position_embeddings {model.config.max_position_embeddings}."
+            f"--max_seq_length {max_seq_length} must be at least 5 and at most the model's "
+            f"max_position_embeddings {config.max_position_embeddings}."
         )
     return model
 

@@ -1,0 +1,144 @@
+"""Which model and which tokenizer a command works on: the arguments that name them, and opening what they name."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.tokenization_snugbert import SnugBertTokenizer
+from snugbert.trainers.command_line import InputError
+
+SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+@dataclass
+class ModelArguments:
+    """Which model to train. The names are those of transformers' example scripts.
+
+    Raises:
+        InputError: no model is named, or none of its vocabulary, or a folder that does not exist.
+    """
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "The checkpoint to go on from, a folder or a Hub name; BERT runs as SnugBERT."}
+    )
+    config_name: str | None = field(
+        default=None,
+        metadata={"help": f"Without a checkpoint, random weights: {', '.join(SIZES)}, a folder, or a JSON file."},
+    )
+    config_overrides: str | None = field(
+        default=None, metadata={"help": "Fields of the configuration to change, such as hidden_dropout_prob=0."}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Tokenizer folder or Hub name; default: that of --model_name_or_path."}
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "sdpa (the default), eager, flash_attention_2, ..., as in transformers."}
+    )
+    cache_dir: str | None = field(default=None, metadata={"help": "Where to keep downloads."})
+    use_fast_tokenizer: bool = field(default=True, metadata={"help": "Accepted; every tokenizer is a fast one."})
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the model on the Hub."})
+    token: str | None = field(default=None, metadata={"help": "Token for the Hub; default: that of `hf auth login`."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that comes with the model."})
+
+    def __post_init__(self):
+        if self.model_name_or_path is None and self.config_name is None:
+            raise InputError("which model? Give --model_name_or_path, or --config_name to start from random weights.")
+        if self.model_name_or_path is None and self.tokenizer_name is None:
+            raise InputError("--config_name alone says nothing of the vocabulary; give --tokenizer_name, too.")
+        for flag in ("model_name_or_path", "tokenizer_name"):
+            name = getattr(self, flag)
+            # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
+            if name and (name[0] in "/.~" or name.count("/") > 1) and not Path(name).exists():
+                raise InputError(f"--{flag}: there is no folder {name}.")
+
+    @property
+    def hub(self) -> dict[str, Any]:
+        """What `from_pretrained` has to know of the Hub."""
+        names = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
+        return {**names, "trust_remote_code": self.trust_remote_code}
+
+
+def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """The configuration of the checkpoint, BERT's as SnugBERT's, or that of a model to start from random weights.
+
+    Args:
+        model_args: `config_name` may be a named size (`tiny` to `large`), a folder or a JSON file.
+        tokenizer: a model that starts from random weights gets its vocabulary size and padding token.
+
+    Raises:
+        InputError: there is no such configuration, or `config_overrides` does not fit it.
+    """
+    name = str(model_args.config_name or model_args.model_name_or_path)
+    try:
+        if name in SIZES:
+            config: PreTrainedConfig = SnugBertConfig.from_size(name)
+        else:
+            config = _read_config(name, model_args)
+        if model_args.model_name_or_path is None:
+            config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
+        if model_args.config_overrides:
+            config.update_from_string(model_args.config_overrides)
+            config = type(config).from_dict(config.to_dict())  # checks the new values
+    except InputError:
+        raise
+    except Exception as error:  # the checks of configurations raise what is no ValueError, too
+        overrides = f" with {model_args.config_overrides}" if model_args.config_overrides else ""
+        raise InputError(f"the configuration {name}{overrides} cannot be used: {error}") from error
+    config._attn_implementation = model_args.attn_implementation
+    return config
+
+
+def _read_config(name: str, model_args: ModelArguments) -> PreTrainedConfig:
+    if model_args.config_name is not None and not Path(name).exists() and "/" not in name:
+        raise InputError(f"--config_name: {name!r} is neither a size ({', '.join(SIZES)}) nor a folder or JSON file.")
+    values, _ = PreTrainedConfig.get_config_dict(name, **model_args.hub)
+    if not values:
+        raise OSError("there is no config.json")
+    # The configuration files of Google's own release name no model type.
+    if values.get("model_type", "bert") == "bert":
+        return SnugBertConfig.from_dict(values)
+    return AutoConfig.from_pretrained(name, **model_args.hub)
+
+
+def load_tokenizer(model_args: ModelArguments) -> PreTrainedTokenizerBase:
+    """The tokenizer that `tokenizer_name`, or else `model_name_or_path`, holds.
+
+    A folder with nothing but a `vocab.txt` opens too.
+
+    Raises:
+        InputError: there is no tokenizer, or its vocabulary lacks a special token.
+    """
+    name = str(model_args.tokenizer_name or model_args.model_name_or_path)
+    folder = Path(name)
+    if folder.exists() and not (folder / "tokenizer.json").exists() and not (folder / "vocab.txt").exists():
+        raise InputError(f"there is no tokenizer.json or vocab.txt in {name}.")
+    only_vocabulary = (folder / "vocab.txt").exists() and not (folder / "tokenizer_config.json").exists()
+    tokenizer_class = SnugBertTokenizer if only_vocabulary else AutoTokenizer
+    try:
+        tokenizer = tokenizer_class.from_pretrained(name, **model_args.hub)
+    except (OSError, ValueError) as error:
+        raise InputError(f"the tokenizer of {name} cannot be used: {error}") from error
+    missing = [token for token in SPECIAL_TOKENS if getattr(tokenizer, token) is None]
+    if missing:
+        raise InputError(f"the tokenizer of {name} has no {', '.join(missing)}; BERT needs all of them.")
+    return tokenizer
+
+
+def load_weights(
+    model_class: Any, model_args: ModelArguments, config: PreTrainedConfig, **kwargs: Any
+) -> PreTrainedModel:
+    """The checkpoint as a model of a class or an Auto class; `kwargs` go to `from_pretrained`.
+
+    Raises:
+        InputError: the weights cannot be opened.
+    """
+    name = model_args.model_name_or_path
+    try:
+        # float32 whatever the file has: AdamW's steps are lost in 16 bits. --bf16 is for speed.
+        return model_class.from_pretrained(name, config=config, dtype=torch.float32, **kwargs, **model_args.hub)
+    except OSError as error:
+        raise InputError(f"the weights of {name} cannot be opened: {error}") from error
