@@ -17,6 +17,7 @@ SIZES = {
     "large": (24, 1024, 16),
 }
 POSITION_EMBEDDING_TYPES = ("absolute", "sinusoidal")
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 @strict
@@ -52,7 +53,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     model_type = "snugbert"
     # Losses that `ForPreTraining` returns beside the total, for logging. They are no predictions.
-    keys_to_ignore_at_inference = ["past_key_values", "mlm_loss", "nsp_loss"]
+    keys_to_ignore_at_inference = ["mlm_loss", "nsp_loss"]
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -75,7 +76,9 @@ class SnugBertConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any):
         # A BERT checkpoint's own "bert" must not shadow the class attribute: what is saved says snugbert.
-        kwargs.pop("model_type", None)
+        model_type = kwargs.pop("model_type", None)
+        if model_type not in (None, "", "bert", self.model_type):
+            raise ValueError(f"This is a configuration of {model_type!r}; SnugBERT loads 'snugbert' and 'bert'.")
         # Fields of BertConfig that an encoder does not need. They are dropped where they ask for nothing.
         kwargs.pop("use_cache", None)
         for name in ("is_decoder", "add_cross_attention"):
@@ -84,6 +87,8 @@ class SnugBertConfig(PreTrainedConfig):
                     f"`{name}` is true, but SnugBERT is an encoder; use transformers' BERT for a decoder."
                 )
         super().__post_init__(**kwargs)
+        if self.id2label is not None and self.label2id is None:  # pipelines need both
+            self.label2id = {str(label): int(index) for index, label in self.id2label.items()}
         self._check_ranges()
 
     @classmethod
@@ -126,10 +131,16 @@ class SnugBertConfig(PreTrainedConfig):
             probability = getattr(self, name)
             if probability is not None and not 0 <= probability < 1:
                 raise ValueError(f"`{name}` must be at least 0 and below 1, not {probability}.")
-        if self.initializer_range <= 0:  # transformers takes a zero for 0.02
-            raise ValueError(f"`initializer_range` must be positive, not {self.initializer_range}.")
-        if self.layer_norm_eps < 0:
-            raise ValueError(f"`layer_norm_eps` must not be negative, it is {self.layer_norm_eps}.")
+        for name in ("initializer_range", "layer_norm_eps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, it is {getattr(self, name)}.")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"`hidden_size` {self.hidden_size} is not a multiple of `num_attention_heads` "
+                f"{self.num_attention_heads}."
+            )
+        if self.problem_type not in (None, *PROBLEM_TYPES):
+            raise ValueError(f"Unknown `problem_type` {self.problem_type!r}; known are {', '.join(PROBLEM_TYPES)}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` {self.pad_token_id} is outside the vocabulary of {self.vocab_size}.")
         if self.hidden_act not in ACT2FN:

@@ -19,7 +19,6 @@ from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
-    BaseModelOutput,
     BaseModelOutputWithPooling,
     MaskedLMOutput,
     MultipleChoiceModelOutput,
@@ -35,6 +34,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_snugbert import SnugBertConfig
 
+NSP_CLASSES = "is next, is random:"  # for complaints about a label
 IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators leave out
 SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
 
@@ -92,7 +92,9 @@ def eager_attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention that keeps its weights: query, key, value [B, heads, L, D] -> [B, L, heads, D], [B, heads, L, L]."""
     scores = query @ key.transpose(-2, -1) * scaling
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
         scores = scores + attention_mask
     weights = F.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights
@@ -105,11 +107,6 @@ class SnugBertSelfAttention(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
-        if config.hidden_size % config.num_attention_heads:
-            raise ValueError(
-                f"`hidden_size` {config.hidden_size} is not a multiple of `num_attention_heads` "
-                f"{config.num_attention_heads}."
-            )
         self.config = config
         self.head_size = config.hidden_size // config.num_attention_heads
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
@@ -203,11 +200,11 @@ class SnugBertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList([SnugBertLayer(config) for _ in range(config.num_hidden_layers)])
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> BaseModelOutput:
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> torch.Tensor:
         """[B, L, H] -> [B, L, H]."""
         for layer in self.layer:
             hidden_states = layer(hidden_states, attention_mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=hidden_states)
+        return hidden_states
 
 
 class SnugBertPooler(nn.Module):
@@ -237,6 +234,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     config: SnugBertConfig
     config_class = SnugBertConfig
     base_model_prefix = "bert"
+    bert: nn.Module  # the encoder of a model with a head
     supports_gradient_checkpointing = True
     _no_split_modules = ["SnugBertEmbeddings", "SnugBertLayer"]
     _supports_sdpa = True
@@ -253,19 +251,27 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         if isinstance(module, SnugBertPredictions):
             init.zeros_(module.bias)
 
+    def _encode(self, *inputs: torch.Tensor | None, **kwargs) -> Any:
+        # A head reads the encoder's output by name, whatever the caller and the configuration want of the head's own.
+        return self.bert(*inputs, return_dict=True, **kwargs)
+
     def save_pretrained(self, *args, **kwargs):
         """As in transformers, and the code files with an `auto_map` that names every head go along.
 
         A folder that was saved with one head thus loads as any other, with `trust_remote_code=True` and without
         snugbert installed.
         """
-        self.config.auto_map = dict(AUTO_MAP)
+        self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
         super().save_pretrained(*args, **kwargs)
 
 
+def _is_checkable(values: torch.Tensor) -> bool:
+    # On the CPU only: reading a value back from an accelerator would stall it. CUDA has an assertion of its own.
+    return values.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+
+
 def _check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
-    # On the CPU only: reading a value back from an accelerator would stall it, and it has an assertion of its own.
-    if ids.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not _is_checkable(ids):
         return
     if ignored is not None:
         ids = ids[ids != ignored]
@@ -283,6 +289,11 @@ def _check_shape(name: str, tensor: torch.Tensor, allowed: tuple[tuple[int, ...]
         raise ValueError(f"`{name}` has the shape {list(tensor.shape)}, but the inputs need {expected}.")
 
 
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    """`logits` in float32 at the least: a loss in 16 bits is too coarse."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def _mean(loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch: int | torch.Tensor | None):
     """`loss_sum` over the items of the whole batch if Trainer says how many these are, over our own otherwise.
 
@@ -294,12 +305,18 @@ def _mean(loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch:
 
 
 def _classification_loss(
-    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None, size_name: str
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    num_items_in_batch: int | torch.Tensor | None,
+    size_name: str,
+    name: str = "labels",
 ) -> torch.Tensor:
-    """Cross entropy in float32 of [N, classes] logits and [N] labels, -100 left out."""
-    _check_shape("labels", labels, ((logits.shape[0],),))
-    _check_range("labels", labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
-    loss_sum = F.cross_entropy(logits.float(), labels.long(), ignore_index=IGNORE_INDEX, reduction="sum")
+    """Cross entropy of [..., classes] logits and [...] labels, -100 left out; the names are for complaints."""
+    if labels.numel() != logits[..., 0].numel():
+        _check_shape(name, labels, (tuple(logits.shape[:-1]),))
+    _check_range(name, labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
+    labels = labels.flatten().long()
+    loss_sum = F.cross_entropy(_wide(logits.flatten(0, -2)), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
@@ -341,8 +358,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
 
         Args:
             input_ids: word piece ids. *Shape:* (B, L)
-            attention_mask: 1 at tokens, 0 at padding; all tokens if None. A ready 4-D mask is taken as it is.
-                *Shape:* (B, L)
+            attention_mask: 1 at tokens, 0 at padding; all tokens if None. *Shape:* (B, L). A 4-D mask, boolean or to
+                be added to the scores, is taken as it is.
             token_type_ids: segments; 0 if None. *Shape:* (B, L)
             position_ids: positions; 0 to L - 1 if None. *Shape:* (1, L) or (B, L)
             inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, H)
@@ -353,8 +370,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
 
         Raises:
             ValueError: both or none of `input_ids` and `inputs_embeds`; shapes that do not fit each other; more
-                than `max_position_embeddings` tokens; an id outside its range (on the CPU; an accelerator has an
-                assertion of its own).
+                than `max_position_embeddings` tokens; an id outside its range (checked on the CPU only).
         """
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if inputs is None or (input_ids is not None and inputs_embeds is not None):
@@ -372,7 +388,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 f"The sequences have {L} tokens, more than `max_position_embeddings` "
                 f"{self.config.max_position_embeddings}; truncate them (`truncation=True` when tokenizing)."
             )
-        if attention_mask is not None and attention_mask.dim() == 2:
+        if attention_mask is not None and attention_mask.dim() != 4:
             _check_shape("attention_mask", attention_mask, ((B, L),))
         if token_type_ids is None:
             token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
@@ -390,7 +406,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
 
         embedded = self.embeddings(inputs_embeds, token_type_ids, position_ids)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
-        hidden_states = self.encoder(embedded, mask, **kwargs).last_hidden_state
+        hidden_states = self.encoder(embedded, mask, **kwargs)
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states,
             pooler_output=None if self.pooler is None else self.pooler(hidden_states, attention_mask),
@@ -452,6 +468,13 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
     }
     cls: SnugBertPreTrainingHeads
 
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """As in transformers, and the bias is one parameter even where the projection is untied."""
+        keys = super().get_expanded_tied_weights_keys(all_submodels)
+        if not all_submodels:
+            keys["cls.predictions.decoder.bias"] = "cls.predictions.bias"
+        return keys
+
     def get_output_embeddings(self) -> nn.Linear:
         """The vocabulary projection."""
         return self.cls.predictions.decoder
@@ -474,14 +497,16 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         _check_shape("labels", labels, (tuple(hidden_states.shape[:2]),))
         labels = labels.flatten()
         labelled = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
-        targets = labels[labelled]
-        _check_range("labels", targets, self.cls.predictions.decoder.out_features, "vocab_size")
-        if self.training if sparse_prediction is None else sparse_prediction:
+        targets = labels[labelled].long()
+        _check_range("labels", targets, self.config.vocab_size, "vocab_size")
+        if sparse_prediction is None:
+            sparse_prediction = self.training
+        if sparse_prediction:
             logits = labelled_logits = self.cls.predictions(hidden_states.flatten(0, 1)[labelled])
         else:
             logits = self.cls.predictions(hidden_states)
             labelled_logits = logits.flatten(0, 1)[labelled]
-        loss_sum = F.cross_entropy(labelled_logits.float(), targets, reduction="sum")
+        loss_sum = F.cross_entropy(_wide(labelled_logits), targets, reduction="sum")
         return logits, loss_sum, len(targets)
 
 
@@ -506,6 +531,10 @@ class SnugBertForPreTrainingOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
     mlm_loss: torch.Tensor | None = None
     nsp_loss: torch.Tensor | None = None
+
+    def to_tuple(self) -> tuple:
+        """Stock BERT's tuple: what is not None, without the two losses for logging."""
+        return tuple(self[name] for name in self.keys() if name not in ("mlm_loss", "nsp_loss"))
 
 
 class SnugBertForPreTraining(SnugBertMaskedTokenModel):
@@ -551,7 +580,7 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for labels of the wrong shape or outside their range.
         """
-        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits, mlm_sum, labelled = self._predict_tokens(outputs.last_hidden_state, labels, sparse_prediction)
         nsp_logits = self.cls.seq_relationship(outputs.pooler_output)
 
@@ -559,13 +588,13 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         nsp_loss = None
         if next_sentence_label is not None:
             nsp_loss = _classification_loss(
-                nsp_logits, next_sentence_label.view(-1), num_sequences_in_batch, "is next, is random:"
+                nsp_logits, next_sentence_label, num_sequences_in_batch, NSP_CLASSES, "next_sentence_label"
             )
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
-                nsp_loss = _mean(nsp_loss * labelled, labelled, num_items_in_batch)
+                nsp_loss = _mean(nsp_loss * labelled, labelled, num_items_in_batch)  # weighted by its share of tokens
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return SnugBertForPreTrainingOutput(
-            loss=torch.stack(losses).sum() if losses else None,
+            loss=sum(losses[1:], losses[0]) if losses else None,
             prediction_logits=logits,
             seq_relationship_logits=nsp_logits,
             hidden_states=outputs.hidden_states,
@@ -609,7 +638,7 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
         Raises:
             ValueError: as [`SnugBertForPreTraining`].
         """
-        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits, loss_sum, labelled = self._predict_tokens(outputs.last_hidden_state, labels, sparse_prediction)
         return MaskedLMOutput(
             loss=None if loss_sum is None else _mean(loss_sum, labelled, num_items_in_batch),
@@ -653,11 +682,11 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for a label other than 0, 1 and -100.
         """
-        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.cls.seq_relationship(outputs.pooler_output)
         loss = None
         if labels is not None:
-            loss = _classification_loss(logits, labels.view(-1), num_items_in_batch, "is next, is random:")
+            loss = _classification_loss(logits, labels, num_items_in_batch, NSP_CLASSES)
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -708,7 +737,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for a label outside its range or of the wrong shape.
         """
-        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
         return SequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
@@ -728,14 +757,14 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
             else:
                 self.config.problem_type = "multi_label_classification"
         if self.config.problem_type == "single_label_classification":
-            return _classification_loss(logits, labels.view(-1), num_items_in_batch, "num_labels")
+            return _classification_loss(logits, labels, num_items_in_batch, "num_labels")
         if labels.numel() != logits.numel():
             raise ValueError(
                 f"`labels` has the shape {list(labels.shape)}, but {self.config.problem_type} with `num_labels` "
                 f"{self.num_labels} needs {list(logits.shape)}."
             )
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        loss_sum = loss(logits.float(), labels.view(logits.shape).float(), reduction="sum")
+        loss_sum = loss(_wide(logits), labels.view(logits.shape).to(_wide(logits).dtype), reduction="sum")
         return _mean(loss_sum, labels.numel(), num_items_in_batch)
 
 
@@ -778,16 +807,22 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if inputs is None:
             raise ValueError("Exactly one of `input_ids` and `inputs_embeds` is needed.")
+        if inputs.dim() != (3 if inputs_embeds is None else 4):
+            raise ValueError(
+                "`input_ids` must be (batch, choices, tokens) and `inputs_embeds` (batch, choices, tokens, hidden "
+                f"size), not {list(inputs.shape)}."
+            )
         choices = inputs.shape[1]
         flattened = [
-            None if tensor is None else tensor.flatten(0, 1)
-            for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+            tensor.flatten(0, -2) if tensor is not None else None
+            for tensor in (input_ids, attention_mask, token_type_ids, position_ids)
         ]
-        outputs = self.bert(*flattened, **kwargs)
+        flattened.append(inputs_embeds.flatten(0, 1) if inputs_embeds is not None else None)
+        outputs = self._encode(*flattened, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, choices)
         loss = None
         if labels is not None:
-            loss = _classification_loss(logits, labels.view(-1), num_items_in_batch, "number of choices")
+            loss = _classification_loss(logits, labels, num_items_in_batch, "number of choices")
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -829,12 +864,11 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for a label outside its range.
         """
-        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
-            _check_shape("labels", labels, (tuple(logits.shape[:2]),))
-            loss = _classification_loss(logits.flatten(0, 1), labels.flatten(), num_items_in_batch, "num_labels")
+            loss = _classification_loss(logits, labels, num_items_in_batch, "num_labels")
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -844,6 +878,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
     """Scores of every token as the start and as the end of the answer."""
 
     def __init__(self, config: SnugBertConfig):
+        config.num_labels = 2  # stock BERT's head is as wide as the configuration says
         super().__init__(config)
         self.bert = SnugBertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
@@ -867,7 +902,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             start_positions, end_positions: first and last token of the answer; positions beyond the sequence are left
-                out of the loss, as in stock BERT. *Shape:* (B,)
+                out of the loss, as in stock BERT, and so is -100. *Shape:* (B,)
             num_items_in_batch: questions of the whole batch.
 
         Returns:
@@ -875,24 +910,22 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
             Stock BERT's runs over padding too, and its loss depends on how much there is.
 
         Raises:
-            ValueError: as [`SnugBertModel`], and for a negative position.
+            ValueError: as [`SnugBertModel`], and for a position that is negative or padding.
         """
-        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)
         if attention_mask is not None and attention_mask.dim() == 2:
             logits = logits.masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
         start_logits, end_logits = logits.unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            losses = []
-            for scores, positions in ((start_logits, start_positions), (end_logits, end_positions)):
-                positions = positions.view(-1)
-                outside = positions >= scores.shape[1]
-                losses.append(
-                    _classification_loss(
-                        scores, positions.masked_fill(outside, IGNORE_INDEX), num_items_in_batch, "sequence length"
-                    )
+            losses = [
+                self._loss(name, scores, positions, attention_mask, num_items_in_batch)
+                for name, scores, positions in (
+                    ("start_positions", start_logits, start_positions),
+                    ("end_positions", end_logits, end_positions),
                 )
+            ]
             loss = (losses[0] + losses[1]) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -901,6 +934,23 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _loss(
+        self,
+        name: str,
+        scores: torch.Tensor,
+        positions: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        num_items_in_batch: int | torch.Tensor | None,
+    ) -> torch.Tensor:
+        positions = positions.flatten()
+        positions = positions.masked_fill(positions >= scores.shape[1], IGNORE_INDEX)
+        if attention_mask is not None and attention_mask.dim() == 2 and _is_checkable(positions):
+            at_padding = attention_mask.gather(1, positions.clamp(min=0)[:, None])[:, 0] == 0
+            wrong = positions[at_padding & (positions >= 0)]
+            if wrong.numel():
+                raise ValueError(f"`{name}` holds {wrong[0].item()}, which is padding in its sequence, not an answer.")
+        return _classification_loss(scores, positions, num_items_in_batch, "sequence length", name)
 
 
 # Auto class -> model. `snugbert` registers these; saved folders carry them as their `auto_map`.

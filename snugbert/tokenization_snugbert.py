@@ -1,5 +1,6 @@
 """The WordPiece tokenizer of BERT, on the tokenizers library."""
 
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -17,8 +18,8 @@ class SnugBertTokenizer(TokenizersBackend):
     all cores.
 
     Args:
-        vocab (`dict[str, int]` or `str`, *optional*): Word pieces and their ids, or the path of a `vocab.txt`; only
-            the five special tokens if None.
+        vocab (`dict[str, int]`, `str` or `Path`, *optional*): Word pieces and their ids, or the path of a
+            `vocab.txt`; only the five special tokens if None.
         do_lower_case (`bool`, *optional*, defaults to `True`): Whether to lower-case the text.
         unk_token (`str`, *optional*, defaults to `"[UNK]"`): Stands for a word that no pieces make up.
         sep_token (`str`, *optional*, defaults to `"[SEP]"`): Ends every segment.
@@ -29,7 +30,8 @@ class SnugBertTokenizer(TokenizersBackend):
         strip_accents (`bool`, *optional*): Whether to remove accents; as `do_lower_case` if None.
 
     Raises:
-        ValueError: a vocabulary without one of the five special tokens.
+        ValueError: no vocabulary in a folder, one without the five special tokens, or one that is not UTF-8.
+        FileNotFoundError: the `vocab.txt` does not exist.
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
@@ -40,7 +42,7 @@ class SnugBertTokenizer(TokenizersBackend):
     # pre-tokenizer from these arguments, not from tokenizer.json, where no remote code runs.
     def __init__(
         self,
-        vocab: str | dict[str, int] | None = None,
+        vocab: str | Path | dict[str, int] | None = None,
         do_lower_case: bool = True,
         unk_token: str = "[UNK]",
         sep_token: str = "[SEP]",
@@ -53,10 +55,15 @@ class SnugBertTokenizer(TokenizersBackend):
     ):
         special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
         if vocab is None:
+            if kwargs.get("name_or_path"):
+                raise ValueError(f"There is no tokenizer.json or vocab.txt in {kwargs['name_or_path']}.")
             vocab = {token: index for index, token in enumerate(special_tokens)}
-        elif isinstance(vocab, str):
-            vocab = WordPiece.read_file(vocab)
-        missing = [token for token in special_tokens if token not in vocab]
+        elif not isinstance(vocab, dict):
+            vocab = _read_vocabulary(Path(vocab))
+        # A special token may have been added behind the vocabulary.
+        added = kwargs.get("added_tokens_decoder") or {}
+        ids = {**vocab, **{str(token): index for index, token in added.items()}}
+        missing = [token for token in special_tokens if token not in ids]
         if missing:
             raise ValueError(
                 f"The vocabulary of {len(vocab)} word pieces lacks {', '.join(missing)}; "
@@ -74,9 +81,6 @@ class SnugBertTokenizer(TokenizersBackend):
         )
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         self._tokenizer.decoder = decoders.WordPiece(prefix="##")
-        self._tokenizer.post_processor = processors.BertProcessing(
-            (str(sep_token), vocab[str(sep_token)]), (str(cls_token), vocab[str(cls_token)])
-        )
         kwargs.setdefault("model_max_length", MODEL_MAX_LENGTH)
         super().__init__(
             do_lower_case=do_lower_case,
@@ -89,6 +93,22 @@ class SnugBertTokenizer(TokenizersBackend):
             strip_accents=strip_accents,
             **kwargs,
         )
+        # Behind super().__init__, which takes that of tokenizer.json, whatever special tokens the caller wants.
+        self._tokenizer.post_processor = processors.BertProcessing(
+            (str(sep_token), ids[str(sep_token)]), (str(cls_token), ids[str(cls_token)])
+        )
+
+
+def _read_vocabulary(file: Path) -> dict[str, int]:
+    """Word pieces of a `vocab.txt`, one a line, and their ids, the lines' numbers from 0."""
+    pieces = {}
+    for index, line in enumerate(file.read_bytes().split(b"\n")):
+        try:
+            pieces[line.decode("utf-8").rstrip("\r")] = index
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}, line {index + 1}: not UTF-8 ({error.reason}).") from error
+    pieces.pop("", None)  # behind the last line's end
+    return pieces
 
 
 __all__ = ["SnugBertTokenizer"]

@@ -52,7 +52,9 @@ def test_sizes(size, expected):
         ({"is_decoder": True}, "SnugBERT is an encoder"),
         ({"pad_token_id": 30522}, "`pad_token_id` 30522 is outside the vocabulary of 30522"),
         ({"layer_norm_eps": -1}, "`layer_norm_eps` must not be negative"),
-        ({"initializer_range": 0}, "`initializer_range` must be positive"),
+        ({"hidden_size": 100, "num_attention_heads": 3}, "`hidden_size` 100 is not a multiple of .* 3"),
+        ({"problem_type": "regresion"}, "Unknown `problem_type` 'regresion'; known are regression, single"),
+        ({"model_type": "roberta"}, "This is a configuration of 'roberta'"),
     ],
 )
 def test_wrong_values_are_named(fields, message):

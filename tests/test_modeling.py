@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import transformers
-from parity import CONFIG, HEADS, assert_same_gradients, ours_and_stock, ragged_batch, scalar
+from parity import CONFIG, HEADS, NUM_LABELS, assert_same_gradients, ours_and_stock, ragged_batch, scalar
 
 import snugbert
 
@@ -31,6 +31,30 @@ def test_outputs_and_gradients_are_those_of_stock_bert(head, attention):
     assert_same_gradients(ours, stock)
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_every_setting_and_dropout_act_as_in_stock_bert(head):
+    """Ours and stock BERT draw the same dropout masks in the same order, so the outputs must be equal in training."""
+    ours, stock = ours_and_stock(
+        head,
+        hidden_dropout_prob=0.2,
+        attention_probs_dropout_prob=0.3,
+        classifier_dropout=0.4,
+        hidden_act="relu",
+        layer_norm_eps=1e-3,
+        type_vocab_size=3,
+    )
+    ours.set_attn_implementation("eager")
+    inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")
+    results = []
+    for model in (ours, stock):
+        torch.manual_seed(5)
+        results.append(scalar(model.train()(**inputs)))
+    torch.testing.assert_close(*results, atol=2e-6, rtol=1e-5)
+    for name in ("labels", "next_sentence_label", "start_positions", "end_positions"):
+        inputs.pop(name, None)
+    torch.testing.assert_close(ours.eval()(**inputs)[0], ours(**inputs)[0])  # no dropout in evaluation
+
+
 def test_hidden_states_and_attentions_are_those_of_stock_bert():
     ours, stock = ours_and_stock("Model")
     ours.set_attn_implementation("eager")
@@ -41,7 +65,17 @@ def test_hidden_states_and_attentions_are_those_of_stock_bert():
     assert len(output.attentions) == CONFIG["num_hidden_layers"]
     torch.testing.assert_close(output.hidden_states, expected.hidden_states, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(output.attentions, expected.attentions, atol=2e-6, rtol=1e-5)
-    assert isinstance(ours(**inputs, return_dict=False), tuple)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_tuples_are_those_of_stock_bert(head):
+    ours, stock = ours_and_stock(head)
+    inputs = ragged_batch(head, ragged=False)
+    expected = stock(**inputs, return_dict=False)
+    output = ours.eval()(**inputs, return_dict=False)
+    ours.config.return_dict = False
+    for mine in (output, ours(**inputs)):
+        torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
 
 
 def test_inputs_embeds_and_explicit_positions():
@@ -66,6 +100,30 @@ def test_question_answering_ignores_padding():
         one = {name: value[row : row + 1] for name, value in inputs.items()}
         losses.append(stock(**{n: v[:, :length] if v.dim() == 2 else v for n, v in one.items()}).loss)
     torch.testing.assert_close(output.loss, torch.stack(losses).mean(), atol=2e-6, rtol=1e-5)
+
+
+def test_an_answer_in_the_padding_is_refused_and_one_behind_it_left_out():
+    ours, stock = ours_and_stock("ForQuestionAnswering")
+    inputs = ragged_batch("ForQuestionAnswering", ragged=False)
+    inputs["end_positions"][:3] = 17
+    torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
+    inputs["attention_mask"][4, 16] = 0
+    with pytest.raises(ValueError, match="`start_positions` holds 16, which is padding"):
+        ours(**inputs)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_four_dimensional_masks(attention):
+    ours, _ = ours_and_stock("Model")
+    ours.set_attn_implementation(attention)
+    inputs = ragged_batch("Model")
+    expected = ours(**inputs).last_hidden_state
+    allowed = inputs["attention_mask"].bool()[:, None, None].expand(-1, 1, 17, -1)
+    added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    real = inputs["attention_mask"].bool()
+    for mask in (allowed, added):
+        output = ours(**inputs | {"attention_mask": mask}).last_hidden_state
+        torch.testing.assert_close(output[real], expected[real], atol=2e-6, rtol=1e-5)
 
 
 def test_the_pooler_reads_the_first_real_token():
@@ -146,6 +204,27 @@ def test_every_head_divides_by_the_items_of_the_whole_batch(head):
     torch.testing.assert_close(sum(parts), ours(**inputs).loss, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
+def test_other_problem_types_divide_by_the_items_of_the_whole_batch(problem_type):
+    ours, _ = ours_and_stock("ForSequenceClassification", problem_type=problem_type)
+    inputs = ragged_batch("ForSequenceClassification") | {"labels": torch.rand(6, NUM_LABELS)}
+    parts = [
+        ours(**{n: v[rows] for n, v in inputs.items()}, num_items_in_batch=inputs["labels"].numel()).loss
+        for rows in (slice(0, 2), slice(2, 6))
+    ]
+    torch.testing.assert_close(sum(parts), ours(**inputs).loss, atol=2e-6, rtol=1e-5)
+
+
+def test_pretraining_under_a_plain_trainer():
+    """With one count only, a micro-batch's next-sentence mean weighs as much as its share of the labelled tokens."""
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = ragged_batch("ForPreTraining")
+    items = (inputs["labels"] != -100).sum()
+    alone = ours(**inputs)
+    shared = ours(**inputs, num_items_in_batch=4 * items)
+    torch.testing.assert_close(shared.loss, alone.loss / 4, atol=2e-6, rtol=1e-5)
+
+
 def test_sinusoidal_positions_are_the_formula():
     config = snugbert.SnugBertConfig(**CONFIG, position_embedding_type="sinusoidal")
     model = snugbert.SnugBertModel(config).eval()
@@ -162,6 +241,7 @@ def test_sinusoidal_positions_are_the_formula():
         model(**inputs | {"attention_mask": None}).last_hidden_state,
         atol=1e-3,
     )
+    assert model.bfloat16()(**inputs).last_hidden_state.dtype == torch.bfloat16
 
 
 def test_gradient_checkpointing_changes_nothing():
@@ -238,7 +318,9 @@ BAD_INPUTS = [
     ({"position_ids": torch.full((1, 3), 40)}, "`position_ids` holds 40, outside the range 0 to 39"),
     ({"labels": torch.full((2, 3), 211)}, "`labels` holds 211, outside the range 0 to 210"),
     ({"labels": torch.full((2, 2), 1)}, r"`labels` has the shape \[2, 2\]"),
-    ({"next_sentence_label": torch.tensor([0, 2])}, "`labels` holds 2, outside the range 0 to 1"),
+    ({"next_sentence_label": torch.tensor([0, 2])}, "`next_sentence_label` holds 2, outside the range 0 to 1"),
+    ({"next_sentence_label": torch.tensor([0])}, r"`next_sentence_label` has the shape \[1\]"),
+    ({"attention_mask": torch.ones(2, 3, 3)}, r"`attention_mask` has the shape \[2, 3, 3\]"),
     ({"cu_seq_lens_q": torch.tensor([0, 3])}, "Packed batches"),
 ]
 

@@ -102,3 +102,26 @@ def test_opens_from_every_kind_of_folder_and_round_trips(tokenizers, tmp_path, d
 def test_a_vocabulary_without_special_tokens_is_refused():
     with pytest.raises(ValueError, match=r"The vocabulary of 4 word pieces lacks \[SEP\], \[MASK\]; it must hold"):
         snugbert.SnugBertTokenizer({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "a": 3})
+
+
+def test_a_replaced_special_token_round_trips(tmp_path):
+    pieces = {piece: index for index, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
+    for tokenizer_class in (snugbert.SnugBertTokenizer, BertTokenizer):
+        tokenizer = tokenizer_class(pieces)
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+        tokenizer.save_pretrained(tmp_path / tokenizer_class.__name__)
+        again = tokenizer_class.from_pretrained(tmp_path / tokenizer_class.__name__)
+        assert (again.mask_token, again("a <mask>")["input_ids"]) == ("<mask>", [2, 5, 7, 3])
+        other = tokenizer_class.from_pretrained(tmp_path / tokenizer_class.__name__, cls_token="b")
+        assert other("a")["input_ids"] == [6, 5, 3]
+
+
+def test_a_vocabulary_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n[UNK]\ncaf\xe9\n")
+    with pytest.raises(ValueError, match=r"vocab.txt, line 3: not UTF-8"):
+        snugbert.SnugBertTokenizer(tmp_path / "vocab.txt")
+    with pytest.raises(FileNotFoundError, match=r"nowhere.txt"):
+        snugbert.SnugBertTokenizer("nowhere.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"There is no tokenizer.json or vocab.txt in .*empty"):
+        snugbert.SnugBertTokenizer.from_pretrained(tmp_path / "empty")

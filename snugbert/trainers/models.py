@@ -74,7 +74,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     """
     name = str(model_args.config_name or model_args.model_name_or_path)
     try:
-        if name in SIZES:
+        if model_args.config_name in SIZES:
             config: PreTrainedConfig = SnugBertConfig.from_size(name)
         else:
             config = _read_config(name, model_args)
