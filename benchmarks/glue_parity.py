@@ -42,7 +42,7 @@ def compare(argv: list[str]) -> list[tuple[dict[str, float], float]]:
     splits = load_splits(data_args, ("train", "validation"))
     labels = choose_labels(data_args.task, splits, [])
     set_seed(training_args.seed)
-    ours = glue.load_model(model_args, config, labels)
+    ours = glue.load_classifier(model_args, config, labels)
     stock = BertForSequenceClassification(BertConfig(**{**config.to_dict(), "model_type": "bert"}))
     stock.load_state_dict(ours.state_dict())
     limits = {"train": data_args.max_train_samples, "validation": data_args.max_eval_samples}

@@ -311,6 +311,10 @@ BAD = [
     ({"tokenizer_name": None}, "--config_name alone says nothing of the vocabulary"),
     ({"tokenizer_name": "nowhere"}, "the tokenizer of nowhere cannot be used"),
     ({"max_seq_length": 513}, "--max_seq_length 513 must be at least 5 and at most the model's"),
+    ({"config_overrides": "num_attention_heads=3"}, "is not a multiple of `num_attention_heads` 3"),
+    ({"attn_implementation": "nope"}, "the model tiny cannot be opened"),
+    ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor is not for pretraining"),
+    ({"tokenizer_name": "latin1_vocab"}, "vocab.txt, line 6: not UTF-8"),
     ({"resume_from_checkpoint": "true"}, "holds no whole checkpoint"),
     ({"learning_rat": 1}, "unknown arguments: --learning_rat 1"),
     ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
@@ -332,6 +336,8 @@ def bad_files(tmp_path_factory):
     (folder / "table.csv").write_text("text\na\n")
     (folder / "no_special").mkdir()
     (folder / "no_special/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    (folder / "latin1_vocab").mkdir()
+    (folder / "latin1_vocab/vocab.txt").write_bytes(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncaf\xe9\n")
     return folder
 
 

@@ -25,12 +25,10 @@ from transformers import (
     set_seed,
 )
 
-from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.modeling_snugbert import SnugBertForSequenceClassification
 from snugbert.trainers.command_line import InputError, claim_output_dir, parse_arguments, set_up
 from snugbert.trainers.glue_data import TASKS, DataArguments, Split, choose_labels, encode_labels, load_splits
 from snugbert.trainers.metrics import GlueMetric
-from snugbert.trainers.models import ModelArguments, load_config, load_tokenizer, load_weights
+from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +78,9 @@ class FineTuningArguments(TrainingArguments):
 # --- model ------------------------------------------------------------------------------------------------------
 
 
-def load_model(model_args: ClassifierArguments, config: PreTrainedConfig, labels: list[str] | None) -> PreTrainedModel:
+def load_classifier(
+    model_args: ClassifierArguments, config: PreTrainedConfig, labels: list[str] | None
+) -> PreTrainedModel:
     """The checkpoint's model, or one of random weights, with a classifier.
 
     Args:
@@ -94,19 +94,17 @@ def load_model(model_args: ClassifierArguments, config: PreTrainedConfig, labels
     config.problem_type = "single_label_classification" if labels else "regression"
     config.id2label = dict(enumerate(labels or ["LABEL_0"]))
     config.label2id = {label: i for i, label in config.id2label.items()}
-    name = model_args.model_name_or_path
-    if name is None:
-        return AutoModelForSequenceClassification.from_config(config)
-    ours = isinstance(config, SnugBertConfig)
-    model_class = SnugBertForSequenceClassification if ours else AutoModelForSequenceClassification
     try:
-        return load_weights(
-            model_class, model_args, config, ignore_mismatched_sizes=model_args.ignore_mismatched_sizes
+        return load_model(
+            AutoModelForSequenceClassification,
+            model_args,
+            config,
+            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
         )
     except RuntimeError as error:
         raise InputError(
-            f"the weights of {name} do not fit; if its classifier has other than the {config.num_labels} labels of "
-            "these data, --ignore_mismatched_sizes replaces it."
+            f"the weights of {model_args.model_name_or_path} do not fit; if its classifier has other than the "
+            f"{config.num_labels} labels of these data, --ignore_mismatched_sizes replaces it."
         ) from error
 
 
@@ -218,7 +216,7 @@ def main(argv: list[str]) -> None:
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     labels = choose_labels(data_args.task, splits, [label for _, label in sorted((config.id2label or {}).items())])
-    model = load_model(model_args, config, labels)
+    model = load_classifier(model_args, config, labels)
 
     max_length = longest(model, tokenizer, data_args.max_seq_length)
     padding = "max_length" if data_args.pad_to_max_length else False

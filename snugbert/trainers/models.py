@@ -128,17 +128,26 @@ def load_tokenizer(model_args: ModelArguments) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_weights(
-    model_class: Any, model_args: ModelArguments, config: PreTrainedConfig, **kwargs: Any
+def load_model(
+    auto_class: Any, model_args: ModelArguments, config: PreTrainedConfig, **kwargs: Any
 ) -> PreTrainedModel:
-    """The checkpoint as a model of a class or an Auto class; `kwargs` go to `from_pretrained`.
+    """The model of a checkpoint, or one of random weights if none is named, in float32.
+
+    Args:
+        auto_class: such as `AutoModelForPreTraining`. The class of `config` decides what it makes of a checkpoint.
+        model_args: which checkpoint.
+        config: from [`load_config`].
+        kwargs: go to `from_pretrained`.
 
     Raises:
-        InputError: the weights cannot be opened.
+        InputError: the weights cannot be opened, or the attention implementation is unknown.
+        RuntimeError: the weights do not fit the configuration.
     """
     name = model_args.model_name_or_path
     try:
-        # float32 whatever the file has: AdamW's steps are lost in 16 bits. --bf16 is for speed.
-        return model_class.from_pretrained(name, config=config, dtype=torch.float32, **kwargs, **model_args.hub)
-    except OSError as error:
-        raise InputError(f"the weights of {name} cannot be opened: {error}") from error
+        if name is None:
+            return auto_class.from_config(config)
+        # Whatever the file has: AdamW's steps are lost in 16 bits. --bf16 is for speed.
+        return auto_class.from_pretrained(name, config=config, dtype=torch.float32, **kwargs, **model_args.hub)
+    except (OSError, ValueError) as error:
+        raise InputError(f"the model {name or model_args.config_name} cannot be opened: {error}") from error

@@ -15,12 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoModelForPreTraining,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.modeling_snugbert import SnugBertForPreTraining
 from snugbert.trainers.command_line import InputError, claim_output_dir, parse_arguments, set_up
-from snugbert.trainers.models import ModelArguments, load_config, load_tokenizer
+from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.documents import (
     Corpus,
@@ -275,6 +282,8 @@ def main(argv: list[str]) -> None:
     # --do_eval alone evaluates alone. With --eval_strategy it means during training; TrainingArguments sets it then.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
+    if training_args.label_smoothing_factor:
+        raise InputError("--label_smoothing_factor is not for pretraining, which has two losses.")
     set_up(training_args)
     checkpoint = claim_output_dir(training_args, data_args.overwrite_output_dir)
     set_seed(training_args.seed)
@@ -336,15 +345,8 @@ def _load_model(
 ) -> PreTrainedModel:
     config = load_config(model_args, tokenizer)
     if not isinstance(config, SnugBertConfig):
-        raise InputError(
-            f"{model_args.model_name_or_path} is a {config.model_type} model; SnugBERT and BERT go on here."
-        )
-    if model_args.model_name_or_path is None:
-        model = SnugBertForPreTraining(config)
-    else:
-        model = SnugBertForPreTraining.from_pretrained(
-            model_args.model_name_or_path, config=config, dtype=torch.float32, **model_args.hub
-        )
+        raise InputError(f"the model is of type {config.model_type}; only snugbert and bert can be pretrained.")
+    model = load_model(AutoModelForPreTraining, model_args, config)
     if len(tokenizer) > config.vocab_size:
         raise InputError(
             f"the tokenizer has {len(tokenizer)} word pieces, the model only {config.vocab_size}; "
