@@ -4,6 +4,9 @@ Importing this package registers its configuration, tokenizer and models with tr
 them as custom code, which travels along with `save_pretrained` and `push_to_hub`.
 """
 
+from importlib import import_module
+from typing import Any
+
 import transformers
 
 from snugbert.configuration_snugbert import SnugBertConfig
@@ -31,8 +34,26 @@ for _auto_class, _model_class in AUTO_CLASSES.items():
     getattr(transformers, _auto_class).register(SnugBertConfig, _model_class)
     _model_class.register_for_auto_class(_auto_class)
 
+
+_OF_PRETRAINING = {
+    "PretrainingArguments": "trainer",
+    "PretrainingTrainer": "trainer",
+    "SnugBertDataCollatorForPreTraining": "collator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Training needs libraries that take seconds to import; whoever only loads a model does not wait for them.
+    if name in _OF_PRETRAINING:
+        return getattr(import_module(f"snugbert.trainers.pretraining.{_OF_PRETRAINING[name]}"), name)
+    raise AttributeError(f"module 'snugbert' has no attribute {name!r}")
+
+
 __all__ = [
+    "PretrainingArguments",
+    "PretrainingTrainer",
     "SnugBertConfig",
+    "SnugBertDataCollatorForPreTraining",
     "SnugBertForMaskedLM",
     "SnugBertForMultipleChoice",
     "SnugBertForNextSentencePrediction",

@@ -1,7 +1,6 @@
 """`snugbert <command> ...`: finds the command and hands over its arguments.
 
-A command is a function `main(argv)` in a module of `snugbert.trainers`, imported only when it is called: nobody
-waits for `datasets` to start before they read `snugbert --help`.
+A command is a function `main(argv)` in a module of `snugbert.trainers`, imported only when it is called.
 """
 
 import sys
@@ -12,7 +11,7 @@ from snugbert import __version__
 # command -> (module with `main(argv)`, one line of help)
 COMMANDS = {
     "vocabulary": ("snugbert.trainers.vocabulary", "train a WordPiece vocabulary on text files"),
-    "pretrain": ("snugbert.trainers.pretraining.trainer", "pretrain with masked tokens and next sentences"),
+    "pretrain": ("snugbert.trainers.pretraining.command", "pretrain with masked tokens and next sentences"),
     "glue": ("snugbert.trainers.glue", "fine-tune and score on classification of sentences and sentence pairs"),
 }
 
@@ -50,15 +49,17 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
 
+    from safetensors import SafetensorError
+
     from snugbert.trainers.command_line import InputError
 
     try:
         import_module(COMMANDS[command][0]).main(rest)
-    except (InputError, OSError) as error:
+    except (InputError, OSError, SafetensorError) as error:  # the last: a disk that is full
         message = " ".join(str(error).split())  # the Hub's own have several lines
         print(f"snugbert {command}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"snugbert {command}: interrupted", file=sys.stderr)
+        print(f"\nsnugbert {command}: interrupted; checkpoints stay (--resume_from_checkpoint true)", file=sys.stderr)
         return 130
     return 0

@@ -12,10 +12,10 @@ import snugbert
 from snugbert.cli import main as snugbert_command
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
+from snugbert.trainers.pretraining.command import unigram_baseline
 from snugbert.trainers.pretraining.documents import Corpus, find_files, read_documents, read_lines, tokenize_corpus
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.sentence_pairs import SentencePairDataset, make_sentence_pairs
-from snugbert.trainers.pretraining.trainer import unigram_baseline
 
 DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
 
@@ -90,7 +90,12 @@ def test_pairs_follow_the_recipe(corpus, max_seq_length):
     # Where nothing was cut off, the second half begins where the first ends.
     uncut = is_next & (first + second < max_seq_length - 3)
     assert (pairs.spans[uncut, 1] == pairs.spans[uncut, 2]).all()
-    if max_seq_length == 128:
+    if max_seq_length == 128:  # short targets cut nothing off
+        short = make_sentence_pairs(corpus, max_seq_length, short_seq_prob=1.0, seed=1).spans
+        assert (short[:, 3] - short[:, 2] + short[:, 1] - short[:, 0]).mean() < 100
+        assert (
+            np.isin(short[:, 0], corpus.sentences).mean() > np.isin(pairs.spans[:, 0], corpus.sentences).mean() + 0.1
+        )
         assert abs(is_next.mean() - 0.5) < 0.02
         assert (first + second).mean() > 0.9 * 125
 
@@ -269,29 +274,76 @@ def test_do_eval_alone_does_not_train_and_holds_out_documents(small_run, tmp_pat
     assert (tmp_path / "model/model.safetensors").read_bytes() == before
 
 
+def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
+    run(small_run, output_dir=tmp_path, save_strategy="no")
+    trained = json.loads((tmp_path / "eval_results.json").read_text())
+    capsys.readouterr()
+    more = {"config_name": None, "model_name_or_path": tmp_path, "train_file": None, "do_eval": "true"}
+    assert run(small_run | more, output_dir=tmp_path / "evaluated") == 0
+    evaluated = json.loads((tmp_path / "evaluated/eval_results.json").read_text())
+    assert evaluated["eval_mlm_loss"] == pytest.approx(trained["eval_mlm_loss"])
+    assert "masked token loss" in capsys.readouterr().out
+
+
 def test_an_output_folder_with_a_run_is_kept(small_run, tmp_path, capsys):
     run(small_run, output_dir=tmp_path, save_steps=4)
     weights = (tmp_path / "model.safetensors").read_bytes()
     assert run(small_run, output_dir=tmp_path, seed=1) == 2
     assert "already holds a run" in capsys.readouterr().err
+    # Even --overwrite_output_dir removes nothing before the new run is about to train.
+    assert run(small_run, output_dir=tmp_path, train_file="typo.txt", overwrite_output_dir="true") == 2
+    assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
     assert (tmp_path / "model.safetensors").read_bytes() == weights
-    assert run(small_run, output_dir=tmp_path, seed=1, overwrite_output_dir="true") == 0
+    assert run(small_run, output_dir=tmp_path, seed=1, save_strategy="no", overwrite_output_dir="true") == 0
     assert (tmp_path / "model.safetensors").read_bytes() != weights
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_a_run_goes_on_from_its_newest_whole_checkpoint(small_run, tmp_path, caplog):
+    run(small_run, output_dir=tmp_path, save_steps=4)
+    (tmp_path / "checkpoint-8/trainer_state.json").unlink()  # as if the disk had been full
+    more = {"resume_from_checkpoint": "true", "max_steps": 10}
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    assert "checkpoint-8 is not a whole checkpoint" in caplog.text
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["global_step"] == 10
+    assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
+
+
+def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
+    strategies = {f"{what}_strategy": "epoch" for what in ("save", "eval", "logging")}
+    more = {"max_steps": None, "num_train_epochs": 2, "per_device_train_batch_size": 64}
+    assert run(small_run | more, output_dir=tmp_path, **strategies) == 0
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert [round(line["epoch"]) for line in history if "loss" in line] == [1, 2]
+    assert [round(line["epoch"]) for line in history if "eval_loss" in line] == [1, 2]
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
 
 
 def test_arguments_from_a_yaml_file_yield_to_the_command_line(small_run, tmp_path):
-    lines = [f"{name}: {value}" for name, value in small_run.items()]
-    (tmp_path / "run.yaml").write_text(
-        "\n".join([*lines, "warmup_ratio: 0.1", "max_steps: 5"]).replace("max_steps: 8\n", "")
-    )
+    rows = [{"body": text.replace("\n", " \n")} for text in small_run["train_file"].read_text().split("\n\n")]
+    Dataset.from_list(rows).to_parquet(tmp_path / "data/train.parquet")
+    lines = [f"{name}: {value}" for name, value in small_run.items() if name != "train_file"]
+    lines += ["warmup_ratio: 0.1", "save_strategy: no", "seed: null", f"dataset_name: {tmp_path / 'data'}"]
+    lines += [
+        "text_column_name: body",
+        "lr_scheduler_type: cosine_with_min_lr",
+        "lr_scheduler_kwargs: {min_lr: 0.00001}",
+    ]
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
     more = ["--config", str(tmp_path / "run.yaml"), "--max_steps", "3", "--output_dir", str(tmp_path / "out")]
     assert snugbert_command(["pretrain", *more]) == 0
     assert json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 3
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 
 BAD = [
     ({"train_file": "nowhere.txt"}, "there is no file nowhere.txt"),
-    ({"train_file": None}, "exactly one of --train_file and --dataset_name"),
+    ({"train_file": None}, "there is no text; name it with --train_file"),
+    ({"dataset_name": "x"}, "either with --train_file or with --dataset_name"),
+    ({"train_file": None, "dataset_name": "nowhere"}, "the dataset 'nowhere' with split 'train' cannot be loaded"),
+    ({"train_file": "long_sentences.txt"}, "the training text gives no pair of next sentences"),
+    ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"train_file": "empty.txt"}, "the training text is empty"),
     ({"train_file": "one_document.txt"}, "a single document of 3 sentences"),
     ({"train_file": "one_sentence_each.txt"}, "every document of the training text is a single sentence"),
@@ -315,6 +367,9 @@ BAD = [
     ({"attn_implementation": "nope"}, "the model tiny cannot be opened"),
     ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor is not for pretraining"),
     ({"tokenizer_name": "latin1_vocab"}, "vocab.txt, line 6: not UTF-8"),
+    ({"report_to": "tensorboardx"}, "tensorboardx"),
+    ({"learning_rate": -1}, "--learning_rate -1.0 must not be negative"),
+    ({"mlm_probability": 2}, "--mlm_probability 2.0 must be between 0 and 1"),
     ({"resume_from_checkpoint": "true"}, "holds no whole checkpoint"),
     ({"learning_rat": 1}, "unknown arguments: --learning_rat 1"),
     ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
@@ -328,6 +383,8 @@ def bad_files(tmp_path_factory):
     (folder / "empty.txt").write_text("\n\n")
     (folder / "one_document.txt").write_text("a .\nb .\nc .\n")
     (folder / "one_sentence_each.txt").write_text("a .\n\nb .\n\nc .\n")
+    (folder / "two.txt").write_text("a .\nb .\n\nc .\nd .\n")
+    (folder / "long_sentences.txt").write_text("\n\n".join(f"{'w0a ' * 50}\n{'w0b ' * 50}" for _ in range(5)))
     (folder / "latin1.txt").write_bytes(b"fine\ncaf\xe9\n")
     (folder / "latin1.txt.gz").write_bytes(gzip.compress(b"fine\ncaf\xe9\n"))
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"some text " * 1000)[:40])

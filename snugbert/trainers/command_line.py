@@ -95,42 +95,59 @@ def _arguments_of_yaml(file: Path) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: there is no file {file}.")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        text = file.read_text(encoding="utf-8")
+        content = yaml.load(text, yaml.BaseLoader) or {}  # words as they stand: `no` is a strategy, not False
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"--config: {file} must hold `name: value` lines.")
     arguments = []
     for name, value in content.items():
-        if value is None:
+        if name == "config":
+            raise InputError(f"--config: {file} names another file with `config`; put its arguments here.")
+        if value in ("", "~", "null"):
             continue
         arguments.append(_renamed(f"--{name}"))
         if isinstance(value, list):
-            arguments.extend(str(item) for item in value)
+            arguments.extend(value)
         else:
-            arguments.append(json.dumps(value) if isinstance(value, dict) else str(value))
+            # An argument that is a dictionary is given as JSON, with its numbers as such.
+            arguments.append(json.dumps(yaml.safe_load(text)[name]) if isinstance(value, dict) else value)
     return arguments
 
 
 def set_up(training_args: TrainingArguments) -> None:
-    """What every run wants: log lines on standard error, from the main process only, and no idle warnings."""
+    """What every run wants: log lines on standard error, from the main process only, one GPU a process.
+
+    Raises:
+        InputError: a negative learning rate or seed.
+    """
+    for name in ("learning_rate", "seed"):
+        if getattr(training_args, name) < 0:
+            raise InputError(f"--{name} {getattr(training_args, name)} must not be negative.")
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     level = logging.INFO if training_args.should_log else logging.ERROR
     logging.getLogger("snugbert").setLevel(level)
     # Trainer's own INFO lines repeat what we print; its warnings matter.
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # of reading and writing weights; training keeps its own
+    if training_args.n_gpu > 1:
+        # Trainer would split every batch over them within one process, which is slow and cannot divide a loss exactly.
+        logging.getLogger(__name__).warning(
+            "one of %d GPUs is used; for all of them: accelerate launch -m snugbert ...", training_args.n_gpu
+        )
+        training_args._n_gpu = 1
     if not torch.accelerator.is_available():
         training_args.dataloader_pin_memory = False  # torch warns at every epoch that there is nothing to pin for
 
 
 def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
-    """Makes sure that a run cannot overwrite another by accident, and says where to resume.
+    """Makes sure that a run cannot overwrite another by accident, and says where to resume. Changes nothing.
 
     Args:
         training_args: `output_dir` is looked at; `resume_from_checkpoint` may be a folder or "true" for the newest
             whole checkpoint of `output_dir`.
-        overwrite: remove the checkpoints of the run that is there and start anew.
+        overwrite: the run that is there may be replaced, see [`clear_output_dir`].
 
     Returns:
         The checkpoint folder to resume from, or None to start from the beginning.
@@ -140,31 +157,43 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
             resume from is missing or not whole.
     """
     output_dir = Path(training_args.output_dir or "")
-    resume = training_args.resume_from_checkpoint
-    if resume and str(resume).lower() != "false":
-        if str(resume).lower() != "true":
-            if not _is_whole(Path(resume)):
-                raise InputError(f"--resume_from_checkpoint: {resume} is not a whole checkpoint folder.")
-            return str(resume)
+    resume = str(training_args.resume_from_checkpoint or "false")
+    checkpoint = None
+    if resume.lower() == "true":
         checkpoint = newest_checkpoint(output_dir)
         if checkpoint is None:
             raise InputError(f"--resume_from_checkpoint true: {output_dir} holds no whole checkpoint to resume from.")
-        return str(checkpoint)
+    elif resume.lower() != "false":
+        checkpoint = Path(resume)
+        if not _is_whole(checkpoint):
+            raise InputError(f"--resume_from_checkpoint: {resume} is not a whole checkpoint folder.")
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
-    checkpoints = list(output_dir.glob("checkpoint-*"))
-    if checkpoints or (output_dir / "config.json").exists() or (output_dir / "trainer_state.json").exists():
-        if not overwrite:
-            raise InputError(
-                f"--output_dir: {output_dir} already holds a run; choose another folder, go on with it "
-                "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
-            )
-        if training_args.should_save:
-            for checkpoint in checkpoints:
-                shutil.rmtree(checkpoint)
-            for results in (*output_dir.glob("*_results.json"), output_dir / "trainer_state.json"):
-                results.unlink(missing_ok=True)  # Trainer would merge its figures into the old ones
-    return None
+    resumes_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
+    if _files_of_a_run(output_dir) and not resumes_here and not overwrite:
+        raise InputError(
+            f"--output_dir: {output_dir} already holds a run; choose another folder, go on with it "
+            "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
+        )
+    return None if checkpoint is None else str(checkpoint)
+
+
+def clear_output_dir(training_args: TrainingArguments) -> None:
+    """Removes the checkpoints and figures of an earlier run; call it when nothing can go wrong any more.
+
+    Its weights stay until the new ones replace them.
+    """
+    if training_args.should_save:
+        for path in _files_of_a_run(Path(training_args.output_dir or "")):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "config.json":
+                path.unlink()
+
+
+def _files_of_a_run(output_dir: Path) -> list[Path]:
+    patterns = ("checkpoint-*", "*_results.json", "trainer_state.json", "config.json")
+    return [path for pattern in patterns for path in output_dir.glob(pattern)]
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
@@ -182,9 +211,10 @@ def newest_checkpoint(output_dir: Path) -> Path | None:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    # Trainer writes trainer_state.json after everything else, so a checkpoint that has it was written to the end.
+    # Trainer writes trainer_state.json after everything else, so a checkpoint that has it was written to the end. One
+    # without an optimizer (--save_only_model) is whole, but nothing to resume from.
     try:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return True
+    return any(True for pattern in ("optimizer*", "global_step*") for _ in checkpoint.glob(pattern))

@@ -25,7 +25,13 @@ from transformers import (
     set_seed,
 )
 
-from snugbert.trainers.command_line import InputError, claim_output_dir, parse_arguments, set_up
+from snugbert.trainers.command_line import (
+    InputError,
+    claim_output_dir,
+    clear_output_dir,
+    parse_arguments,
+    set_up,
+)
 from snugbert.trainers.glue_data import TASKS, DataArguments, Split, choose_labels, encode_labels, load_splits
 from snugbert.trainers.metrics import GlueMetric
 from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
@@ -69,7 +75,10 @@ class FineTuningArguments(TrainingArguments):
     )
 
     def __post_init__(self):
-        # With none of the three, all that the data allow is done. Looked at here: an eval_strategy sets do_eval.
+        # With none of the three, all that the data allow is done. An eval_strategy means training with evaluation.
+        if self.eval_strategy != "no":
+            self.do_train = self.do_train or not (self.do_eval or self.do_predict)
+            self.do_eval = True
         asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}
         self.wanted_splits = tuple(split for split in asked if asked[split]) or None
         super().__post_init__()
@@ -94,18 +103,12 @@ def load_classifier(
     config.problem_type = "single_label_classification" if labels else "regression"
     config.id2label = dict(enumerate(labels or ["LABEL_0"]))
     config.label2id = {label: i for i, label in config.id2label.items()}
-    try:
-        return load_model(
-            AutoModelForSequenceClassification,
-            model_args,
-            config,
-            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
-        )
-    except RuntimeError as error:
-        raise InputError(
-            f"the weights of {model_args.model_name_or_path} do not fit; if its classifier has other than the "
-            f"{config.num_labels} labels of these data, --ignore_mismatched_sizes replaces it."
-        ) from error
+    return load_model(
+        AutoModelForSequenceClassification,
+        model_args,
+        config,
+        ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
+    )
 
 
 def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
@@ -240,6 +243,8 @@ def main(argv: list[str]) -> None:
         compute_metrics=lambda prediction: score(predicted(prediction.predictions, labels), prediction.label_ids),
     )
     if "train" in features:
+        if checkpoint is None:
+            clear_output_dir(training_args)
         train(trainer, checkpoint, len(features["train"]))
     if "validation" in features:
         evaluate(trainer, features["validation"], labels, score)

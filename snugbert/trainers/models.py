@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
@@ -140,8 +141,8 @@ def load_model(
         kwargs: go to `from_pretrained`.
 
     Raises:
-        InputError: the weights cannot be opened, or the attention implementation is unknown.
-        RuntimeError: the weights do not fit the configuration.
+        InputError: the weights cannot be opened or do not fit the configuration, or the attention implementation is
+            unknown or not installed.
     """
     name = model_args.model_name_or_path
     try:
@@ -149,5 +150,13 @@ def load_model(
             return auto_class.from_config(config)
         # Whatever the file has: AdamW's steps are lost in 16 bits. --bf16 is for speed.
         return auto_class.from_pretrained(name, config=config, dtype=torch.float32, **kwargs, **model_args.hub)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise InputError(f"the model {name or model_args.config_name} cannot be opened: {error}") from error
+    except RuntimeError as error:
+        remedy = ""
+        if "ignore_mismatched_sizes" in kwargs:
+            remedy = (
+                f"; if its classifier has other than the {config.num_labels} labels of these data, "
+                "--ignore_mismatched_sizes replaces it"
+            )
+        raise InputError(f"the weights of {name} do not fit its configuration{remedy}.") from error

@@ -85,7 +85,8 @@ def main(argv: list[str]) -> None:
         (VocabularyArguments,), argv, "snugbert vocabulary", "Train a WordPiece vocabulary on text."
     )
     output_dir = Path(args.output_dir)
-    if (output_dir / "tokenizer.json").exists() and not args.overwrite_output_dir:
+    there = any((output_dir / name).exists() for name in ("tokenizer.json", "vocab.txt"))
+    if there and not args.overwrite_output_dir:
         raise InputError(
             f"--output_dir: {output_dir} already holds a tokenizer; choose another folder or replace it "
             "(--overwrite_output_dir)."
@@ -133,10 +134,18 @@ def _lines(args: VocabularyArguments) -> Iterator[str]:
 
 
 def _source(args: VocabularyArguments) -> str:
-    if args.dataset_name:
-        config = ["--dataset_config_name", args.dataset_config_name] if args.dataset_config_name else []
-        return shlex.join(["--dataset_name", args.dataset_name, *config])
-    return shlex.join(["--train_file", *args.train_file])
+    """The arguments that name the text, for messages and for the next command."""
+    if args.train_file:
+        source = ["--train_file", *args.train_file]
+    else:
+        source = ["--dataset_name", str(args.dataset_name)]
+        if args.dataset_config_name:
+            source += ["--dataset_config_name", args.dataset_config_name]
+        if args.dataset_split != "train":
+            source += ["--dataset_split", args.dataset_split]
+    if args.text_column_name != "text":
+        source += ["--text_column_name", args.text_column_name]
+    return shlex.join(source)
 
 
 def count_words(lines: Iterable[str], tokenizer: SnugBertTokenizer, show_progress: bool = True) -> Counter[str]:

@@ -19,12 +19,10 @@ class SnugBertDataCollatorForPreTraining:
     Args:
         tokenizer: a tokenizer with [PAD], [CLS], [SEP] and [MASK].
         mlm_probability: share of the tokens to predict; 0.15 in the paper (section 3.1).
-        pad_to_multiple_of: length of the batch is a multiple of this, if given.
     """
 
     tokenizer: Any
     mlm_probability: float = 0.15
-    pad_to_multiple_of: int | None = None
     replacements: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -34,8 +32,6 @@ class SnugBertDataCollatorForPreTraining:
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Examples -> `input_ids`, `token_type_ids`, `attention_mask`, `labels` (B, L), `next_sentence_label` (B,)."""
         length = max(len(example["input_ids"]) for example in examples)
-        if self.pad_to_multiple_of:
-            length += -length % self.pad_to_multiple_of
         shape = (len(examples), length)
         input_ids = np.full(shape, self.tokenizer.pad_token_id)
         token_type_ids = np.zeros(shape, dtype=np.int64)

@@ -48,8 +48,8 @@ def make_sentence_pairs(
         seed, epoch: choose lengths, halves, random documents and what truncation drops.
 
     Sentences are gathered until the target length is reached, and split into halves at a random sentence. A random
-    second half takes the place of the real one, which goes back to the text still to be used. What is over the target
-    length is cut from the longer half, word piece by word piece, at either end at random.
+    second half takes the place of the real one, which goes back to the text still to be used. What is over
+    `max_seq_length` is cut from the longer half, word piece by word piece, at either end at random.
 
     Raises:
         ValueError: fewer than two documents, or a `max_seq_length` below 5.
@@ -98,7 +98,7 @@ def make_sentence_pairs(
                     sentences[first_end],
                     sentences[second_start],
                     sentences[second_end],
-                    target,
+                    longest,
                     rng,
                 )
             )
@@ -113,10 +113,10 @@ def _sentences_up_to(sentences: list[int], start: int, tokens: int, end: int) ->
 
 
 def _truncate(
-    first_start: int, first_end: int, second_start: int, second_end: int, target: int, rng: random.Random
+    first_start: int, first_end: int, second_start: int, second_end: int, longest: int, rng: random.Random
 ) -> tuple[int, int, int, int]:
     first, second = first_end - first_start, second_end - second_start
-    excess = first + second - target
+    excess = first + second - longest
     if excess > 0:
         # Dropping one word piece at a time from the longer span evens the lengths first and then alternates.
         from_first = min(excess, max(first - second, 0))
@@ -144,6 +144,10 @@ class SentencePairDataset(torch.utils.data.Dataset):
         max_seq_length, short_seq_prob, seed: as in [`make_sentence_pairs`].
         num_examples: length of the dataset; one epoch if None.
 
+    Attributes:
+        epoch_length: examples of an epoch.
+        share_next: share of epoch 0's pairs in which the second span follows the first.
+
     An example has `input_ids` and `token_type_ids` (arrays of the same length), `next_sentence_label`, and
     `mask_seed`, from which its masks are drawn.
     """
@@ -166,6 +170,7 @@ class SentencePairDataset(torch.utils.data.Dataset):
         self.seed = seed
         self._make_epoch(0)
         self.epoch_length = len(self._pairs.labels)
+        self.share_next = float((self._pairs.labels == 0).mean())
         self.num_examples = self.epoch_length if num_examples is None else num_examples
 
     def _make_epoch(self, epoch: int) -> None:
