@@ -110,12 +110,14 @@ def write_text_and_task(folder: Path) -> None:
     """Writes text/{train,validation}.txt for pretraining and task/{train,validation}.csv for classification."""
     documents: dict[str, list[list[str]]] = {"train": [], "validation": []}
     examples: dict[str, list[tuple[str, str]]] = {"train": [], "validation": []}
-    number = 0
+    seen: set[str] = set()  # a docstring that stands in several places must not be on both sides
     for path, texts in docstrings(Path(sysconfig.get_path("stdlib"))):
         document: dict[str, list[str]] = {"train": [], "validation": []}
         for text in texts:
-            number += 1
-            split = "train" if number % HELD_OUT else "validation"
+            if text in seen:
+                continue
+            seen.add(text)
+            split = "train" if len(seen) % HELD_OUT else "validation"
             document[split] += paragraphs(text)
             if len(path) > 1 and len(text) >= SHORTEST_DOCSTRING:
                 examples[split].append((" ".join(text.split()), path[0]))

@@ -67,6 +67,8 @@ def test_sentences_and_documents_are_where_they_should_be():
     corpus = tokenize_corpus(iter(documents), tokenizer, None, show_progress=False)
     assert corpus.sentences.tolist() == [0, 7, 8, 10]
     assert corpus.tokens.dtype == np.uint16
+    special = tokenize_corpus([["[MASK] run"]], tokenizer, None, show_progress=False)
+    assert special.tokens.tolist() == [1, 1, 1, 7]  # unknown characters, no special token
 
 
 # --- pairs and masks --------------------------------------------------------------------------------------------

@@ -232,6 +232,10 @@ def test_text_has_to_come_from_somewhere(tmp_path: Path):
 
 
 def test_output_folder_is_not_overwritten_by_accident(tmp_path: Path, text_file: Path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/vocab.txt").write_text("somebody else's")
+    with pytest.raises(InputError, match="already holds a tokenizer"):
+        train(tmp_path / "theirs", "--train_file", text_file)
     first = train(tmp_path / "tok", "--train_file", text_file)
     with pytest.raises(InputError, match=r"already holds a tokenizer; .*--overwrite_output_dir"):
         train(tmp_path / "tok", "--train_file", text_file, "--vocab_size", "60")

@@ -198,7 +198,12 @@ def tokenize_corpus(
             split = [document if language is None else split_sentences(document, language) for document in batch]
             flat = [sentence for document in split for sentence in document]
             ids = tokenizer(
-                flat, add_special_tokens=False, return_token_type_ids=False, return_attention_mask=False, verbose=False
+                flat,
+                add_special_tokens=False,
+                split_special_tokens=True,  # "[MASK]" in a text is three pieces, not the token
+                return_token_type_ids=False,
+                return_attention_mask=False,
+                verbose=False,
             )["input_ids"]
             lengths = np.array([len(sentence) for sentence in ids], dtype=np.int64)
             pieces.append(np.fromiter((piece for sentence in ids for piece in sentence), dtype, count=lengths.sum()))
