@@ -66,7 +66,11 @@ class SnugBertEmbeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         if config.position_embedding_type == "sinusoidal":
             self.position_embeddings: nn.Module = SnugBertSinusoidalPositions(config.hidden_size)
+            # Vaswani et al. multiply the word embeddings instead (section 3.4); with positions of amplitude 1 beside
+            # words of 0.02, LayerNorm would leave next to nothing of the words.
+            self.position_scale = config.initializer_range
         else:
+            self.position_scale = 1.0
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -76,7 +80,8 @@ class SnugBertEmbeddings(nn.Module):
     ) -> torch.Tensor:
         """[B, L, H] word embeddings, [B, L] segments, [1 or B, L] positions -> [B, L, H]."""
         embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
-        embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
+        positions = self.position_embeddings(position_ids) * self.position_scale
+        embeddings = embeddings + positions.to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
 
 
