@@ -3,16 +3,13 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test check clean
 
 demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in ten minutes
 	$(BIN)/python examples/demo.py demo-output
 
 test: .venv/installed-dev  ## the test suite
-	$(BIN)/pytest -m "not slow"
-
-test-slow: .venv/installed-dev  ## the tests that take minutes
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest
 
 check: .venv/installed-dev  ## lint, format, types, and the commands of the README
 	$(BIN)/ruff check .
