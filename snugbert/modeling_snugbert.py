@@ -3,7 +3,11 @@
 Parameters have the names of transformers' BertForPreTraining, so a BERT checkpoint loads with no conversion, and what
 is saved here opens in stock BERT once its configuration says `"model_type": "bert"`.
 
-Shapes in comments: B sequences, L tokens a sequence, H hidden size, V vocabulary size, M labelled tokens.
+The encoder works on the tokens of all sequences in one row, without padding ([`SnugBertBatch`]). Attention alone knows
+where a sequence ends. Heads gather the tokens they need from that row; what a caller gets is padded as his batch was.
+
+Shapes in comments: B rows of L columns in the caller's batch, N sequences, T tokens, H hidden size, V vocabulary size,
+M labelled tokens.
 """
 
 from collections.abc import Callable
@@ -16,7 +20,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
@@ -33,6 +36,16 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_snugbert import SnugBertConfig
+from .kernels_snugbert import Groups, SnugBertDropout, cross_entropy_sum, grouped_attention, wide
+from .packing_snugbert import (
+    SnugBertBatch,
+    attention_arguments,
+    check_range,
+    check_shape,
+    is_checkable,
+    is_ragged,
+    make_batch,
+)
 
 NSP_CLASSES = "is next, is random:"  # for complaints about a label
 IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators leave out
@@ -73,12 +86,12 @@ class SnugBertEmbeddings(nn.Module):
             self.position_scale = 1.0
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = SnugBertDropout(config.hidden_dropout_prob)
 
     def forward(
         self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor, position_ids: torch.Tensor
     ) -> torch.Tensor:
-        """[B, L, H] word embeddings, [B, L] segments, [1 or B, L] positions -> [B, L, H]."""
+        """[1, T, H] word embeddings, [1, T] segments, [1, T] positions -> [1, T, H]."""
         embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
         positions = self.position_embeddings(position_ids) * self.position_scale
         embeddings = embeddings + positions.to(embeddings.dtype)
@@ -105,6 +118,37 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2), weights
 
 
+def nested_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    scaling: float,
+    dropout: float,
+    **kwargs,
+) -> torch.Tensor:
+    """torch's attention on ragged batches, which on CUDA runs the kernels that SDPA has for even ones.
+
+    Query [queries, heads, D], key and value [T, heads, D] -> [queries, heads, D].
+    """
+
+    def nested(tokens: torch.Tensor, cu_seq_lens: torch.Tensor, max_length: int) -> torch.Tensor:
+        jagged = torch.nested.nested_tensor_from_jagged(tokens, cu_seq_lens, min_seqlen=1, max_seqlen=max_length)
+        return jagged.transpose(1, 2)
+
+    context = F.scaled_dot_product_attention(
+        nested(query, cu_seq_lens_q, max_length_q),
+        nested(key, cu_seq_lens_k, max_length_k),
+        nested(value, cu_seq_lens_k, max_length_k),
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return context.transpose(1, 2).values()
+
+
 class SnugBertSelfAttention(nn.Module):
     """Multi-head attention of every token to every token of its sequence."""
 
@@ -119,27 +163,59 @@ class SnugBertSelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs
+        self,
+        queries: torch.Tensor,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        batch_size: int | None = None,
+        groups: Groups | None = None,
+        padded_shape: tuple[int, int] | None = None,
+        places: torch.Tensor | None = None,
+        **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[B, L, H] -> [B, L, H] and the attention weights, where the implementation has them."""
-        heads = (*hidden_states.shape[:-1], -1, self.head_size)
+        """Lets [1, Q, H] attend to [1, T, H].
+
+        The arguments after the mask are those of [`attention_arguments`].
+
+        Returns:
+            [1, Q, H], and the attention weights where the implementation has them: [N, heads, L, L].
+        """
         query, key, value = (
-            projection(hidden_states).view(heads).transpose(1, 2) for projection in (self.query, self.key, self.value)
+            projection(tokens)[0].unflatten(-1, (-1, self.head_size))
+            for projection, tokens in ((self.query, queries), (self.key, hidden_states), (self.value, hidden_states))
         )
-        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        context, weights = attention(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
-            scaling=self.head_size**-0.5,
-            **kwargs,
-        )
-        return context.reshape(hidden_states.shape), weights
+        options = {
+            "scaling": self.head_size**-0.5,
+            "dropout": self.config.attention_probs_dropout_prob if self.training else 0.0,
+        }
+        implementation = self.config._attn_implementation
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        weights = None
+        if queries.shape[1] == 0:  # the gradients of keys and values are zeros, not None
+            context = query + 0 * (key.sum() + value.sum())
+        elif groups is not None:
+            context = grouped_attention(query, key, value, groups, **options)
+        elif batch_size is not None:
+            tensors = (tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value))
+            context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
+        elif padded_shape is not None and places is not None:
+            tensors = (_pad(tensor, places, padded_shape) for tensor in (query, key, value))
+            real = places.new_zeros(padded_shape, dtype=torch.bool).flatten().index_fill(0, places, True)
+            mask = real.view(padded_shape)[:, None, None]
+            context, weights = attention(self, *tensors, mask, **options, **kwargs)
+            context = context.flatten(0, 1).index_select(0, places)
+        elif implementation == "sdpa":
+            context = nested_attention(query, key, value, **options, **kwargs)
+        else:
+            tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+            context, weights = attention(self, *tensors, None, **options, **kwargs)
+        return context.reshape(queries.shape), weights
+
+
+def _pad(tokens: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """[T, heads, D] -> [N, heads, L, D], zero at padding."""
+    padded = tokens.new_zeros(shape[0] * shape[1], *tokens.shape[1:]).index_copy(0, places, tokens)
+    return padded.unflatten(0, shape).transpose(1, 2)
 
 
 class SnugBertResidual(nn.Module):
@@ -149,7 +225,7 @@ class SnugBertResidual(nn.Module):
         super().__init__()
         self.dense = nn.Linear(input_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = SnugBertDropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """[..., input size], [..., H] -> [..., H]."""
@@ -164,10 +240,17 @@ class SnugBertAttention(nn.Module):
         self.self = SnugBertSelfAttention(config)
         self.output = SnugBertResidual(config, config.hidden_size)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> torch.Tensor:
-        """[B, L, H] -> [B, L, H]."""
-        context, _ = self.self(hidden_states, attention_mask, **kwargs)
-        return self.output(context, hidden_states)
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        queries: torch.Tensor | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices."""
+        queried = hidden_states if queries is None else hidden_states.index_select(1, queries)
+        context, _ = self.self(queried, hidden_states, attention_mask, **kwargs)
+        return self.output(context, queried)
 
 
 class SnugBertIntermediate(nn.Module):
@@ -192,9 +275,15 @@ class SnugBertLayer(GradientCheckpointingLayer):
         self.intermediate = SnugBertIntermediate(config)
         self.output = SnugBertResidual(config, config.intermediate_size)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> torch.Tensor:
-        """[B, L, H] -> [B, L, H]."""
-        hidden_states = self.attention(hidden_states, attention_mask, **kwargs)
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        queries: torch.Tensor | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices."""
+        hidden_states = self.attention(hidden_states, attention_mask, queries, **kwargs)
         return self.output(self.intermediate(hidden_states), hidden_states)
 
 
@@ -203,30 +292,30 @@ class SnugBertEncoder(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
+        self.config = config
         self.layer = nn.ModuleList([SnugBertLayer(config) for _ in range(config.num_hidden_layers)])
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs) -> torch.Tensor:
-        """[B, L, H] -> [B, L, H]."""
-        for layer in self.layer:
-            hidden_states = layer(hidden_states, attention_mask, **kwargs)
-        return hidden_states
+    def forward(
+        self, hidden_states: torch.Tensor, batch: SnugBertBatch, queries: torch.Tensor | None = None, **kwargs
+    ) -> torch.Tensor:
+        """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices, in order."""
+        arguments = attention_arguments(self.config, batch, None)
+        for layer in self.layer[:-1]:
+            hidden_states = layer(hidden_states, batch.attention_mask, **arguments, **kwargs)
+        if queries is not None:
+            arguments = attention_arguments(self.config, batch, queries)
+        return self.layer[-1](hidden_states, batch.attention_mask, queries, **arguments, **kwargs)
 
 
 class SnugBertPooler(nn.Module):
-    """Dense layer and tanh on the first real token of each sequence, [CLS]."""
+    """Dense layer and tanh on the first token of each sequence, [CLS]."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """[B, L, H], [B, L] -> [B, H]."""
-        if attention_mask is None or attention_mask.dim() != 2:
-            first_tokens = hidden_states[:, 0]
-        else:
-            # Stock BERT reads column 0, which is padding in a batch padded on the left.
-            first = attention_mask.long().argmax(dim=-1)
-            first_tokens = hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), first]
+    def forward(self, first_tokens: torch.Tensor) -> torch.Tensor:
+        """[N, H] -> [N, H]."""
         return torch.tanh(self.dense(first_tokens))
 
 
@@ -256,9 +345,38 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         if isinstance(module, SnugBertPredictions):
             init.zeros_(module.bias)
 
-    def _encode(self, *inputs: torch.Tensor | None, **kwargs) -> Any:
-        # A head reads the encoder's output by name, whatever the caller and the configuration want of the head's own.
-        return self.bert(*inputs, return_dict=True, **kwargs)
+    def _batch(
+        self,
+        kwargs: dict[str, Any],
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+    ) -> SnugBertBatch:
+        """The tokens of the caller's batch; takes the boundaries of a packed one out of `kwargs`."""
+        boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
+        if boundaries[0] is not None and getattr(self, "_is_replica", False):
+            # It splits `cu_seq_lens_q` and the labels among its replicas, but not the one row of tokens.
+            raise ValueError("A packed batch cannot be split by DataParallel; start one process a GPU (torchrun).")
+        words: nn.Embedding = self.get_input_embeddings()  # type: ignore[assignment]
+        return make_batch(
+            self.config,
+            words.num_embeddings,
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            *boundaries,
+        )
+
+    def _encode(self, batch: SnugBertBatch, rows: torch.Tensor | None = None, **kwargs) -> BaseModelOutputWithPooling:
+        """As [`SnugBertModel`] with `batch` and `rows`; `hidden_states` are padded back already."""
+        # A head reads the output by name, whatever the caller and the configuration want of the head's own.
+        outputs = self.bert(batch=batch, rows=rows, return_dict=True, **kwargs)
+        outputs.hidden_states = batch.scatter_all(outputs.hidden_states)
+        return outputs
 
     def save_pretrained(self, *args, **kwargs):
         """As in transformers, and the code files with an `auto_map` that names every head go along.
@@ -268,35 +386,6 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         """
         self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
         super().save_pretrained(*args, **kwargs)
-
-
-def _is_checkable(values: torch.Tensor) -> bool:
-    # On the CPU only: reading a value back from an accelerator would stall it. CUDA has an assertion of its own.
-    return values.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
-
-
-def _check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
-    if not _is_checkable(ids):
-        return
-    if ignored is not None:
-        ids = ids[ids != ignored]
-    if ids.numel() == 0:
-        return
-    smallest, largest = (value.item() for value in torch.aminmax(ids))
-    if smallest < 0 or largest >= size:
-        wrong = smallest if smallest < 0 else largest
-        raise ValueError(f"`{name}` holds {wrong}, outside the range 0 to {size - 1} ({size_name} {size}).")
-
-
-def _check_shape(name: str, tensor: torch.Tensor, allowed: tuple[tuple[int, ...], ...]) -> None:
-    if tuple(tensor.shape) not in allowed:
-        expected = " or ".join(str(list(shape)) for shape in allowed)
-        raise ValueError(f"`{name}` has the shape {list(tensor.shape)}, but the inputs need {expected}.")
-
-
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    """`logits` in float32 at the least: a loss in 16 bits is too coarse."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _mean(loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch: int | torch.Tensor | None):
@@ -318,10 +407,10 @@ def _classification_loss(
 ) -> torch.Tensor:
     """Cross entropy of [..., classes] logits and [...] labels, -100 left out; the names are for complaints."""
     if labels.numel() != logits[..., 0].numel():
-        _check_shape(name, labels, (tuple(logits.shape[:-1]),))
-    _check_range(name, labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
+        check_shape(name, labels, tuple(logits.shape[:-1]))
+    check_range(name, labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
     labels = labels.flatten().long()
-    loss_sum = F.cross_entropy(_wide(logits.flatten(0, -2)), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    loss_sum = F.cross_entropy(wide(logits.flatten(0, -2)), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
@@ -348,8 +437,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
         """Replaces the word embeddings."""
         self.embeddings.word_embeddings = value
 
-    @merge_with_config_defaults
-    @capture_outputs
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -357,64 +445,69 @@ class SnugBertModel(SnugBertPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        batch: SnugBertBatch | None = None,
+        rows: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
-        r"""Encodes a padded batch.
+        r"""Encodes a batch, padded or packed.
+
+        A packed batch is one row of sequences, one after the other, with `cu_seq_lens_q` (`kwargs`).
 
         Args:
-            input_ids: word piece ids. *Shape:* (B, L)
+            input_ids: word piece ids. *Shape:* (B, L), or (1, T) if packed
             attention_mask: 1 at tokens, 0 at padding; all tokens if None. *Shape:* (B, L). A 4-D mask, boolean or to
-                be added to the scores, is taken as it is.
-            token_type_ids: segments; 0 if None. *Shape:* (B, L)
-            position_ids: positions; 0 to L - 1 if None. *Shape:* (1, L) or (B, L)
-            inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, H)
-            kwargs: `output_hidden_states`, `output_attentions` (needs `attn_implementation="eager"`), `return_dict`.
+                be added to the scores, is taken as it is, and then the encoder works on padding too.
+            token_type_ids: segments; 0 if None. *Shape:* as `input_ids`
+            position_ids: positions; 0 to L - 1, or from 0 in each packed sequence, if None. *Shape:* (1, L) or (B, L),
+                or (1, T) if packed
+            inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, H), or (1, T, H) if packed
+            batch: instead of all these, a batch that a head has gathered; then the output is not padded back.
+            rows: with `batch`, the tokens whose last hidden states are wanted; all if None. The last layer does not
+                compute the others. *Shape:* (M,)
+            kwargs: `cu_seq_lens_q`, where each packed sequence starts, and T (*Shape:* (N + 1,)); `max_length_q`,
+                length of the longest, looked up if None; `output_hidden_states`; `output_attentions` (needs
+                `attn_implementation="eager"`); `return_dict`.
 
         Returns:
-            `last_hidden_state` (B, L, H), `pooler_output` (B, H) if there is a pooler, and what was asked for.
+            `last_hidden_state` (B, L, H), zero at padding, or (1, T, H) if packed; `pooler_output` (N, H) if there is
+            a pooler: of zeros for a row that is all padding; and what was asked for.
 
         Raises:
             ValueError: both or none of `input_ids` and `inputs_embeds`; shapes that do not fit each other; more
-                than `max_position_embeddings` tokens; an id outside its range (checked on the CPU only).
+                than `max_position_embeddings` tokens; an id outside its range, boundaries that do not start at 0, end
+                at T and increase, or a sequence longer than `max_length_q` (values are checked on the CPU only);
+                positions that start again in a row without boundaries; a mask without any token.
         """
-        inputs = input_ids if inputs_embeds is None else inputs_embeds
-        if inputs is None or (input_ids is not None and inputs_embeds is not None):
-            raise ValueError("Exactly one of `input_ids` and `inputs_embeds` is needed.")
-        if kwargs.get("cu_seq_lens_q") is not None:
-            raise ValueError("Packed batches (`cu_seq_lens_q`) are not supported; pad them, with `attention_mask`.")
-        if inputs.dim() != (2 if inputs_embeds is None else 3):
-            raise ValueError(
-                f"`input_ids` must be (batch, tokens) and `inputs_embeds` (batch, tokens, hidden size), "
-                f"not {list(inputs.shape)}."
-            )
-        B, L = inputs.shape[:2]
-        if L > self.config.max_position_embeddings:
-            raise ValueError(
-                f"The sequences have {L} tokens, more than `max_position_embeddings` "
-                f"{self.config.max_position_embeddings}; truncate them (`truncation=True` when tokenizing)."
-            )
-        if attention_mask is not None and attention_mask.dim() != 4:
-            _check_shape("attention_mask", attention_mask, ((B, L),))
-        if token_type_ids is None:
-            token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
-        else:
-            _check_shape("token_type_ids", token_type_ids, ((B, L),))
-            _check_range("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
-        if position_ids is None:
-            position_ids = torch.arange(L, device=inputs.device)[None]
-        else:
-            _check_shape("position_ids", position_ids, ((1, L), (B, L)))
-            _check_range("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
-        if inputs_embeds is None:
-            _check_range("input_ids", inputs, self.embeddings.word_embeddings.num_embeddings, "vocab_size")
-            inputs_embeds = self.embeddings.word_embeddings(inputs)
+        if batch is not None:
+            return self._encode_tokens(batch, rows, return_dict=True, **kwargs)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self._encode_tokens(batch, None, return_dict=True, **kwargs)
+        outputs.last_hidden_state = batch.scatter(outputs.last_hidden_state)
+        outputs.hidden_states = batch.scatter_all(outputs.hidden_states)
+        return outputs
 
-        embedded = self.embeddings(inputs_embeds, token_type_ids, position_ids)
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
-        hidden_states = self.encoder(embedded, mask, **kwargs)
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def _encode_tokens(self, batch: SnugBertBatch, rows: torch.Tensor | None, **kwargs) -> BaseModelOutputWithPooling:
+        """`last_hidden_state` (1, T, H), or (1, M, H) of the tokens in `rows`, and `pooler_output` (N, H)."""
+        words = batch.inputs if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(batch.inputs)
+        hidden_states = self.embeddings(words, batch.token_type_ids, batch.position_ids)
+        first_tokens, queries = batch.first_tokens, None
+        shows_all = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        if rows is not None and is_ragged(self.config, batch) and not shows_all:
+            # From here on tokens are counted among those that the last layer computes.
+            wanted = rows if self.pooler is None else torch.cat([first_tokens, rows])
+            queries, order = wanted.sort()
+            new_indices = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
+            first_tokens, rows = new_indices[: len(order) - len(rows)], new_indices[len(order) - len(rows) :]
+        hidden_states = self.encoder(hidden_states, batch, queries, **kwargs)
+        pooled = None
+        if self.pooler is not None:
+            first = hidden_states[0].index_select(0, first_tokens)
+            pooled = self.pooler(first if batch.empty is None else first.masked_fill(batch.empty[:, None], 0))
         return BaseModelOutputWithPooling(
-            last_hidden_state=hidden_states,
-            pooler_output=None if self.pooler is None else self.pooler(hidden_states, attention_mask),
+            last_hidden_state=hidden_states if rows is None else hidden_states.index_select(1, rows),
+            pooler_output=pooled,
         )
 
 
@@ -490,29 +583,29 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         self.cls.predictions.bias = new_embeddings.bias
 
     def _predict_tokens(
-        self, hidden_states: torch.Tensor, labels: torch.Tensor | None, sparse_prediction: bool | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-        """Logits, the sum of the loss over the labelled tokens (None without labels), and the number of these.
+        self, batch: SnugBertBatch, labels: torch.Tensor | None, sparse_prediction: bool | None, **kwargs
+    ) -> tuple[BaseModelOutputWithPooling, torch.Tensor, torch.Tensor | None, int]:
+        """Runs the encoder and the masked token head.
 
-        The projection runs on labelled tokens only, [M, V], in training or where `sparse_prediction` asks for it: the
-        other 85 % of [B, L, V] serve nobody there.
+        Both work on labelled tokens only, [M, V], in training or where `sparse_prediction` asks for it: the other 85 %
+        of [B, L, V] serve nobody there.
+
+        Returns:
+            The encoder's output, the logits, the sum of the loss over the labelled tokens (None without labels), and
+            the number of these.
         """
         if labels is None:
-            return self.cls.predictions(hidden_states), None, 0
-        _check_shape("labels", labels, (tuple(hidden_states.shape[:2]),))
-        labels = labels.flatten()
-        labelled = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
-        targets = labels[labelled].long()
-        _check_range("labels", targets, self.config.vocab_size, "vocab_size")
-        if sparse_prediction is None:
-            sparse_prediction = self.training
-        if sparse_prediction:
-            logits = labelled_logits = self.cls.predictions(hidden_states.flatten(0, 1)[labelled])
-        else:
-            logits = self.cls.predictions(hidden_states)
-            labelled_logits = logits.flatten(0, 1)[labelled]
-        loss_sum = F.cross_entropy(_wide(labelled_logits), targets, reduction="sum")
-        return logits, loss_sum, len(targets)
+            outputs = self._encode(batch, **kwargs)
+            return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
+        of_tokens = batch.gather_labels(labels, IGNORE_INDEX)[0]
+        rows = (of_tokens != IGNORE_INDEX).nonzero().squeeze(-1)
+        targets = of_tokens[rows].long()
+        check_range("labels", targets, self.config.vocab_size, "vocab_size")
+        sparse = self.training if sparse_prediction is None else sparse_prediction
+        outputs = self._encode(batch, rows if sparse else None, **kwargs)
+        logits = self.cls.predictions(outputs.last_hidden_state)
+        loss_sum = cross_entropy_sum(logits[0] if sparse else logits[0].index_select(0, rows), targets)
+        return outputs, logits[0] if sparse else batch.scatter(logits), loss_sum, len(targets)
 
 
 @dataclass
@@ -585,8 +678,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for labels of the wrong shape or outside their range.
         """
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits, mlm_sum, labelled = self._predict_tokens(outputs.last_hidden_state, labels, sparse_prediction)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, logits, mlm_sum, labelled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         nsp_logits = self.cls.seq_relationship(outputs.pooler_output)
 
         mlm_loss = None if mlm_sum is None else _mean(mlm_sum, labelled, num_items_in_batch)
@@ -643,8 +736,8 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
         Raises:
             ValueError: as [`SnugBertForPreTraining`].
         """
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits, loss_sum, labelled = self._predict_tokens(outputs.last_hidden_state, labels, sparse_prediction)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, logits, loss_sum, labelled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         return MaskedLMOutput(
             loss=None if loss_sum is None else _mean(loss_sum, labelled, num_items_in_batch),
             logits=logits,
@@ -687,7 +780,8 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for a label other than 0, 1 and -100.
         """
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.cls.seq_relationship(outputs.pooler_output)
         loss = None
         if labels is not None:
@@ -700,8 +794,10 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
 # --- fine-tuning heads ------------------------------------------------------------------------------------------
 
 
-def _classifier_dropout(config: SnugBertConfig) -> nn.Dropout:
-    return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+def _classifier_dropout(config: SnugBertConfig) -> SnugBertDropout:
+    return SnugBertDropout(
+        config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    )
 
 
 class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
@@ -742,7 +838,8 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for a label outside its range or of the wrong shape.
         """
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
         return SequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
@@ -769,7 +866,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 f"{self.num_labels} needs {list(logits.shape)}."
             )
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        loss_sum = loss(_wide(logits), labels.view(logits.shape).to(_wide(logits).dtype), reduction="sum")
+        loss_sum = loss(wide(logits), labels.view(logits.shape).to(wide(logits).dtype), reduction="sum")
         return _mean(loss_sum, labels.numel(), num_items_in_batch)
 
 
@@ -793,6 +890,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: int | torch.Tensor | None = None,
+        num_choices: int | None = None,
         **kwargs,
     ) -> MultipleChoiceModelOutput:
         r"""Scores choices.
@@ -802,29 +900,36 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
                 with the choices as second dimension. *Shape:* (B, choices, L), (B, choices, L, H) for `inputs_embeds`
             labels: the right choice. *Shape:* (B,)
             num_items_in_batch: examples of the whole batch; Trainer passes it.
+            num_choices: choices of each example, for a packed batch, which has the sequences of the first example,
+                then those of the second, and so on; if None, by the number of `labels`.
 
         Returns:
             `logits` (B, choices).
 
         Raises:
-            ValueError: as [`SnugBertModel`], and for a label that is no choice.
+            ValueError: as [`SnugBertModel`], for a label that is no choice, and for packed sequences that cannot be
+                divided into choices.
         """
-        inputs = input_ids if inputs_embeds is None else inputs_embeds
-        if inputs is None:
-            raise ValueError("Exactly one of `input_ids` and `inputs_embeds` is needed.")
-        if inputs.dim() != (3 if inputs_embeds is None else 4):
+        inputs = [input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds]
+        if kwargs.get("cu_seq_lens_q") is None:
+            given = input_ids if inputs_embeds is None else inputs_embeds
+            if given is not None and given.dim() != (3 if inputs_embeds is None else 4):
+                raise ValueError(
+                    "`input_ids` must be (batch, choices, tokens) and `inputs_embeds` (batch, choices, "
+                    f"tokens, hidden size), not {list(given.shape)}."
+                )
+            num_choices = None if given is None else given.shape[1]
+            inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+        batch = self._batch(kwargs, *inputs)
+        if num_choices is None and labels is not None:
+            num_choices = max(batch.num_sequences // max(len(labels), 1), 1)
+        if num_choices is None or batch.num_sequences % num_choices:
             raise ValueError(
-                "`input_ids` must be (batch, choices, tokens) and `inputs_embeds` (batch, choices, tokens, hidden "
-                f"size), not {list(inputs.shape)}."
+                f"A packed batch of {batch.num_sequences} sequences needs a `num_choices` that divides it, not "
+                f"{num_choices}."
             )
-        choices = inputs.shape[1]
-        flattened = [
-            tensor.flatten(0, -2) if tensor is not None else None
-            for tensor in (input_ids, attention_mask, token_type_ids, position_ids)
-        ]
-        flattened.append(inputs_embeds.flatten(0, 1) if inputs_embeds is not None else None)
-        outputs = self._encode(*flattened, **kwargs)
-        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, choices)
+        outputs = self._encode(batch, batch.no_tokens, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, num_choices)
         loss = None
         if labels is not None:
             loss = _classification_loss(logits, labels, num_items_in_batch, "number of choices")
@@ -869,11 +974,14 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for a label outside its range.
         """
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self._encode(batch, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
-            loss = _classification_loss(logits, labels, num_items_in_batch, "num_labels")
+            of_tokens = batch.gather_labels(labels, IGNORE_INDEX)
+            loss = _classification_loss(logits, of_tokens, num_items_in_batch, "num_labels")
+        logits = batch.scatter(logits)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -917,21 +1025,16 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         Raises:
             ValueError: as [`SnugBertModel`], and for a position that is negative or padding.
         """
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self._encode(batch, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)
-        if attention_mask is not None and attention_mask.dim() == 2:
-            logits = logits.masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
-        start_logits, end_logits = logits.unbind(-1)
+        no_answer = torch.finfo(logits.dtype).min
         loss = None
         if start_positions is not None and end_positions is not None:
-            losses = [
-                self._loss(name, scores, positions, attention_mask, num_items_in_batch)
-                for name, scores, positions in (
-                    ("start_positions", start_logits, start_positions),
-                    ("end_positions", end_logits, end_positions),
-                )
-            ]
-            loss = (losses[0] + losses[1]) / 2
+            start_scores, end_scores = batch.by_sequence(logits, no_answer).unbind(-1)
+            start_loss = self._loss("start_positions", start_scores, start_positions, num_items_in_batch)
+            loss = (start_loss + self._loss("end_positions", end_scores, end_positions, num_items_in_batch)) / 2
+        start_logits, end_logits = batch.scatter(logits, no_answer).unbind(-1)
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,
@@ -945,15 +1048,14 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         name: str,
         scores: torch.Tensor,
         positions: torch.Tensor,
-        attention_mask: torch.Tensor | None,
         num_items_in_batch: int | torch.Tensor | None,
     ) -> torch.Tensor:
         positions = positions.flatten()
         positions = positions.masked_fill(positions >= scores.shape[1], IGNORE_INDEX)
-        if attention_mask is not None and attention_mask.dim() == 2 and _is_checkable(positions):
-            at_padding = attention_mask.gather(1, positions.clamp(min=0)[:, None])[:, 0] == 0
-            wrong = positions[at_padding & (positions >= 0)]
-            if wrong.numel():
+        if is_checkable(positions) and len(positions) == len(scores):
+            chosen = scores.detach().gather(1, positions.clamp(min=0)[:, None])[:, 0]
+            wrong = positions[(chosen == torch.finfo(scores.dtype).min) & (positions >= 0)]
+            if len(wrong):
                 raise ValueError(f"`{name}` holds {wrong[0].item()}, which is padding in its sequence, not an answer.")
         return _classification_loss(scores, positions, num_items_in_batch, "sequence length", name)
 

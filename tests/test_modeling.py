@@ -321,7 +321,6 @@ BAD_INPUTS = [
     ({"next_sentence_label": torch.tensor([0, 2])}, "`next_sentence_label` holds 2, outside the range 0 to 1"),
     ({"next_sentence_label": torch.tensor([0])}, r"`next_sentence_label` has the shape \[1\]"),
     ({"attention_mask": torch.ones(2, 3, 3)}, r"`attention_mask` has the shape \[2, 3, 3\]"),
-    ({"cu_seq_lens_q": torch.tensor([0, 3])}, "Packed batches"),
 ]
 
 

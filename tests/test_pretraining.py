@@ -172,14 +172,18 @@ def test_a_batch_is_a_function_of_its_examples(corpus, data_dir):
     collate = SnugBertDataCollatorForPreTraining(tokenizer)
     batch = collate([dataset[index] for index in range(16)])
     alone = collate([dataset[7]])
-    length = alone["input_ids"].shape[1]
-    for name in ("input_ids", "token_type_ids", "attention_mask", "labels"):
-        assert torch.equal(batch[name][7, :length], alone[name][0]), name
-        assert batch[name].shape == batch["input_ids"].shape
+    lengths = [len(dataset[index]["input_ids"]) for index in range(16)]
+    assert batch["cu_seq_lens_q"].diff().tolist() == lengths and batch["max_length_q"] == max(lengths)
+    assert batch["next_sentence_label"].tolist() == [dataset[index]["next_sentence_label"] for index in range(16)]
+    start, end = batch["cu_seq_lens_q"][7:9]
+    for name in ("input_ids", "token_type_ids", "position_ids", "labels"):
+        assert torch.equal(batch[name][:, start:end], alone[name]), name
+        assert batch[name].shape == (1, sum(lengths))
+    assert alone["position_ids"].tolist() == [list(range(lengths[7]))]
     # With its labels put back, a row is the example again.
     labels, ids = alone["labels"][0], alone["input_ids"][0]
     assert torch.where(labels == -100, ids, labels).tolist() == dataset[7]["input_ids"].tolist()
-    special = torch.isin(batch["labels"], torch.tensor([101, 102, 0]))
+    special = torch.isin(batch["labels"], torch.tensor([101, 102]))
     assert not special.any()
 
 
@@ -249,21 +253,32 @@ def test_a_run_learns_and_leaves_a_model(small_run, tmp_path, capsys):
 
 
 def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
-    """Against one pass of the model over everything at once."""
+    """Against the model on one pair after the other, as ordinary batches of one."""
     run(small_run, output_dir=tmp_path, per_device_eval_batch_size=3, save_strategy="no")
     results = json.loads((tmp_path / "eval_results.json").read_text())
     tokenizer = snugbert.SnugBertTokenizer.from_pretrained(tmp_path)
     corpus = tokenize_corpus(read_documents([small_run["validation_file"]]), tokenizer, None, False)
     dataset = SentencePairDataset(corpus, tokenizer.cls_token_id, tokenizer.sep_token_id, 40, seed=0)
-    batch = SnugBertDataCollatorForPreTraining(tokenizer)([dataset[index] for index in range(len(dataset))])
-    output = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path).eval()(**batch)
-    labelled = batch["labels"] != -100
-    correct = (output.prediction_logits.argmax(-1) == batch["labels"])[labelled].float().mean()
-    assert results["eval_mlm_loss"] == pytest.approx(output.mlm_loss.item(), rel=1e-5)
-    assert results["eval_nsp_loss"] == pytest.approx(output.nsp_loss.item(), rel=1e-5)
-    assert results["eval_mlm_accuracy"] == pytest.approx(correct.item(), rel=1e-5)
-    nsp_correct = (output.seq_relationship_logits.argmax(-1) == batch["next_sentence_label"]).float().mean()
-    assert results["eval_nsp_accuracy"] == pytest.approx(nsp_correct.item(), rel=1e-5)
+    assert len(dataset) % 3  # the last batch is smaller than the others
+    collate = SnugBertDataCollatorForPreTraining(tokenizer)
+    model = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path).eval()
+    of_tokens, of_pairs = [], []
+    for index in range(len(dataset)):
+        batch = collate([dataset[index]])
+        del batch["cu_seq_lens_q"], batch["max_length_q"]
+        output = model(**batch)
+        labels = batch["labels"][0]
+        of_tokens += [
+            (-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item())
+            for scores, label in zip(output.prediction_logits[0], labels, strict=True)
+            if label != -100
+        ]
+        (scores,), (label,) = output.seq_relationship_logits, batch["next_sentence_label"]
+        of_pairs.append((-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item()))
+    for name, figures in (("mlm", of_tokens), ("nsp", of_pairs)):
+        loss, accuracy = np.mean(figures, axis=0)
+        assert results[f"eval_{name}_loss"] == pytest.approx(loss, rel=1e-5)
+        assert results[f"eval_{name}_accuracy"] == pytest.approx(accuracy, rel=1e-5)
 
 
 def test_do_eval_alone_does_not_train_and_holds_out_documents(small_run, tmp_path, capsys):
@@ -352,7 +367,7 @@ BAD = [
     ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
     ({"train_file": "latin1.txt.gz"}, "latin1.txt.gz, line 2: not UTF-8"),
     ({"train_file": "cut.txt.gz"}, "not a whole gzip file"),
-    ({"train_file": "broken.jsonl"}, "broken.jsonl, line 2: not JSON"),
+    ({"train_file": "broken.jsonl"}, "broken.jsonl, row 2: not JSON"),
     ({"train_file": "other.jsonl"}, "other.jsonl, row 1: there is no column 'text', only body"),
     ({"train_file": "table.csv"}, "table.csv is not a .txt"),
     ({"config_name": "huge"}, "neither a size (tiny, mini, small, medium, base, large) nor"),

@@ -59,7 +59,7 @@ def read_rows(source: Path | Dataset, unnamed: tuple[str, ...] = ()) -> Iterator
     if kind == "csv":
         return _named(file, _csv_rows(file), unnamed)
     if kind in ("json", "jsonl"):
-        return _json_rows(file)
+        return json_rows(file)
     raise InputError(f"{file}: must be a .tsv, .csv, .json or .jsonl file, or one of these with .gz.")
 
 
@@ -104,21 +104,29 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{file}, row {row + 1}: not CSV ({error}).") from error
 
 
-def _json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    lines = [(row, line) for row, line in enumerate(lines_of(file), start=1) if line.strip()]
-    if lines and lines[0][1].lstrip().startswith("["):
-        try:
-            values = list(enumerate(json.loads("".join(line for _, line in lines)), start=1))
-        except json.JSONDecodeError as error:
-            raise InputError(f"{file}: not JSON ({error}).") from error
-    else:
-        values = lines
-    for row, value in values:
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{file}, row {row}: not JSON ({error}).") from error
+def json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a JSON file, also .gz, as [`read_rows`] yields them. Objects on lines are streamed, a list is not.
+
+    Raises:
+        InputError: bytes that are not UTF-8, a line that is not JSON or no object; with file and row.
+    """
+    for row, value in _json_values(file):
         if not isinstance(value, dict):
             raise InputError(f"{file}, row {row}: a {type(value).__name__} where an object with columns should be.")
         yield row, value
+
+
+def _json_values(file: Path) -> Iterator[tuple[int, Any]]:
+    lines = ((row, line) for row, line in enumerate(lines_of(file), start=1) if line.strip())
+    for position, (row, line) in enumerate(lines):
+        if position == 0 and line.lstrip().startswith("["):  # one list of all rows
+            try:
+                values = json.loads("".join([line, *(rest for _, rest in lines)]))
+            except json.JSONDecodeError as error:
+                raise InputError(f"{file}: not JSON ({error}).") from error
+            yield from enumerate(values, start=1)
+            return
+        try:
+            yield row, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{file}, row {row}: not JSON ({error}).") from error

@@ -26,7 +26,6 @@ from transformers import (
 )
 
 from snugbert.trainers.command_line import (
-    InputError,
     claim_output_dir,
     clear_output_dir,
     parse_arguments,
@@ -112,17 +111,7 @@ def load_classifier(
 
 
 def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
-    """`max_seq_length`, or what the model can take if that is less, in tokens.
-
-    Raises:
-        InputError: the tokenizer has tokens that the model has not.
-    """
-    tokens = model.config.vocab_size
-    if len(tokenizer) > tokens:
-        raise InputError(
-            f"the tokenizer knows {len(tokenizer)} tokens and the model {tokens}; "
-            "--tokenizer_name must be the tokenizer that the model was trained with."
-        )
+    """`max_seq_length`, or what the model can take if that is less, in tokens."""
     limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", max_seq_length))
     if max_seq_length > limit:
         logger.warning("--max_seq_length %d is more than the model takes; examples end at %d", max_seq_length, limit)

@@ -71,7 +71,8 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         tokenizer: a model that starts from random weights gets its vocabulary size and padding token.
 
     Raises:
-        InputError: there is no such configuration, or `config_overrides` does not fit it.
+        InputError: there is no such configuration, `config_overrides` does not fit it, or the tokenizer has tokens
+            that the model has not.
     """
     name = str(model_args.config_name or model_args.model_name_or_path)
     try:
@@ -89,6 +90,11 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     except Exception as error:  # the checks of configurations raise what is no ValueError, too
         overrides = f" with {model_args.config_overrides}" if model_args.config_overrides else ""
         raise InputError(f"the configuration {name}{overrides} cannot be used: {error}") from error
+    if len(tokenizer) > config.vocab_size:
+        raise InputError(
+            f"the tokenizer knows {len(tokenizer)} tokens and the model {config.vocab_size}; "
+            "--tokenizer_name must be the tokenizer that the model was trained with."
+        )
     config._attn_implementation = model_args.attn_implementation
     return config
 

@@ -1,4 +1,4 @@
-"""Examples -> a masked, padded batch."""
+"""Examples -> a masked, packed batch."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,18 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from snugbert.trainers.pretraining.masking import IGNORE_INDEX, mask_tokens
+from snugbert.trainers.packed_batches import pack
+from snugbert.trainers.pretraining.masking import mask_tokens
 
 
 @dataclass
 class SnugBertDataCollatorForPreTraining:
-    """Masks the examples of a [`SentencePairDataset`] and pads them to the longest.
+    """Masks the examples of a [`SentencePairDataset`] and packs them: no padding, whatever their lengths.
 
     An example's masks are a function of its `mask_seed` alone, not of the batch, the worker or the process it comes
     in.
 
     Args:
-        tokenizer: a tokenizer with [PAD], [CLS], [SEP] and [MASK].
+        tokenizer: a tokenizer with [CLS], [SEP] and [MASK].
         mlm_probability: share of the tokens to predict; 0.15 in the paper (section 3.1).
     """
 
@@ -29,33 +30,29 @@ class SnugBertDataCollatorForPreTraining:
         special = set(self.tokenizer.all_special_ids)
         self.replacements = np.array([index for index in range(len(self.tokenizer)) if index not in special])
 
-    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Examples -> `input_ids`, `token_type_ids`, `attention_mask`, `labels` (B, L), `next_sentence_label` (B,)."""
-        length = max(len(example["input_ids"]) for example in examples)
-        shape = (len(examples), length)
-        input_ids = np.full(shape, self.tokenizer.pad_token_id)
-        token_type_ids = np.zeros(shape, dtype=np.int64)
-        attention_mask = np.zeros(shape, dtype=np.int64)
-        labels = np.full(shape, IGNORE_INDEX)
-        for row, example in enumerate(examples):
-            ids = example["input_ids"]
-            masked, targets = mask_tokens(
-                ids,
-                candidates=(ids != self.tokenizer.cls_token_id) & (ids != self.tokenizer.sep_token_id),
-                mask_token_id=self.tokenizer.mask_token_id,
-                replacements=self.replacements,
-                rng=np.random.default_rng(example["mask_seed"]),
-                mlm_probability=self.mlm_probability,
-            )
-            input_ids[row, : len(ids)] = masked
-            token_type_ids[row, : len(ids)] = example["token_type_ids"]
-            attention_mask[row, : len(ids)] = 1
-            labels[row, : len(ids)] = targets
-        batch = {
-            "input_ids": input_ids,
-            "token_type_ids": token_type_ids,
-            "attention_mask": attention_mask,
-            "labels": labels,
-            "next_sentence_label": np.array([example["next_sentence_label"] for example in examples]),
-        }
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """N examples of T tokens together -> a packed batch.
+
+        Returns:
+            `input_ids`, `token_type_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q`,
+            see [`pack`]; `next_sentence_label` (N,).
+        """
+        masked = [self._mask(example["input_ids"], example["mask_seed"]) for example in examples]
+        batch = pack(
+            {
+                "input_ids": [input_ids for input_ids, _ in masked],
+                "token_type_ids": [example["token_type_ids"] for example in examples],
+                "labels": [labels for _, labels in masked],
+            }
+        )
+        return batch | {"next_sentence_label": torch.tensor([example["next_sentence_label"] for example in examples])}
+
+    def _mask(self, ids: np.ndarray, seed: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        return mask_tokens(
+            ids,
+            candidates=(ids != self.tokenizer.cls_token_id) & (ids != self.tokenizer.sep_token_id),
+            mask_token_id=self.tokenizer.mask_token_id,
+            replacements=self.replacements,
+            rng=np.random.default_rng(seed),
+            mlm_probability=self.mlm_probability,
+        )

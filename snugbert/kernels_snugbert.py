@@ -1,0 +1,330 @@
+"""Dropout, attention on ragged batches and cross entropy, each cheaper than what torch offers for it on a CPU.
+
+What they have in common: chance costs 16 bits a number, not a Bernoulli draw; large intermediate tensors are made in
+pieces that stay in the processor's cache; and for the backward pass no more is kept than it needs.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# Integers as wide as a floating point number: multiplying these by 0 or 1, or taking their sign, is vectorized for
+# every dtype, whereas torch multiplies numbers by booleans one at a time.
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+PIECE = 2**21  # elements of an attention score or logit tensor that are worked on at once
+# Scores that may be computed for padding rather than start another group. Measured, see docs/performance.md.
+GROUP_COST = 64 * 64
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------
+
+
+def _keep(count: int, dropout: float) -> torch.Tensor:
+    """`count` numbers, 0 with the probability `dropout` (to 16 bits), else 1. *Shape:* (count,), int16."""
+    # The seed comes from the generator that `torch.manual_seed` sets and gradient checkpointing restores. NumPy's
+    # gives 64 random bits in half the time of torch's, and in a tenth of that of a Bernoulli draw.
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    words = np.random.SFC64(seed).random_raw((count + 3) // 4)
+    return torch.from_numpy(words.view(np.int16))[:count].ge_(round(dropout * 2**16) - 2**15)
+
+
+def _times(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """`values` where `keep` is 1, zero where it is 0."""
+    integers = INTEGERS[values.element_size()]
+    return (values.contiguous().view(integers) * keep.to(integers)).view(values.dtype)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, dropout: float) -> torch.Tensor:
+        keep = _keep(values.numel(), dropout).view(values.shape)
+        ctx.save_for_backward(keep.to(torch.bool))
+        ctx.scale = 1 / (1 - dropout)
+        return _times(values, keep).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return _times(gradients[0], kept.view(torch.int8)).mul_(ctx.scale), None
+
+
+class SnugBertDropout(nn.Dropout):
+    """Dropout whose masks cost a tenth of torch's on a CPU.
+
+    There the probability is rounded to a multiple of 2^-16. On other devices, and in a compiled model, it is torch's.
+    """
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[...] -> [...]."""
+        cheap = values.device.type == "cpu" and values.is_floating_point() and not torch.compiler.is_compiling()
+        if not (self.training and cheap and 0 < self.p < 1):
+            return super().forward(values)
+        return _Dropout.apply(values, self.p)
+
+
+# --- attention --------------------------------------------------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """Sequences of similar length, padded to the longest of them for attention alone.
+
+    Attributes:
+        size: number of sequences, n.
+        queries, keys: the token at each place; any token of the sequence where it is padding. A slice if the sequences
+            lie side by side and have the same length. *Shape:* (n x longest,)
+        padded_queries: the places of padding. *Shape:* (places,), None if there is none
+        mask: 0 at keys, minus infinity at padding. *Shape:* (n, 1, 1, longest), None if there is no padding
+    """
+
+    size: int
+    queries: torch.Tensor | slice
+    keys: torch.Tensor | slice
+    padded_queries: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+class Groups(NamedTuple):
+    """All sequences of a packed batch in groups.
+
+    Attributes:
+        groups: the groups.
+        query_places, key_places: where each token is in the groups, one behind the other; None: in the same order.
+            *Shape:* (tokens,)
+    """
+
+    groups: list[Group]
+    query_places: torch.Tensor | None
+    key_places: torch.Tensor | None
+
+
+def group_by_length(query_lengths: Sequence[int], key_lengths: Sequence[int], heads: int) -> Groups:
+    """Puts sequences of similar length into a group, so that attention pays for next to no padding.
+
+    Args:
+        query_lengths, key_lengths: queries and keys of each sequence, in the order of the packed batch.
+        heads: attention heads; a group has at most `PIECE` scores, so that they stay in the cache.
+    """
+    order = sorted(
+        (index for index, length in enumerate(key_lengths) if length),
+        key=lambda index: (key_lengths[index], query_lengths[index], -index),
+        reverse=True,
+    )
+    members: list[list[int]] = []
+    padding = longest_query = 0
+    for index in order:
+        longest_key = key_lengths[members[-1][0]] if members else 0
+        longest_query = max(longest_query, query_lengths[index])
+        padding += longest_query * longest_key - query_lengths[index] * key_lengths[index]
+        scores = heads * longest_query * longest_key * (len(members[-1]) + 1) if members else 0
+        if not members or padding > GROUP_COST or scores > PIECE:
+            members.append([])
+            padding, longest_query = 0, query_lengths[index]
+        members[-1].append(index)
+    query_starts = _starts(query_lengths)
+    key_starts = _starts(key_lengths)
+    queries = [_places(query_starts, query_lengths, group) for group in members]
+    keys = [_places(key_starts, key_lengths, group) for group in members]
+    groups = [
+        Group(
+            size=len(group),
+            queries=query_tokens,
+            keys=key_tokens,
+            padded_queries=None if query_real is None else (~query_real).nonzero().squeeze(1),
+            mask=None
+            if key_real is None
+            else torch.zeros(len(key_real)).masked_fill_(~key_real, -torch.inf).view(len(group), 1, 1, -1),
+        )
+        for group, (query_tokens, query_real), (key_tokens, key_real) in zip(members, queries, keys, strict=True)
+    ]
+    return Groups(groups, _inverse(queries, sum(query_lengths)), _inverse(keys, sum(key_lengths)))
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    return starts
+
+
+def _places(
+    starts: list[int], lengths: Sequence[int], group: list[int]
+) -> tuple[torch.Tensor | slice, torch.Tensor | None]:
+    """The token at each place of a padded group, and whether it is real (None: all are)."""
+    sizes = torch.tensor([lengths[index] for index in group])
+    longest = max(int(sizes.max()), 1)  # a sequence without a query has one of padding, for its keys' gradients
+    real = torch.arange(longest) < sizes[:, None]
+    if real.all() and group == list(range(group[0], group[-1] + 1)):
+        return slice(starts[group[0]], starts[group[0]] + len(group) * longest), None
+    first = torch.tensor([starts[index] for index in group])
+    tokens = (first[:, None] + torch.arange(longest)).clamp_(max=starts[-1] - 1)
+    return tokens.flatten(), None if real.all() else real.flatten()
+
+
+def _inverse(places: list[tuple[torch.Tensor | slice, torch.Tensor | None]], tokens: int) -> torch.Tensor | None:
+    """Where each token is in the groups, one behind the other; None if in the same order."""
+    if len(places) == 1 and isinstance(places[0][0], slice):
+        return None
+    inverse = torch.zeros(tokens, dtype=torch.long)
+    start = 0
+    for index, real in places:
+        indices = torch.arange(index.start, index.stop) if isinstance(index, slice) else index
+        targets = torch.arange(start, start + len(indices))
+        if real is not None:
+            inverse[indices[real]] = targets[real]
+        else:
+            inverse[indices] = targets
+        start += len(indices)
+    return inverse
+
+
+def _take(
+    tokens: torch.Tensor, index: torch.Tensor | slice, size: int, padding: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[T, heads, D] -> [size x heads, longest, D]: a group's tokens, heads first; zero at the places of `padding`."""
+    heads, head_size = tokens.shape[1:]
+    rows = tokens[index] if isinstance(index, slice) else tokens.flatten(1).index_select(0, index)
+    if padding is not None:
+        rows.index_fill_(0, padding, 0)
+    return rows.view(size, -1, heads, head_size).transpose(1, 2).reshape(size * heads, -1, head_size)
+
+
+def _put_back(groups: list[torch.Tensor], places: torch.Tensor | None, heads: int) -> torch.Tensor:
+    """[size x heads, longest, D] of each group -> [T, heads, D], in the order of the packed batch."""
+    rows = [group.view(-1, heads, *group.shape[1:]).transpose(1, 2).flatten(0, 1).flatten(1) for group in groups]
+    joined = rows[0] if len(rows) == 1 else torch.cat(rows)
+    return (joined if places is None else joined.index_select(0, places)).view(-1, heads, groups[0].shape[-1])
+
+
+def _scaled_bmm(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
+    return torch.baddbmm(
+        left.new_empty(left.shape[0], left.shape[1], right.shape[2]), left, right, beta=0, alpha=scale
+    )
+
+
+class _GroupedAttention(torch.autograd.Function):
+    """softmax(Q K' x scaling) V with dropout on the softmax, one group after the other.
+
+    Kept for the backward pass: queries, keys, values and the softmax, where a minus sign marks what is dropped.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        groups: Groups,
+        scaling: float,
+        dropout: float,
+    ) -> torch.Tensor:
+        outputs, saved = [], []
+        for group in groups.groups:
+            q = _take(query, group.queries, group.size)
+            k, v = (_take(tensor, group.keys, group.size) for tensor in (key, value))
+            weights = _scaled_bmm(q, k.transpose(1, 2), scaling)
+            if group.mask is not None:
+                weights.view(group.size, -1, *weights.shape[1:]).add_(group.mask.to(weights.dtype))
+            torch.softmax(weights, -1, out=weights)
+            if dropout:
+                signs = _keep(weights.numel(), dropout).sub_(1).to(INTEGERS[weights.element_size()])
+                weights.copysign_(signs.view(weights.dtype).view(weights.shape))
+            outputs.append(_scaled_bmm(weights.relu() if dropout else weights, v, 1 / (1 - dropout)))
+            saved += [q, k, v, weights]
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(*saved)
+            ctx.groups, ctx.scaling, ctx.dropout, ctx.heads = groups, scaling, dropout, query.shape[1]
+        return _put_back(outputs, groups.query_places, query.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        of_queries, of_keys, of_values = [], [], []
+        scale = 1 / (1 - ctx.dropout)
+        saved = iter(ctx.saved_tensors)
+        for group, q, k, v, weights in zip(ctx.groups.groups, saved, saved, saved, saved, strict=True):
+            of_output = _take(gradients[0], group.queries, group.size, group.padded_queries)
+            kept = weights.relu() if ctx.dropout else weights
+            of_values.append(_scaled_bmm(kept.transpose(1, 2), of_output, scale))
+            of_weights = _scaled_bmm(of_output, v.transpose(1, 2), scale)
+            if ctx.dropout:
+                of_weights = torch.ops.aten.threshold_backward(of_weights, weights, 0)
+                weights = weights.abs()
+            of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+            of_queries.append(_scaled_bmm(of_scores, k, ctx.scaling))
+            of_keys.append(_scaled_bmm(of_scores.transpose(1, 2), q, ctx.scaling))
+        return (
+            _put_back(of_queries, ctx.groups.query_places, ctx.heads),
+            _put_back(of_keys, ctx.groups.key_places, ctx.heads),
+            _put_back(of_values, ctx.groups.key_places, ctx.heads),
+            None,
+            None,
+            None,
+        )
+
+
+@torch.compiler.disable
+def grouped_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, groups: Groups, scaling: float, dropout: float
+) -> torch.Tensor:
+    """Attention of a packed batch, on the CPU.
+
+    Args:
+        query: *Shape:* (queries, heads, D)
+        key, value: *Shape:* (tokens, heads, D)
+        groups: from [`group_by_length`].
+        scaling: factor of the scores.
+        dropout: share of the softmax that is dropped, rounded to a multiple of 2^-16; below 1.
+
+    Returns:
+        *Shape:* (queries, heads, D)
+    """
+    if len(query) == 0:  # no queries; the gradients of keys and values are zeros, not None
+        return query + 0 * (key.sum() + value.sum())
+    return _GroupedAttention.apply(query, key, value, groups, scaling, dropout)
+
+
+# --- cross entropy ----------------------------------------------------------------------------------------------
+
+
+def wide(logits: torch.Tensor) -> torch.Tensor:
+    """`logits` in float32 at the least: a loss in 16 bits is too coarse."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        rows = max(1, PIECE // logits.shape[1])
+        normalizers = torch.cat([wide(piece).logsumexp(1) for piece in logits.split(rows)])
+        ctx.save_for_backward(logits, targets, normalizers)
+        ctx.rows = rows
+        return (normalizers - logits.gather(1, targets[:, None]).squeeze(1)).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, targets, normalizers = ctx.saved_tensors
+        of_logits = torch.empty_like(logits)
+        pieces = (tensor.split(ctx.rows) for tensor in (logits, targets, normalizers, of_logits))
+        for piece, target, normalizer, of_piece in zip(*pieces, strict=True):
+            softmax = (wide(piece) - normalizer[:, None]).exp_()
+            softmax[torch.arange(len(target), device=target.device), target] -= 1
+            of_piece.copy_(softmax.mul_(gradients[0]))
+        return of_logits, None
+
+
+def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross entropies, computed in float32 from a piece of the logits at a time.
+
+    Args:
+        logits: in any dtype; no float32 copy of all of them is made. *Shape:* (M, V)
+        targets: *Shape:* (M,)
+
+    Returns:
+        A float32 number, 0 with a gradient where M is 0.
+    """
+    if len(targets) == 0 or torch.compiler.is_compiling():
+        return F.cross_entropy(wide(logits), targets, reduction="sum")
+    return _CrossEntropy.apply(logits, targets)

@@ -1,0 +1,141 @@
+"""Every benchmark runs, says what it should, and refuses to measure two sides that do not compute the same."""
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT
+from parity import ours_and_stock, ragged_batch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertConfig, BertForTokenClassification
+
+from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
+
+TINY = ["--batch_size", "4", "--pairs", "1", "--json"]
+TRAINING = [*TINY, "--steps", "1"]
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
+def rows_of(capsys, dtype, trains) -> list[dict]:
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for row in rows:
+        assert 0 < row["fill"] <= 1
+        assert row["ratio"]["median"] == row["seconds"]["stock"][0] / row["seconds"]["ours"][0] > 0
+        for side in ("ours", "stock"):
+            assert row["tokens_per_second"][side] == row["tokens"][0] / row["seconds"][side][0]
+            mfu = row["needed_flops"][0] / row["seconds"][side][0] / row["matmul_flops_per_second"]
+            assert row["mfu"][side] == pytest.approx(mfu)
+            assert 0 < mfu < 1
+        assert row["settings"]["dtype"] == dtype and ("dropout" in row["settings"]) == trains
+        assert row["machine"]["torch"] == torch.__version__
+    return rows
+
+
+def test_pretraining_step(data_dir, minilm, capsys):
+    from pretraining_step import main
+
+    text = str(data_dir / "sample_text/sample_text.txt")
+    settings = ["--tokenizer_name", str(minilm), "--size", "tiny", "--max_seq_length", "32"]
+    main([*TRAINING, *settings, "--train_file", text])
+    (row,) = rows_of(capsys, "bfloat16", trains=True)
+    assert row["tokens"][0] <= 4 * 32
+    # At least weights and gradients of 4.4 million parameters in float32; at most a small multiple.
+    for side in ("ours", "stock"):
+        assert 35 < row["peak_mb"][side] < 500
+
+
+def test_finetuning_and_inference(data_dir, minilm, tmp_path, capsys):
+    import finetuning
+    import inference
+
+    SnugBertModel(SnugBertConfig.from_size("tiny")).save_pretrained(tmp_path)
+    SnugBertTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
+    model = ["--model_name_or_path", str(tmp_path), "--glue_dir", str(data_dir / "glue"), "--skip_memory"]
+    files = ["--conll_file", str(data_dir / "conll2003/valid.jsonl.gz")]
+    files += ["--squad_file", str(data_dir / "squad/dev-v2.0-half.jsonl.gz")]
+    tasks = ["mrpc", "conll2003", "squad"]
+    finetuning.main([*TRAINING, *model, *files, "--tasks", *tasks, "--dtype", "float32", "--optimizer"])
+    assert [row["work"].split(",")[0] for row in rows_of(capsys, "float32", trains=True)] == tasks
+    inference.main([*TINY, *model, "--tasks", "mrpc", "--max_samples", "6"])
+    (row,) = rows_of(capsys, "float32", trains=False)
+    assert "6 examples" in row["work"]
+
+
+def test_answers_are_found_and_tagged_words_keep_their_tags(data_dir, minilm):
+    from finetuning import conll_features, squad_features
+
+    tokenizer = SnugBertTokenizer.from_pretrained(minilm)
+    context = f"{'word ' * 500}The answer is forty-two, they say."
+    answers = {"text": ["forty-two"], "answer_start": [context.index("forty-two")]}
+    first, last = squad_features([{"question": "What?", "context": context, "answers": answers}], tokenizer)
+    assert (first["start_positions"], first["end_positions"]) == (0, 0)
+    assert len(first["input_ids"]) == 384
+    start, end = last["start_positions"], last["end_positions"]
+    assert tokenizer.decode(last["input_ids"][start : end + 1]) == "forty - two"
+    row = {"tokens": ["Unaffable", "Smith", "left"], "ner_tags": ["O", "B-PER", "O"]}
+    (tagged,) = conll_features([row], ["B-PER", "O"], tokenizer)
+    assert [label for label in tagged["labels"] if label != -100] == [1, 0, 1]
+    assert len(tagged["labels"]) > 5 and tagged["labels"][1] == 1
+
+
+def test_flops_are_those_of_torch_and_of_a_count_by_hand():
+    from side_by_side import needed_flops
+
+    # Every token of the last layer is read and none is padding: what stock BERT computes is what is needed.
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50, "num_labels": 5}
+    stock = BertForTokenClassification(BertConfig(**sizes, num_hidden_layers=3, attn_implementation="eager"))
+    batch = {"input_ids": torch.ones(4, 7, dtype=torch.long), "attention_mask": torch.ones(4, 7, dtype=torch.long)}
+    with FlopCounterMode(display=False) as counter:
+        stock(**batch)
+    config = SnugBertConfig(**sizes, num_hidden_layers=3)
+    assert needed_flops("TokenClassification", config, batch) == counter.get_total_flops()
+
+    # One layer, H = 8, inner 24, sequences of 3 and 2 tokens, one label in the first.
+    config = SnugBertConfig(**sizes, num_hidden_layers=1)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    labels = torch.tensor([[-100, 9, -100], [-100, -100, -100]])
+    keys_and_values = 5 * 2 * (2 * 8 * 8)
+    # [CLS] and the label of the first sequence, [CLS] of the second: query, output, feed-forward.
+    queries = 3 * 2 * (8 * 8 + 8 * 8 + 8 * 24 + 24 * 8)
+    attention = 2 * 2 * (2 * 8 * 3) + 2 * (2 * 8 * 2)  # scores and sums, over 3 tokens and over 2
+    heads = 2 * (8 * 8 + 8 * 50) + 2 * 2 * (8 * 8 + 8 * 2)
+    batch = {"attention_mask": mask, "labels": labels}
+    assert needed_flops("PreTraining", config, batch) == keys_and_values + queries + attention + heads
+    queries = 2 * 2 * (8 * 8 + 8 * 8 + 8 * 24 + 24 * 8)
+    attention = 2 * (2 * 8 * 3) + 2 * (2 * 8 * 2)
+    heads = 2 * 2 * (8 * 8 + 8 * 5)
+    assert needed_flops("SequenceClassification", config, batch) == keys_and_values + queries + attention + heads
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("head", ["PreTraining", "SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_sides_that_differ_are_not_measured(head, trains, monkeypatch):
+    import side_by_side
+
+    ours, _ = ours_and_stock(f"For{head}")
+    batch = ragged_batch(f"For{head}")
+    if not trains and head not in ("SequenceClassification", "TokenClassification"):
+        pytest.skip("only classifiers are measured in inference")
+    if not trains:
+        del batch["labels"]
+    work = side_by_side.Work("it", head, ours.config, ours.state_dict(), [batch], 1, trains)
+    args = side_by_side.argument_parser(None, trains).parse_args([])
+    if head == "TokenClassification" and not trains:
+        batch["attention_mask"].fill_(1)  # logits at padding are nobody's business
+    side_by_side.check_agreement(work, args)
+
+    build = side_by_side.build
+
+    def another(side, work, args, **overrides):
+        model = build(side, work, args, **overrides)
+        if side == "ours":
+            model.bert.embeddings.word_embeddings.weight.data[1:] *= 1.1
+        return model
+
+    monkeypatch.setattr(side_by_side, "build", another)
+    with pytest.raises(SystemExit, match=r"it: .* of ours and stock differ by .* in float32; not measured"):
+        side_by_side.check_agreement(work, args)

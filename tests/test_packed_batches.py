@@ -1,0 +1,277 @@
+"""Packed batches: losses are those of padded ones; batches by number of tokens; what is wrong with features."""
+
+import csv
+import gzip
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    DataCollatorForMultipleChoice,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
+)
+
+import snugbert
+
+pack = snugbert.SnugBertDataCollatorWithPacking()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(data_dir):
+    return snugbert.SnugBertTokenizer(vocab=str(data_dir / "vocab/bert-base-uncased-vocab.txt"))
+
+
+def rows_of(file, number):
+    opener = gzip.open if file.suffix == ".gz" else open
+    with opener(file, "rt", encoding="utf-8") as lines:
+        if ".tsv" in file.name:
+            return list(islice(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), number))
+        return [json.loads(line) for line in islice(lines, number)]
+
+
+def sentences(data_dir, tokenizer):
+    """SST-2: a label a sentence."""
+    rows = rows_of(data_dir / "glue/SST-2/train.tsv.gz", 24)
+    features = [dict(tokenizer(row["sentence"])) | {"label": int(row["label"])} for row in rows]
+    return "SequenceClassification", features, DataCollatorWithPadding(tokenizer)
+
+
+def numbers_of_pairs(data_dir, tokenizer):
+    """MRPC, its label as a float: regression, and two segments."""
+    rows = rows_of(data_dir / "glue/MRPC/dev.tsv", 16)
+    features = [dict(tokenizer(row["#1 String"], row["#2 String"])) | {"label": float(row["Quality"])} for row in rows]
+    return "SequenceClassification", features, DataCollatorWithPadding(tokenizer)
+
+
+def several_labels(data_dir, tokenizer):
+    """Which of three letters a sentence begins with, as floats: multi-label."""
+    _, features, collate = sentences(data_dir, tokenizer)
+    for number, feature in enumerate(features):
+        feature["label"] = [float(number % 2), float(number % 3 == 0), 1.0]
+    return "SequenceClassification", features, collate
+
+
+def tags(data_dir, tokenizer):
+    """CoNLL-2003: a label a word, on its first piece."""
+    features = []
+    for row in rows_of(data_dir / "conll2003/valid.jsonl.gz", 12):
+        encoding = tokenizer(row["tokens"], is_split_into_words=True)
+        words = encoding.word_ids()
+        first = [word is not None and word != before for word, before in zip(words, [None, *words], strict=False)]
+        labels = [len(row["ner_tags"][word]) % 3 if at else -100 for word, at in zip(words, first, strict=True)]
+        features.append(dict(encoding) | {"labels": labels})
+    return "TokenClassification", features, DataCollatorForTokenClassification(tokenizer)
+
+
+def answers(data_dir, tokenizer):
+    """SQuAD: the first and the last token of an answer; one question has none."""
+    features = []
+    for number, row in enumerate(rows_of(data_dir / "squad/dev-v1.1.jsonl.gz", 8)):
+        encoding = tokenizer(row["question"], row["context"], truncation="only_second", max_length=300)
+        begin, text = row["answers"]["answer_start"][0], row["answers"]["text"][0]
+        ends = (encoding.char_to_token(at, sequence_index=1) for at in (begin, begin + len(text) - 1))
+        start, end = (999, 999) if number == 5 else ends
+        features.append(dict(encoding) | {"start_positions": start, "end_positions": end})
+    return "QuestionAnswering", features, DataCollatorWithPadding(tokenizer)
+
+
+def choices(data_dir, tokenizer):
+    """Which of three sentences of MRPC goes with the first."""
+    rows = rows_of(data_dir / "glue/MRPC/dev.tsv", 12)
+    features = []
+    for number, row in enumerate(rows[:-2]):
+        seconds = [other["#2 String"] for other in rows[number : number + 3]]
+        features.append(dict(tokenizer([row["#1 String"]] * 3, seconds)) | {"label": number % 3})
+    return "MultipleChoice", features, DataCollatorForMultipleChoice(tokenizer)
+
+
+@pytest.mark.parametrize("task", [sentences, numbers_of_pairs, several_labels, tags, answers, choices])
+def test_packed_features_have_the_loss_of_padded_ones(data_dir, tokenizer, task):
+    head, features, pad = task(data_dir, tokenizer)
+    torch.manual_seed(0)
+    config = snugbert.SnugBertConfig.from_size("tiny", num_labels=1 if task is numbers_of_pairs else 3)
+    model = getattr(snugbert, f"SnugBertFor{head}")(config).eval()
+    padded = pad([dict(feature) for feature in features])
+    assert (padded["attention_mask"] == 0).any()
+    packed = pack(features)
+    assert packed["input_ids"].shape == (1, int(padded["attention_mask"].sum()))
+    expected, loss = model(**padded).loss, model(**packed).loss
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    words = model.bert.embeddings.word_embeddings.weight
+    gradients = [torch.autograd.grad(value, words)[0] for value in (loss, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("task", [tags, answers, choices])
+def test_padding_inside_of_features_is_dropped(data_dir, tokenizer, task):
+    """On both sides, from labels of tokens too; the positions of answers move."""
+    _, features, _ = task(data_dir, tokenizer)
+    expected = pack(features)
+    for number, feature in enumerate(features):
+        for name in ("input_ids", "token_type_ids", "attention_mask", "labels"):
+            values = feature.get(name)
+            if task is choices and name != "labels":
+                feature[name] = [[0] * number + choice + [0] * (99 - len(choice)) for choice in values]
+            elif values is not None:
+                feature[name] = np.array([0] * number + values + [0] * 3)
+        for name in ("start_positions", "end_positions"):
+            if name in feature:
+                feature[name] += number
+    packed = pack(features)
+    if task is answers:  # no answer stays beyond the sequence
+        for batch in (expected, packed):
+            batch["start_positions"][5] = batch["end_positions"][5] = 999
+    assert packed.keys() == expected.keys()
+    for name, values in expected.items():
+        assert torch.equal(torch.as_tensor(packed[name]), torch.as_tensor(values)), name
+
+
+def test_a_packed_batch_by_hand():
+    """Lists, arrays and tensors; padding on both sides; what every name holds and of which type."""
+    batch = pack(
+        [
+            {"input_ids": [0, 5, 6, 0], "attention_mask": [0, 1, 1, 0], "labels": [-100, 1, 2, -100]},
+            {"input_ids": torch.tensor([7]), "attention_mask": np.array([1]), "labels": np.array([0], dtype=np.int8)},
+        ]
+    )
+    assert batch.pop("max_length_q") == 2
+    assert batch["cu_seq_lens_q"].dtype == torch.int32
+    assert {name: values.tolist() for name, values in batch.items()} == {
+        "input_ids": [[5, 6, 7]],
+        "labels": [[1, 2, 0]],
+        "position_ids": [[0, 1, 0]],
+        "cu_seq_lens_q": [0, 2, 3],
+    }
+    nested = [[{"input_ids": [5, 6], "label": 2.5, "next_sentence_label": True}], [{"input_ids": [7], "label": 1.0}]]
+    nested[1][0]["next_sentence_label"] = False
+    batch = pack(nested)
+    assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == [2.5, 1.0]
+    assert batch["next_sentence_label"].dtype == torch.int64 and batch["next_sentence_label"].tolist() == [1, 0]
+    batch = pack([{"input_ids": [[5, 6], [7, 0]], "attention_mask": [[1, 1], [1, 0]], "labels": 1}])
+    assert batch["num_choices"] == 2 and batch["labels"].tolist() == [1]
+    assert batch["input_ids"].tolist() == [[5, 6, 7]] and batch["cu_seq_lens_q"].tolist() == [0, 2, 3]
+
+
+IDS = {"input_ids": [5, 6, 7]}
+BAD = [
+    ([IDS | {"sentence": "a b c", "idx": 1}], "takes ['sentence', 'idx']; remove them: `dataset.remove_columns(["),
+    ([IDS | {"label": "positive"}], "`labels` must hold numbers, not 'positive'"),
+    (
+        [IDS | {"labels": [1, 0]}],
+        "`labels` of sequence 0 has the shape [2], but there are 3 tokens. (Labels of classes",
+    ),
+    ([IDS, IDS | {"token_type_ids": [0, 0]}], "Feature 1 has input_ids, token_type_ids, but feature 0 input_ids"),
+    ([IDS | {"token_type_ids": [0, 0]}], "`token_type_ids` of sequence 0 has the shape [2], but there are 3 tokens."),
+    (
+        [IDS | {"labels": [1.0, 0.0]}, IDS | {"labels": [1.0]}],
+        "`labels` has different shapes in one batch: (1,), (2,)",
+    ),
+    ([IDS, {"input_ids": []}], "Sequence 1 of the batch has no tokens"),
+    ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "different numbers of choices: [1, 2]"),
+    ([IDS | {"attention_mask": [1, 1, 0], "start_positions": 2}], "`start_positions` holds 2, which is padding"),
+]
+
+
+@pytest.mark.parametrize(("features", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_bad_features_are_named(features, message):
+    with pytest.raises(ValueError) as error:
+        pack(features)
+    assert message in str(error.value)
+
+
+# --- by number of tokens ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sst2(data_dir, tokenizer):
+    rows = rows_of(data_dir / "glue/SST-2/train.tsv.gz", 600)
+    return Dataset.from_list([dict(tokenizer(row["sentence"])) | {"label": int(row["label"])} for row in rows])
+
+
+def sequences_of(budget):
+    """The ids of the examples of each item."""
+    items = []
+    for features in budget:
+        batch = pack([features])
+        inner_ends = batch["cu_seq_lens_q"][1:-1].tolist()
+        items.append([tuple(ids.tolist()) for ids in batch["input_ids"][0].tensor_split(inner_ends)])
+    return items
+
+
+@pytest.mark.parametrize("kind", ["dataset", "torch format", "list", "padded"])
+def test_items_hold_every_example_once_within_the_budget(sst2, kind):
+    rows = sst2.shuffle(seed=1)
+    expected = sorted(tuple(row["input_ids"]) for row in rows)
+    dataset = {
+        "dataset": rows,
+        "torch format": rows.with_format("torch"),
+        "list": list(rows),
+        "padded": [
+            {name: [0] * (80 - len(row["input_ids"])) + row[name] for name in ("input_ids", "attention_mask")}
+            for row in rows
+        ],
+    }[kind]
+    items = sequences_of(snugbert.TokenBudgetDataset(dataset, max_tokens=256))
+    assert sorted(ids for item in items for ids in item) == expected
+    sizes = [sum(map(len, item)) for item in items]
+    assert max(sizes) <= 256 and np.mean(sizes[:-1]) > 0.95 * 256
+    assert sequences_of(snugbert.TokenBudgetDataset(dataset, 256)) == items
+    assert sequences_of(snugbert.TokenBudgetDataset(dataset, 256, seed=43)) != items
+
+
+def test_a_row_over_the_budget_is_named(sst2):
+    row = max(range(len(sst2)), key=lambda row: len(sst2[row]["input_ids"]))
+    length = len(sst2[row]["input_ids"])
+    with pytest.raises(ValueError, match=f"Row {row} has {length} tokens, more than `max_tokens` {length - 1}"):
+        snugbert.TokenBudgetDataset(sst2, max_tokens=length - 1)
+
+
+def training(folder, dataset, collate, dropout=0.0, **arguments):
+    torch.manual_seed(0)
+    config = snugbert.SnugBertConfig.from_size("tiny", hidden_dropout_prob=dropout)
+    config.attention_probs_dropout_prob = dropout
+    defaults = {"logging_steps": 1, "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "max_steps": 1}
+    return Trainer(
+        snugbert.SnugBertForSequenceClassification(config),
+        TrainingArguments(str(folder), dataloader_pin_memory=False, **defaults | arguments),
+        train_dataset=dataset,
+        data_collator=collate,
+    )
+
+
+def figures(trainer):
+    log = [line for line in trainer.state.log_history if "loss" in line]
+    return [{name: line[name] for name in ("loss", "grad_norm")} for line in log]
+
+
+def test_accumulated_token_budgets_are_one_padded_batch(sst2, tokenizer, tmp_path):
+    """All examples in one step, by budgets of unequal numbers of examples and padded at once: loss and gradient."""
+    rows = sst2.select(range(64))
+    budget = snugbert.TokenBudgetDataset(rows, max_tokens=200)
+    assert len({len(item) for item in budget}) > 1
+    arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": len(budget)}
+    packed = training(tmp_path / "packed", budget, pack, **arguments)
+    padded = training(tmp_path / "padded", rows, DataCollatorWithPadding(tokenizer), per_device_train_batch_size=64)
+    for trainer in (packed, padded):
+        trainer.train()
+    assert figures(packed) == [pytest.approx(line, rel=1e-5) for line in figures(padded)]
+
+
+def test_training_by_tokens_resumes(sst2, tmp_path):
+    """In mid-epoch, with dropout, while items are shuffled anew every epoch."""
+    budget = snugbert.TokenBudgetDataset(sst2.select(range(100)), max_tokens=300)
+    assert 4 < len(budget) < 8
+    more = {"max_steps": 8, "save_strategy": "steps", "save_steps": 6, "per_device_train_batch_size": 1}
+    straight = training(tmp_path, budget, pack, dropout=0.1, **more)
+    straight.train()
+    resumed = training(tmp_path, budget, pack, dropout=0.1, **more)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert figures(resumed) == figures(straight)
+    for ours, theirs in zip(resumed.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
