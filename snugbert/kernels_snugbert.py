@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 # Integers as wide as a floating point number: multiplying these by 0 or 1, or taking their sign, is vectorized for
 # every dtype, whereas torch multiplies numbers by booleans one at a time.
@@ -47,6 +48,7 @@ class _Dropout(torch.autograd.Function):
         return _times(values, keep).mul_(ctx.scale)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (kept,) = ctx.saved_tensors
         return _times(gradients[0], kept.view(torch.int8)).mul_(ctx.scale), None
@@ -200,9 +202,7 @@ def _put_back(groups: list[torch.Tensor], places: torch.Tensor | None, heads: in
 
 
 def _scaled_bmm(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.baddbmm(
-        left.new_empty(left.shape[0], left.shape[1], right.shape[2]), left, right, beta=0, alpha=scale
-    )
+    return torch.baddbmm(left.new_empty(1), left, right, beta=0, alpha=scale)
 
 
 class _GroupedAttention(torch.autograd.Function):
@@ -240,6 +240,7 @@ class _GroupedAttention(torch.autograd.Function):
         return _put_back(outputs, groups.query_places, query.shape[1])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         of_queries, of_keys, of_values = [], [], []
         scale = 1 / (1 - ctx.dropout)
@@ -304,6 +305,7 @@ class _CrossEntropy(torch.autograd.Function):
         return (normalizers - logits.gather(1, targets[:, None]).squeeze(1)).sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets, normalizers = ctx.saved_tensors
         of_logits = torch.empty_like(logits)

@@ -232,6 +232,12 @@ class SnugBertResidual(nn.Module):
         return self.LayerNorm(self.dropout(self.dense(hidden_states)) + residual)
 
 
+def _in_autocast(hidden_states: torch.Tensor) -> torch.Tensor:
+    """As autocast would convert them: once, not for queries, keys and values each, which it would keep three times."""
+    device = hidden_states.device.type
+    return hidden_states.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden_states
+
+
 class SnugBertAttention(nn.Module):
     """The attention sublayer."""
 
@@ -249,7 +255,9 @@ class SnugBertAttention(nn.Module):
     ) -> torch.Tensor:
         """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices."""
         queried = hidden_states if queries is None else hidden_states.index_select(1, queries)
-        context, _ = self.self(queried, hidden_states, attention_mask, **kwargs)
+        inputs = _in_autocast(hidden_states)
+        query_inputs = inputs if queries is None else _in_autocast(queried)
+        context, _ = self.self(query_inputs, inputs, attention_mask, **kwargs)
         return self.output(context, queried)
 
 
@@ -333,7 +341,6 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SnugBertEmbeddings", "SnugBertLayer"]
     _supports_sdpa = True
     _supports_flash_attn = True
-    _supports_flex_attn = True
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": SnugBertLayer, "attentions": SnugBertSelfAttention}
     # BERT files of 2019 to 2022 hold this buffer.
@@ -356,6 +363,8 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     ) -> SnugBertBatch:
         """The tokens of the caller's batch; takes the boundaries of a packed one out of `kwargs`."""
         boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
+        for name in ("cu_seq_lens_k", "max_length_k"):  # transformers' collator has them too, and they are the same
+            kwargs.pop(name, None)
         if boundaries[0] is not None and getattr(self, "_is_replica", False):
             # It splits `cu_seq_lens_q` and the labels among its replicas, but not the one row of tokens.
             raise ValueError("A packed batch cannot be split by DataParallel; start one process a GPU (torchrun).")

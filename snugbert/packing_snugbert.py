@@ -259,7 +259,6 @@ def _padded_batch(
     position_ids: torch.Tensor | None,
 ) -> SnugBertBatch:
     B, L = inputs.shape[:2]
-    _check_length(L, config)
     if attention_mask is not None and attention_mask.dim() != 4:
         check_shape("attention_mask", attention_mask, (B, L))
     real = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
@@ -268,6 +267,7 @@ def _padded_batch(
     else:
         position_ids = position_ids.expand(B, L)
         _refuse_restarts(position_ids, real)
+    _check_length(L, config)
     starts = torch.arange(0, (B + 1) * L, L, dtype=torch.int32, device=inputs.device)
     batch = SnugBertBatch(
         inputs=inputs.flatten(0, 1)[None],

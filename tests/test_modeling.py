@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 import transformers
-from parity import CONFIG, HEADS, NUM_LABELS, assert_same_gradients, ours_and_stock, ragged_batch, scalar
+from parity import CONFIG, HEADS, NUM_LABELS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
 
 import snugbert
+from snugbert.kernels_snugbert import SnugBertDropout
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -32,8 +33,14 @@ def test_outputs_and_gradients_are_those_of_stock_bert(head, attention):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_every_setting_and_dropout_act_as_in_stock_bert(head):
-    """Ours and stock BERT draw the same dropout masks in the same order, so the outputs must be equal in training."""
+def test_every_setting_and_dropout_act_as_in_stock_bert(head, monkeypatch):
+    """With a stand-in for dropout that needs no chance, it shows where dropout acts, and with which probability."""
+
+    def scale(values, p=0.5, training=True, inplace=False):
+        return values * (1 + p) if training else values
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", scale)
+    monkeypatch.setattr(SnugBertDropout, "forward", lambda self, values: scale(values, self.p, self.training))
     ours, stock = ours_and_stock(
         head,
         hidden_dropout_prob=0.2,
@@ -43,16 +50,22 @@ def test_every_setting_and_dropout_act_as_in_stock_bert(head):
         layer_norm_eps=1e-3,
         type_vocab_size=3,
     )
-    ours.set_attn_implementation("eager")
+    ours.set_attn_implementation("eager")  # for sdpa see test_kernels.py
     inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")
-    results = []
-    for model in (ours, stock):
-        torch.manual_seed(5)
-        results.append(scalar(model.train()(**inputs)))
-    torch.testing.assert_close(*results, atol=2e-6, rtol=1e-5)
-    for name in ("labels", "next_sentence_label", "start_positions", "end_positions"):
-        inputs.pop(name, None)
-    torch.testing.assert_close(ours.eval()(**inputs)[0], ours(**inputs)[0])  # no dropout in evaluation
+    for training in (True, False):
+        mine, expected = (scalar(model.train(training)(**inputs)) for model in (ours, stock))
+        torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_sdpa_drops_in_training_only(head):
+    ours, _ = ours_and_stock(head, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.3, classifier_dropout=0.0)
+    inputs = ragged_batch(head)
+    torch.manual_seed(0)
+    first, second = (scalar(ours.train()(**inputs)) for _ in range(2))
+    assert first != second
+    first, second = (scalar(ours.eval()(**inputs)) for _ in range(2))
+    assert first == second
 
 
 def test_hidden_states_and_attentions_are_those_of_stock_bert():
@@ -244,8 +257,11 @@ def test_sinusoidal_positions_are_the_formula():
     assert model.bfloat16()(**inputs).last_hidden_state.dtype == torch.bfloat16
 
 
-def test_gradient_checkpointing_changes_nothing():
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_gradient_checkpointing_changes_nothing(attention):
+    """Nor does it draw other dropout masks."""
     ours, _ = ours_and_stock("ForPreTraining", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    ours.set_attn_implementation(attention)
     inputs = ragged_batch("ForPreTraining")
     gradients = []
     for checkpointing in (False, True):
@@ -257,6 +273,30 @@ def test_gradient_checkpointing_changes_nothing():
         ours.train()(**inputs).loss.backward()
         gradients.append([parameter.grad.clone() for parameter in ours.parameters()])
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_compiled_models_are_the_same(layout):
+    """Padded batches are compiled as one graph, with their padding; packed ones are cut at attention on a CPU."""
+    ours, _ = ours_and_stock("ForPreTraining")
+    compiled = torch.compile(ours, backend="aot_eager", dynamic=True)
+    for size in (6, 4):
+        inputs = ragged_batch("ForPreTraining", batch=size)
+        inputs = packed(inputs) if layout == "packed" else inputs
+        results = []
+        for model in (ours, compiled):
+            ours.zero_grad()
+            loss = model(**inputs).loss
+            loss.backward()
+            results.append([loss.detach(), *(parameter.grad.clone() for parameter in ours.parameters())])
+        torch.testing.assert_close(*results, atol=2e-6, rtol=1e-5)
+    if layout == "padded":
+        without_labels = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+        whole = torch.compile(ours, backend="aot_eager", fullgraph=True)(**without_labels)
+        expected = ours(**without_labels)
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(whole.prediction_logits[real], expected.prediction_logits[real])
+        torch.testing.assert_close(whole.seq_relationship_logits, expected.seq_relationship_logits)
 
 
 def test_resizing_keeps_rows_and_ties():
@@ -321,6 +361,15 @@ BAD_INPUTS = [
     ({"next_sentence_label": torch.tensor([0, 2])}, "`next_sentence_label` holds 2, outside the range 0 to 1"),
     ({"next_sentence_label": torch.tensor([0])}, r"`next_sentence_label` has the shape \[1\]"),
     ({"attention_mask": torch.ones(2, 3, 3)}, r"`attention_mask` has the shape \[2, 3, 3\]"),
+    ({"attention_mask": torch.zeros(2, 3)}, r"`attention_mask` of shape \[2, 3\] has no token at all"),
+    (
+        {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "labels": torch.full((2, 3), 5)},
+        "`labels` has 1 labels at padding",
+    ),
+    ({"token_type_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`token_type_ids` has the shape \[2, 4\]"),
+    ({"position_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`position_ids` has the shape \[2, 4\]"),
+    ({"position_ids": torch.tensor([[0, 1, 2], [0, 1, 0]])}, "`position_ids` start again in row 1 at token 2"),
+    ({"max_length_q": 3}, "needs its boundaries too"),
 ]
 
 
@@ -331,6 +380,76 @@ def test_bad_inputs_are_named(inputs, message):
         inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long)} | inputs
     with pytest.raises(ValueError, match=message):
         ours(**inputs)
+
+
+BAD_PACKED_INPUTS = [
+    ({"cu_seq_lens_q": [1, 3, 6]}, "must go from 0 to the number of tokens, 6, not from 1 to 6"),
+    ({"cu_seq_lens_q": [0, 3, 5]}, "must go from 0 to the number of tokens, 6, not from 0 to 5"),
+    ({"cu_seq_lens_q": [0, 4, 3, 6]}, "must not decrease, as it does at 2: 4, then 3"),
+    ({"cu_seq_lens_q": [0, 2, 6], "max_length_q": 3}, "a sequence of 4 tokens, but `max_length_q` is 3"),
+    ({"cu_seq_lens_q": [[0, 6]]}, r"integers of shape \[sequences \+ 1\], not \[1, 2\]"),
+    ({"cu_seq_lens_q": [0.0, 6.0]}, "integers"),
+    ({"cu_seq_lens_q": [6]}, r"not \[1\]"),
+    ({"cu_seq_lens_q": [0, 45], "input_ids": torch.ones(1, 45, dtype=torch.long)}, "have 45 tokens, more than"),
+    ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, r"one row of tokens .* not \[2, 3\]"),
+    ({"attention_mask": torch.ones(1, 6)}, "no `attention_mask`"),
+    ({"token_type_ids": torch.zeros(1, 5, dtype=torch.long)}, r"`token_type_ids` has the shape \[1, 5\]"),
+    ({"position_ids": torch.zeros(1, 7, dtype=torch.long)}, r"`position_ids` has the shape \[1, 7\]"),
+    ({"labels": torch.zeros(1, 5, dtype=torch.long)}, r"`labels` has the shape \[1, 5\], .* need \[1, 6\]"),
+    ({"next_sentence_label": torch.tensor([0, 1, 0])}, r"has the shape \[3\], but the inputs need \[2\]"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), BAD_PACKED_INPUTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_bad_packed_inputs_are_named(inputs, message):
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": [0, 2, 6]} | inputs
+    inputs["cu_seq_lens_q"] = torch.tensor(inputs["cu_seq_lens_q"])
+    with pytest.raises(ValueError, match=message):
+        ours(**inputs)
+
+
+def test_packed_choices_must_be_divisible():
+    ours, _ = ours_and_stock("ForMultipleChoice")
+    inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 2, 4, 6])}
+    for more, message in (
+        ({}, "3 sequences needs a `num_choices` that divides it, not None"),
+        ({"num_choices": 2}, "not 2"),
+        ({"labels": torch.tensor([0, 0, 0, 0]), "num_choices": 3}, r"`labels` has the shape \[4\], .* need \[1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ours(**inputs, **more)
+
+
+def test_packed_inputs_need_no_positions_and_no_longest():
+    ours, _ = ours_and_stock("Model")
+    inputs = {"input_ids": torch.arange(3, 9)[None], "cu_seq_lens_q": torch.tensor([0, 2, 2, 6])}
+    full = inputs | {"position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]]), "max_length_q": 4}
+    assert torch.equal(ours(**inputs).last_hidden_state, ours(**full).last_hidden_state)
+
+
+def test_batches_of_transformers_own_collator_are_packed():
+    ours, _ = ours_and_stock("ForMaskedLM")
+    inputs = ragged_batch("ForMaskedLM")
+    real = inputs["attention_mask"].bool()
+    # It takes the first label of each sequence away, as a causal model would.
+    inputs["labels"][:, 0] = -100
+    examples = [
+        {name: inputs[name][row, real[row]].tolist() for name in ("input_ids", "labels")} for row in range(len(real))
+    ]
+    batch = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(examples)
+    inputs.pop("token_type_ids")  # and it has no segments
+    torch.testing.assert_close(ours(**batch).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="looks packed, but has no boundaries"):
+        ours(**transformers.DataCollatorWithFlattening()(examples))
+
+
+def test_packed_inputs_under_data_parallel_are_refused():
+    """`nn.DataParallel` would split the boundaries and labels, but not the one row of tokens."""
+    ours, _ = ours_and_stock("ForPreTraining")
+    ours._is_replica = True
+    with pytest.raises(ValueError, match="DataParallel"):
+        ours(input_ids=torch.ones(1, 6, dtype=torch.long), cu_seq_lens_q=torch.tensor([0, 2, 6]))
 
 
 def test_a_label_outside_the_classes_is_named():

@@ -1,0 +1,290 @@
+"""Padded = packed = stock BERT without any padding, forward and backward, whatever the batch looks like."""
+
+import gzip
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from parity import CONFIG, HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import snugbert
+
+SEQUENCE_LABELS = ("next_sentence_label", "start_positions", "end_positions")
+
+
+def batch_of(case: str, head: str) -> dict[str, torch.Tensor]:
+    """A padded batch with the mask that a case asks for; labels only where there are tokens."""
+    shape = {"one sequence": (1, 17), "one token": (1, 1), "longest": (2, CONFIG["max_position_embeddings"])}
+    batch, length = shape.get(case, (6, 17))
+    inputs = ragged_batch(head, ragged=case not in ("even", "one sequence", "one token"), batch=batch, length=length)
+    mask = inputs["attention_mask"]
+    if case == "left":
+        mask = mask.flip(-1)
+    if case == "holes":
+        mask = torch.randint(0, 2, mask.shape, generator=torch.Generator().manual_seed(2))
+        mask[..., 3] = 1
+    if case != "ragged":
+        inputs["attention_mask"] = mask
+        inputs["input_ids"] = torch.where(mask == 1, torch.arange(length) % 200 + 3, 0)
+        if "labels" in inputs and inputs["labels"].shape == mask.shape:
+            inputs["labels"] = torch.where(
+                (mask == 1) & (torch.arange(length) % 3 == 0), torch.arange(length) % 3, -100
+            )
+        if "start_positions" in inputs:
+            inputs["start_positions"] = mask.argmax(-1)
+            inputs["end_positions"] = (mask * torch.arange(length)).argmax(-1)
+    return inputs
+
+
+def stock_alone(stock, head: str, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Stock BERT on one sequence at a time: a loss, and the outputs of all real tokens or of all sequences."""
+    mask = inputs["attention_mask"].flatten(0, -2).bool()
+    outputs = []
+    for row, real in enumerate(mask):
+        one = {name: inputs[name].flatten(0, -2)[row, real][None] for name in ("input_ids", "token_type_ids")}
+        one["position_ids"] = real.nonzero().T
+        if head == "ForMultipleChoice":
+            one = {name: value[None] for name, value in one.items()}
+        outputs.append(stock(**one))
+    per_token = ("last_hidden_state", "prediction_logits", "start_logits", "end_logits")
+    joined = {
+        name: torch.cat([out[name][0] if name in per_token or out[name].dim() == 3 else out[name] for out in outputs])
+        for name in outputs[0]
+    }
+    if head == "Model":
+        return (joined["last_hidden_state"] ** 3).sum() + (joined["pooler_output"] ** 2).sum(), joined
+    if head == "ForQuestionAnswering":
+        places = packed(inputs)
+        losses = [
+            F.cross_entropy(out[f"{end}_logits"], places[f"{end}_positions"][row : row + 1])
+            for row, out in enumerate(outputs)
+            for end in ("start", "end")
+        ]
+        return torch.stack(losses).mean(), joined
+    if head == "ForMultipleChoice":
+        joined["logits"] = joined["logits"].view(-1, 4)
+    labels = inputs["labels"]
+    if labels.shape == inputs["attention_mask"].shape:
+        labels = labels[mask]
+    loss = F.cross_entropy(joined.get("prediction_logits", joined.get("logits")), labels)
+    if head == "ForPreTraining":
+        loss = loss + F.cross_entropy(joined["seq_relationship_logits"], inputs["next_sentence_label"])
+    return loss, joined
+
+
+def loss_of(output) -> torch.Tensor:
+    if "loss" in output:
+        return output.loss
+    return (output.last_hidden_state**3).sum() + (output.pooler_output**2).sum()  # padding is zero
+
+
+CASES = ["ragged", "even", "one sequence", "one token", "longest", "left", "holes"]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("head", HEADS)
+def test_padded_is_packed_is_stock_bert(head, case, attention):
+    ours, stock = ours_and_stock(head)
+    ours.set_attn_implementation(attention)
+    inputs = batch_of(case, head)
+    expected_loss, expected = stock_alone(stock, head, inputs)
+    expected_loss.backward()
+    real = inputs["attention_mask"].flatten(0, -2).bool()
+    for batch in (inputs, packed(inputs)):
+        for training in (True, False):  # in training, last layer and vocabulary head skip what nobody reads
+            ours.train(training).zero_grad()
+            output = ours(**batch)
+            torch.testing.assert_close(loss_of(output), expected_loss, atol=2e-5, rtol=1e-5)
+            loss_of(output).backward()
+            assert_same_gradients(ours, stock, tolerance=2e-5)
+        without_labels = {n: v for n, v in batch.items() if n != "labels" and n not in SEQUENCE_LABELS}
+        if head == "ForMultipleChoice":
+            without_labels["num_choices"] = 4
+        output = ours.eval()(**without_labels)
+        for name, value in expected.items():
+            mine = output[name]
+            if mine.shape[:2] == real.shape and value.shape[:1] == (real.sum(),):
+                mine = mine[real]
+            elif mine.shape[0] == 1 and mine.shape[1:] == value.shape:
+                mine = mine[0]
+            torch.testing.assert_close(mine, value, atol=2e-6, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("head", ["Model", "ForPreTraining"])
+def test_word_embeddings_instead_of_ids(head):
+    ours, stock = ours_and_stock(head)
+    inputs = ragged_batch(head)
+    expected_loss, _ = stock_alone(stock, head, inputs)
+    for batch in (inputs, packed(inputs)):
+        embeds = ours.get_input_embeddings()(batch.pop("input_ids")).detach().requires_grad_()
+        loss = loss_of(ours(**batch, inputs_embeds=embeds))
+        torch.testing.assert_close(loss, expected_loss, atol=2e-5, rtol=1e-5)
+        (gradient,) = torch.autograd.grad(loss, embeds)
+        assert (gradient.norm(dim=-1) > 0).equal(batch.get("attention_mask", torch.ones(gradient.shape[:2])) > 0)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_row_without_any_token_changes_no_other(head, attention):
+    """Its hidden states are zero, its pooled output is that of zeros; it still counts as a sequence with a label."""
+    ours, _ = ours_and_stock(head)
+    ours.set_attn_implementation(attention)
+    inputs = ragged_batch(head)
+    mask = inputs["attention_mask"].flatten(0, -2)
+    mask[2] = mask[-1] = 0
+    if "labels" in inputs and inputs["labels"].shape == inputs["attention_mask"].shape:
+        inputs["labels"].flatten(0, -2)[[2, -1]] = -100
+    for name in SEQUENCE_LABELS[1:]:
+        if name in inputs:
+            inputs[name][[2, -1]] = -100
+    for batch in (inputs, packed(inputs)):
+        ours.zero_grad()
+        loss_of(ours.train()(**batch)).backward()
+        assert all(parameter.grad.isfinite().all() for parameter in ours.parameters() if parameter.grad is not None)
+    if head == "Model":
+        output = ours(**inputs)
+        assert not output.last_hidden_state[[2, 5]].any()
+        torch.testing.assert_close(output.pooler_output[2], torch.tanh(ours.pooler.dense.bias))
+        others = [0, 1, 3, 4]
+        alone = ours(**{name: value[others] for name, value in inputs.items()})
+        torch.testing.assert_close(output.last_hidden_state[others], alone.last_hidden_state, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(output.pooler_output[others], alone.pooler_output, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(ours(**packed(inputs)).pooler_output, output.pooler_output, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("head", ["ForPreTraining", "ForMaskedLM", "ForTokenClassification"])
+def test_no_labelled_token_gives_a_loss_of_zero_with_gradients(head, attention):
+    """Every parameter still has a gradient, of zeros, or data-parallel training would wait for it."""
+    ours, _ = ours_and_stock(head)
+    ours.set_attn_implementation(attention)
+    inputs = ragged_batch(head)
+    inputs["labels"] = torch.full_like(inputs["labels"], -100)
+    inputs.pop("next_sentence_label", None)
+    unused = ("pooler", "seq_relationship")  # of the loss that has no label here
+    for batch in (inputs, packed(inputs)):
+        ours.zero_grad()
+        loss = ours.train()(**batch).loss
+        loss.backward()
+        assert loss == 0
+        for name, parameter in ours.named_parameters():
+            assert any(part in name for part in unused) or not parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_hidden_states_and_attentions_of_a_ragged_batch(attention):
+    ours, stock = ours_and_stock("ForSequenceClassification")
+    ours.set_attn_implementation(attention)
+    inputs = ragged_batch("ForSequenceClassification")
+    real = inputs["attention_mask"].bool()
+    look = {"output_hidden_states": True, "output_attentions": attention == "eager"}
+    expected = stock(**inputs, output_hidden_states=True, output_attentions=True)
+    output, of_packed = ours(**inputs, **look), ours(**packed(inputs), **look)
+    for mine, row, theirs in zip(output.hidden_states, of_packed.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(mine[real], theirs[real], atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(row[0], theirs[real], atol=2e-6, rtol=1e-5)
+        assert not mine[~real].any()
+    if attention == "eager":
+        longest = int(real.sum(1).max())
+        queries = real[:, None, :, None]
+        for mine, short, theirs in zip(output.attentions, of_packed.attentions, expected.attentions, strict=True):
+            torch.testing.assert_close(mine * queries, theirs * queries, atol=2e-6, rtol=1e-5)
+            short = F.pad(short, (0, 17 - longest, 0, 17 - longest))
+            torch.testing.assert_close(short * queries, theirs * queries, atol=2e-6, rtol=1e-5)
+
+
+def minilm_batch(tokenizer, data_dir, texts: int) -> dict[str, torch.Tensor]:
+    with gzip.open(data_dir / "wikitext2/valid.docs.txt.gz", "rt", encoding="utf-8") as file:
+        lines = [line for line in file if len(line) > 40]
+    pairs = [(lines[7 * i], lines[7 * i + 1]) for i in range(texts - 1)] + [(" ".join(lines[:40]), lines[41])]
+    batch = tokenizer(*zip(*pairs, strict=True), padding=True, truncation=True, max_length=512, return_tensors="pt")
+    assert batch["input_ids"].shape == (texts, 512)
+    return dict(batch)
+
+
+@pytest.mark.parametrize("head", ["Model", "ForQuestionAnswering", "ForSequenceClassification"])
+def test_real_weights_and_512_tokens(minilm, data_dir, head):
+    """Padded, packed and stock BERT on real text; and what bfloat16 costs us is no more than three times stock's."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    torch.manual_seed(0)
+    stock = getattr(transformers, f"Bert{head}").from_pretrained(minilm).eval()
+    ours = getattr(snugbert, f"SnugBert{head}").from_pretrained(minilm).eval()
+    ours.load_state_dict(stock.state_dict())
+    inputs = minilm_batch(tokenizer, data_dir, 4)
+    real = inputs["attention_mask"].bool()
+
+    def run(model, batch):
+        model.zero_grad()
+        output = model(**batch)
+        outputs = [value.float() for value in output.values()]
+        outputs = [value[real] if value.shape[:2] == real.shape else value for value in outputs]
+        outputs = [value[0] if value.shape[:2] == (1, real.sum()) else value for value in outputs]
+        sum((value**2).sum() for value in outputs).backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        return torch.cat([value.flatten() for value in outputs]).detach(), gradients
+
+    expected, expected_gradients = run(stock, inputs)
+    largest = max(gradient.norm() for gradient in expected_gradients.values())
+    for batch in (inputs, packed(inputs)):
+        output, gradients = run(ours, batch)
+        torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+        for name, gradient in expected_gradients.items():
+            difference = (gradients[name] - gradient).norm()
+            assert difference <= 2e-5 * gradient.norm() + 1e-6 * largest, (name, difference, gradient.norm())
+    errors = []
+    with torch.autocast("cpu", torch.bfloat16):
+        for model in (ours, stock):
+            output, gradients = run(model, inputs)
+            of_gradients = torch.stack([(gradients[n] - g).norm() for n, g in expected_gradients.items()])
+            errors.append(((output - expected).norm(), of_gradients.norm()))
+    (of_ours, gradient_of_ours), (of_stock, gradient_of_stock) = errors
+    assert of_ours <= 3 * of_stock
+    assert gradient_of_ours <= 3 * gradient_of_stock
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shape of every tensor that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        self.seen |= {
+            tuple(value.shape) for value in torch.utils._pytree.tree_leaves(result) if torch.is_tensor(value)
+        }
+        return result
+
+
+def test_nothing_is_computed_on_padding_in_a_training_step():
+    """No hidden state has a row for padding, and there are no logits but those of labelled tokens."""
+    ours, _ = ours_and_stock("ForPreTraining", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    inputs = ragged_batch("ForPreTraining")
+    tokens, labelled = int(inputs["attention_mask"].sum()), int((inputs["labels"] != -100).sum())
+    with Shapes() as shapes:
+        ours.train()(**inputs).loss.backward()
+    hidden, vocabulary = CONFIG["hidden_size"], CONFIG["vocab_size"]
+    of_hidden = {shape[:-1] for shape in shapes.seen if len(shape) > 1 and shape[-1] == hidden}
+    parameters = {vocabulary, hidden, CONFIG["max_position_embeddings"], CONFIG["intermediate_size"], 2}
+    assert max({math.prod(rows) for rows in of_hidden} - parameters) == tokens
+    of_vocabulary = {math.prod(shape[:-1]) for shape in shapes.seen if len(shape) > 1 and shape[-1] == vocabulary}
+    assert of_vocabulary - {hidden, 1} == {labelled}
+
+
+def test_the_last_layer_works_on_the_tokens_that_are_read():
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = ragged_batch("ForPreTraining")
+    sizes = []
+    for layer in ours.bert.encoder.layer:
+        layer.intermediate.dense.register_forward_hook(lambda module, args, output: sizes.append(output.shape[1]))
+    ours.train()(**inputs)
+    tokens, labelled = int(inputs["attention_mask"].sum()), int((inputs["labels"] != -100).sum())
+    assert sizes == [tokens, tokens, labelled + 6]
+    sizes.clear()
+    ours.eval()(**inputs)
+    assert sizes == [tokens] * 3

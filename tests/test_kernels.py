@@ -1,0 +1,183 @@
+"""Dropout, grouped attention and cross entropy against torch's own; attention implementations against each other."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from parity import ours_and_stock, ragged_batch
+from transformers import AttentionInterface
+
+from snugbert import kernels_snugbert as kernels
+from snugbert.modeling_snugbert import nested_attention
+
+LENGTHS = {
+    "ragged": ([5, 1, 7, 7, 3, 0, 12],) * 2,
+    "few queries": ([1, 0, 2, 7, 1, 0, 3], [5, 1, 7, 7, 3, 0, 12]),
+    "even": ([6, 6, 6], [6, 6, 6]),
+    "a query each": ([1, 1], [9, 9]),
+}
+
+
+def inputs_of(lengths, dtype=torch.float64):
+    """Query, key and value of three heads, and their lengths."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (sum(lengths[0]), sum(lengths[1]), sum(lengths[1]))
+    return [torch.randn(size, 3, 8, generator=generator, dtype=dtype).requires_grad_() for size in sizes]
+
+
+def attention_alone(query, key, value, lengths):
+    """torch's attention on one sequence at a time."""
+    parts = zip(query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]), strict=True)
+    return torch.cat(
+        [
+            F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in part), scale=0.3).transpose(0, 1)
+            for part in parts
+        ]
+    )
+
+
+@pytest.mark.parametrize("group_cost", [0, 30, 10**6])
+@pytest.mark.parametrize("case", LENGTHS)
+def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monkeypatch):
+    monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
+    tensors = inputs_of(LENGTHS[case])
+    groups = kernels.group_by_length(*LENGTHS[case], heads=3)
+    output = kernels.grouped_attention(*tensors, groups, 0.3, 0.0)
+    expected = attention_alone(*tensors, LENGTHS[case])
+    torch.testing.assert_close(output, expected)
+    weights = torch.randn_like(output)
+    for mine, theirs in zip(
+        torch.autograd.grad((output * weights).sum(), tensors),
+        torch.autograd.grad((expected * weights).sum(), tensors),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+    def with_dropout(*tensors):
+        torch.manual_seed(1)
+        return kernels.grouped_attention(*tensors, groups, 0.3, 0.4)
+
+    assert torch.autograd.gradcheck(with_dropout, tensors)
+
+
+def test_groups_pay_for_little_padding_and_fit_the_cache():
+    lengths = torch.randint(1, 512, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    groups = kernels.group_by_length(lengths, lengths, heads=12).groups
+    places = [len(range(512)[g.keys]) if isinstance(g.keys, slice) else len(g.keys) for g in groups]
+    scores = [size * size // group.size for size, group in zip(places, groups, strict=True)]
+    needed = sum(length**2 for length in lengths)
+    assert sum(scores) - needed <= kernels.GROUP_COST * len(groups)
+    assert sum(scores) < 1.15 * needed < 0.5 * 300 * 512**2
+    assert all(12 * size <= kernels.PIECE or group.size == 1 for size, group in zip(scores, groups, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_attention_weights_are_dropped_with_the_probability_asked_for(dtype):
+    """Queries of zero give even weights, and values of the identity show them: 0 or 1 / (L (1 - p))."""
+    length, heads, dropout = 64, 250, 0.1
+    groups = kernels.group_by_length([length], [length], heads)
+    zeros = torch.zeros(length, heads, length, dtype=dtype)
+    values = torch.eye(length, dtype=dtype)[:, None].expand(-1, heads, -1).clone().requires_grad_()
+    torch.manual_seed(0)
+    weights = kernels.grouped_attention(zeros, zeros, values, groups, 1.0, dropout)
+    kept = weights > 0
+    assert abs(1 - kept.double().mean() - dropout) < 5 * (0.1 * 0.9 / kept.numel()) ** 0.5
+    torch.testing.assert_close(
+        weights[kept], torch.full_like(weights[kept], 1 / length / (1 - dropout)), rtol=1e-2, atol=0
+    )
+    weights.sum().backward()
+    torch.testing.assert_close(values.grad.sum(-1), weights.sum(0).T * length, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dropout", [0.1, 0.3, 0.0001])
+def test_dropout_drops_with_the_probability_asked_for(dropout, dtype):
+    module = kernels.SnugBertDropout(dropout)
+    values = torch.ones(1000, 1003, dtype=dtype, requires_grad=True)
+    torch.manual_seed(0)
+    output = module(values)
+    dropped = (output == 0).double().mean().item()
+    assert abs(dropped - dropout) < 5 * (dropout * (1 - dropout) / values.numel()) ** 0.5
+    torch.testing.assert_close(
+        output, (output != 0) / (1 - torch.tensor(dropout)), check_dtype=False, rtol=1e-2, atol=0
+    )
+    (output * 2).sum().backward()
+    torch.testing.assert_close(values.grad, 2 * output.detach(), rtol=1e-2, atol=0)
+    torch.manual_seed(0)
+    assert torch.equal(module(values), output)
+    assert not torch.equal(module(values), output)
+    # Neighbours are independent: both are dropped with the square of the probability.
+    both = ((output[:, 1:] == 0) & (output[:, :-1] == 0)).double().mean().item()
+    assert abs(both - dropout**2) < 5 * dropout / values.numel() ** 0.5
+    assert module.eval()(values) is values
+    assert not kernels.SnugBertDropout(1.0)(values).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_cross_entropy_is_that_of_torch(dtype, monkeypatch):
+    monkeypatch.setattr(kernels, "PIECE", 3 * 50)  # three rows at a time
+    logits = torch.randn(10, 50, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    targets = torch.arange(10) * 4
+    loss = kernels.cross_entropy_sum(logits, targets)
+    expected = F.cross_entropy(kernels.wide(logits), targets, reduction="sum")
+    assert loss.dtype == expected.dtype
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(3 * value, logits)[0] for value in (loss, expected)))
+
+
+@pytest.mark.parametrize("case", ["ragged", "few queries", "even"])
+def test_nested_attention_is_attention_on_each_sequence(case):
+    """What runs on CUDA; here torch's slow implementation of it."""
+    pairs = [(q, k) for q, k in zip(*LENGTHS[case], strict=True) if q]
+    lengths = [q for q, _ in pairs], [k for _, k in pairs]
+    tensors = inputs_of(lengths, torch.float32)
+    starts = [F.pad(torch.tensor(side).cumsum(0), (1, 0)).int() for side in lengths]
+    output = nested_attention(*tensors, *starts, max(lengths[0]), max(lengths[1]), scaling=0.3, dropout=0.0)
+    expected = attention_alone(*tensors, lengths)
+    torch.testing.assert_close(output, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(output.sum(), tensors), torch.autograd.grad(expected.sum(), tensors), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_flash_attention_gets_the_boundaries():
+    """transformers' own flash attention is called as here: tokens in one row, boundaries of queries and keys."""
+
+    def attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
+        assert attention_mask is None and query.shape[0] == 1
+        lengths = [kwargs[f"cu_seq_lens_{side}"].diff().tolist() for side in "qk"]
+        assert max(lengths[1]) <= kwargs["max_length_k"]
+        parts = zip(query.split(lengths[0], 2), key.split(lengths[1], 2), value.split(lengths[1], 2), strict=True)
+        context = torch.cat([F.scaled_dot_product_attention(*part, scale=scaling) for part in parts], dim=2)
+        return context.transpose(1, 2), None
+
+    AttentionInterface.register("flash_on_cpu", attention)
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = ragged_batch("ForPreTraining")
+    expected = ours.train()(**inputs)
+    ours.config._attn_implementation = "flash_on_cpu"
+    output = ours(**inputs)
+    torch.testing.assert_close(output.loss, expected.loss, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(output.prediction_logits, expected.prediction_logits, atol=2e-6, rtol=1e-5)
+
+
+def test_an_implementation_that_knows_no_boundaries_gets_padded_sequences_and_a_mask():
+    def attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
+        assert query.shape[0] == key.shape[0] == 6 and attention_mask.dtype == torch.bool
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        return context.transpose(1, 2), None
+
+    AttentionInterface.register("somebodys", attention)
+    ours, _ = ours_and_stock("ForMaskedLM")
+    inputs = ragged_batch("ForMaskedLM")
+    expected = ours.train()(**inputs).loss
+    ours.config._attn_implementation = "somebodys"
+    torch.testing.assert_close(ours(**inputs).loss, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_flex_attention_is_refused():
+    ours, _ = ours_and_stock("ForMaskedLM")
+    with pytest.raises(
+        ValueError, match="does not support an attention implementation through torch's flex_attention"
+    ):
+        ours.set_attn_implementation("flex_attention")
