@@ -5,6 +5,7 @@ pieces that stay in the processor's cache; and for the backward pass no more is 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,11 @@ PIECE = 2**21  # elements of an attention score or logit tensor that are worked 
 GROUP_COST = 64 * 64
 
 
+def is_tracing() -> bool:
+    """Whether the model is being compiled, exported or traced, where shapes must not depend on values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 # --- dropout ----------------------------------------------------------------------------------------------------
 
 
@@ -28,7 +34,7 @@ def _keep(count: int, dropout: float) -> torch.Tensor:
     """`count` numbers, 0 with the probability `dropout` (to 16 bits), else 1. *Shape:* (count,), int16."""
     # The seed comes from the generator that `torch.manual_seed` sets and gradient checkpointing restores. NumPy's
     # gives 64 random bits in half the time of torch's, and in a tenth of that of a Bernoulli draw.
-    seed = int(torch.empty((), dtype=torch.int64).random_())
+    seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
     words = np.random.SFC64(seed).random_raw((count + 3) // 4)
     return torch.from_numpy(words.view(np.int16))[:count].ge_(round(dropout * 2**16) - 2**15)
 
@@ -62,7 +68,7 @@ class SnugBertDropout(nn.Dropout):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[...] -> [...]."""
-        cheap = values.device.type == "cpu" and values.is_floating_point() and not torch.compiler.is_compiling()
+        cheap = values.device.type == "cpu" and values.is_floating_point() and not is_tracing()
         if not (self.training and cheap and 0 < self.p < 1):
             return super().forward(values)
         return _Dropout.apply(values, self.p)
@@ -89,8 +95,9 @@ class Group(NamedTuple):
     mask: torch.Tensor | None
 
 
-class Groups(NamedTuple):
-    """All sequences of a packed batch in groups.
+@dataclass
+class Groups:
+    """All sequences of a packed batch in groups. No tuple: torch.compile would look into it, for every batch anew.
 
     Attributes:
         groups: the groups.
@@ -103,13 +110,16 @@ class Groups(NamedTuple):
     key_places: torch.Tensor | None
 
 
-def group_by_length(query_lengths: Sequence[int], key_lengths: Sequence[int], heads: int) -> Groups:
+@torch.compiler.disable
+def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, heads: int) -> Groups:
     """Puts sequences of similar length into a group, so that attention pays for next to no padding.
 
     Args:
-        query_lengths, key_lengths: queries and keys of each sequence, in the order of the packed batch.
+        cu_seq_lens_q, cu_seq_lens_k: where the queries and the keys of each sequence start, and their number. *Shape:*
+            (N + 1,)
         heads: attention heads; a group has at most `PIECE` scores, so that they stay in the cache.
     """
+    query_lengths, key_lengths = cu_seq_lens_q.diff().tolist(), cu_seq_lens_k.diff().tolist()
     order = sorted(
         (index for index, length in enumerate(key_lengths) if length),
         key=lambda index: (key_lengths[index], query_lengths[index], -index),
@@ -126,10 +136,8 @@ def group_by_length(query_lengths: Sequence[int], key_lengths: Sequence[int], he
             members.append([])
             padding, longest_query = 0, query_lengths[index]
         members[-1].append(index)
-    query_starts = _starts(query_lengths)
-    key_starts = _starts(key_lengths)
-    queries = [_places(query_starts, query_lengths, group) for group in members]
-    keys = [_places(key_starts, key_lengths, group) for group in members]
+    queries = [_places(cu_seq_lens_q.tolist(), query_lengths, group) for group in members]
+    keys = [_places(cu_seq_lens_k.tolist(), key_lengths, group) for group in members]
     groups = [
         Group(
             size=len(group),
@@ -138,31 +146,27 @@ def group_by_length(query_lengths: Sequence[int], key_lengths: Sequence[int], he
             padded_queries=None if query_real is None else (~query_real).nonzero().squeeze(1),
             mask=None
             if key_real is None
-            else torch.zeros(len(key_real)).masked_fill_(~key_real, -torch.inf).view(len(group), 1, 1, -1),
+            else torch.zeros(len(key_real), device="cpu")
+            .masked_fill_(~key_real, -torch.inf)
+            .view(len(group), 1, 1, -1),
         )
         for group, (query_tokens, query_real), (key_tokens, key_real) in zip(members, queries, keys, strict=True)
     ]
     return Groups(groups, _inverse(queries, sum(query_lengths)), _inverse(keys, sum(key_lengths)))
 
 
-def _starts(lengths: Sequence[int]) -> list[int]:
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    return starts
-
-
 def _places(
     starts: list[int], lengths: Sequence[int], group: list[int]
 ) -> tuple[torch.Tensor | slice, torch.Tensor | None]:
     """The token at each place of a padded group, and whether it is real (None: all are)."""
-    sizes = torch.tensor([lengths[index] for index in group])
+    sizes = torch.tensor([lengths[index] for index in group], device="cpu")
     longest = max(int(sizes.max()), 1)  # a sequence without a query has one of padding, for its keys' gradients
-    real = torch.arange(longest) < sizes[:, None]
+    offsets = torch.arange(longest, device="cpu")
+    real = offsets < sizes[:, None]
     if real.all() and group == list(range(group[0], group[-1] + 1)):
         return slice(starts[group[0]], starts[group[0]] + len(group) * longest), None
-    first = torch.tensor([starts[index] for index in group])
-    tokens = (first[:, None] + torch.arange(longest)).clamp_(max=starts[-1] - 1)
+    first = torch.tensor([starts[index] for index in group], device="cpu")
+    tokens = (first[:, None] + offsets).clamp_(max=starts[-1] - 1)
     return tokens.flatten(), None if real.all() else real.flatten()
 
 
@@ -170,11 +174,11 @@ def _inverse(places: list[tuple[torch.Tensor | slice, torch.Tensor | None]], tok
     """Where each token is in the groups, one behind the other; None if in the same order."""
     if len(places) == 1 and isinstance(places[0][0], slice):
         return None
-    inverse = torch.zeros(tokens, dtype=torch.long)
+    inverse = torch.zeros(tokens, dtype=torch.long, device="cpu")
     start = 0
     for index, real in places:
-        indices = torch.arange(index.start, index.stop) if isinstance(index, slice) else index
-        targets = torch.arange(start, start + len(indices))
+        indices = torch.arange(index.start, index.stop, device="cpu") if isinstance(index, slice) else index
+        targets = torch.arange(start, start + len(indices), device="cpu")
         if real is not None:
             inverse[indices[real]] = targets[real]
         else:
@@ -222,6 +226,7 @@ class _GroupedAttention(torch.autograd.Function):
         dropout: float,
     ) -> torch.Tensor:
         outputs, saved = [], []
+        keep = any(ctx.needs_input_grad)
         for group in groups.groups:
             q = _take(query, group.queries, group.size)
             k, v = (_take(tensor, group.keys, group.size) for tensor in (key, value))
@@ -233,8 +238,9 @@ class _GroupedAttention(torch.autograd.Function):
                 signs = _keep(weights.numel(), dropout).sub_(1).to(INTEGERS[weights.element_size()])
                 weights.copysign_(signs.view(weights.dtype).view(weights.shape))
             outputs.append(_scaled_bmm(weights.relu() if dropout else weights, v, 1 / (1 - dropout)))
-            saved += [q, k, v, weights]
-        if any(ctx.needs_input_grad):
+            if keep:
+                saved += [q, k, v, weights]
+        if keep:
             ctx.save_for_backward(*saved)
             ctx.groups, ctx.scaling, ctx.dropout, ctx.heads = groups, scaling, dropout, query.shape[1]
         return _put_back(outputs, groups.query_places, query.shape[1])
@@ -273,7 +279,7 @@ def grouped_attention(
     """Attention of a packed batch, on the CPU.
 
     Args:
-        query: *Shape:* (queries, heads, D)
+        query: *Shape:* (queries, heads, D), at least one query
         key, value: *Shape:* (tokens, heads, D)
         groups: from [`group_by_length`].
         scaling: factor of the scores.
@@ -282,8 +288,6 @@ def grouped_attention(
     Returns:
         *Shape:* (queries, heads, D)
     """
-    if len(query) == 0:  # no queries; the gradients of keys and values are zeros, not None
-        return query + 0 * (key.sum() + value.sum())
     return _GroupedAttention.apply(query, key, value, groups, scaling, dropout)
 
 
@@ -318,15 +322,15 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross entropies, computed in float32 from a piece of the logits at a time.
+    """Sum of the cross entropies, computed in float32 at the least.
 
     Args:
-        logits: in any dtype; no float32 copy of all of them is made. *Shape:* (M, V)
+        logits: in any dtype; on the CPU, no float32 copy of all of them is made. *Shape:* (M, V)
         targets: *Shape:* (M,)
 
     Returns:
-        A float32 number, 0 with a gradient where M is 0.
+        A number, 0 with a gradient where M is 0.
     """
-    if len(targets) == 0 or torch.compiler.is_compiling():
+    if is_tracing() or logits.device.type != "cpu" or len(targets) == 0:
         return F.cross_entropy(wide(logits), targets, reduction="sum")
     return _CrossEntropy.apply(logits, targets)

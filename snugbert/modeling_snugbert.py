@@ -31,8 +31,8 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import ModelOutput
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils import ModelOutput, logging
+from transformers.utils.generic import can_return_tuple, is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_snugbert import SnugBertConfig
@@ -46,6 +46,8 @@ from .packing_snugbert import (
     is_ragged,
     make_batch,
 )
+
+logger = logging.get_logger(__name__)
 
 NSP_CLASSES = "is next, is random:"  # for complaints about a label
 IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators leave out
@@ -166,7 +168,7 @@ class SnugBertSelfAttention(nn.Module):
         self,
         queries: torch.Tensor,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: torch.Tensor | None = None,
         batch_size: int | None = None,
         groups: Groups | None = None,
         padded_shape: tuple[int, int] | None = None,
@@ -175,7 +177,7 @@ class SnugBertSelfAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Lets [1, Q, H] attend to [1, T, H].
 
-        The arguments after the mask are those of [`attention_arguments`].
+        The further arguments are those of [`attention_arguments`].
 
         Returns:
             [1, Q, H], and the attention weights where the implementation has them: [N, heads, L, L].
@@ -197,12 +199,13 @@ class SnugBertSelfAttention(nn.Module):
             context = grouped_attention(query, key, value, groups, **options)
         elif batch_size is not None:
             tensors = (tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value))
+            if attention_mask is not None and attention_mask.dim() == 4:
+                added = attention_mask.is_floating_point()  # to the scores; what is not, says where to look
+                attention_mask = attention_mask.to(query.dtype if added else torch.bool)
             context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
         elif padded_shape is not None and places is not None:
             tensors = (_pad(tensor, places, padded_shape) for tensor in (query, key, value))
-            real = places.new_zeros(padded_shape, dtype=torch.bool).flatten().index_fill(0, places, True)
-            mask = real.view(padded_shape)[:, None, None]
-            context, weights = attention(self, *tensors, mask, **options, **kwargs)
+            context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, places)
         elif implementation == "sdpa":
             context = nested_attention(query, key, value, **options, **kwargs)
@@ -214,7 +217,7 @@ class SnugBertSelfAttention(nn.Module):
 
 def _pad(tokens: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """[T, heads, D] -> [N, heads, L, D], zero at padding."""
-    padded = tokens.new_zeros(shape[0] * shape[1], *tokens.shape[1:]).index_copy(0, places, tokens)
+    padded = tokens.new_zeros(shape[0] * shape[1], *tokens.shape[1:]).index_copy_(0, places, tokens)
     return padded.unflatten(0, shape).transpose(1, 2)
 
 
@@ -235,6 +238,8 @@ class SnugBertResidual(nn.Module):
 def _in_autocast(hidden_states: torch.Tensor) -> torch.Tensor:
     """As autocast would convert them: once, not for queries, keys and values each, which it would keep three times."""
     device = hidden_states.device.type
+    if hidden_states.dtype != torch.float32 or not torch.amp.is_autocast_available(device):
+        return hidden_states
     return hidden_states.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden_states
 
 
@@ -249,7 +254,6 @@ class SnugBertAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
         queries: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
@@ -257,7 +261,7 @@ class SnugBertAttention(nn.Module):
         queried = hidden_states if queries is None else hidden_states.index_select(1, queries)
         inputs = _in_autocast(hidden_states)
         query_inputs = inputs if queries is None else _in_autocast(queried)
-        context, _ = self.self(query_inputs, inputs, attention_mask, **kwargs)
+        context, _ = self.self(query_inputs, inputs, **kwargs)
         return self.output(context, queried)
 
 
@@ -286,12 +290,11 @@ class SnugBertLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
         queries: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
         """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices."""
-        hidden_states = self.attention(hidden_states, attention_mask, queries, **kwargs)
+        hidden_states = self.attention(hidden_states, queries, **kwargs)
         return self.output(self.intermediate(hidden_states), hidden_states)
 
 
@@ -309,10 +312,10 @@ class SnugBertEncoder(nn.Module):
         """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices, in order."""
         arguments = attention_arguments(self.config, batch, None)
         for layer in self.layer[:-1]:
-            hidden_states = layer(hidden_states, batch.attention_mask, **arguments, **kwargs)
+            hidden_states = layer(hidden_states, **arguments, **kwargs)
         if queries is not None:
             arguments = attention_arguments(self.config, batch, queries)
-        return self.layer[-1](hidden_states, batch.attention_mask, queries, **arguments, **kwargs)
+        return self.layer[-1](hidden_states, queries, **arguments, **kwargs)
 
 
 class SnugBertPooler(nn.Module):
@@ -363,21 +366,14 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     ) -> SnugBertBatch:
         """The tokens of the caller's batch; takes the boundaries of a packed one out of `kwargs`."""
         boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
-        for name in ("cu_seq_lens_k", "max_length_k"):  # transformers' collator has them too, and they are the same
-            kwargs.pop(name, None)
+        of_keys = [kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]  # the same, from transformers
+        if boundaries[0] is None and any(value is not None for value in (*boundaries, *of_keys)):
+            raise ValueError("A packed batch needs its boundaries, `cu_seq_lens_q`.")
         if boundaries[0] is not None and getattr(self, "_is_replica", False):
             # It splits `cu_seq_lens_q` and the labels among its replicas, but not the one row of tokens.
             raise ValueError("A packed batch cannot be split by DataParallel; start one process a GPU (torchrun).")
-        words: nn.Embedding = self.get_input_embeddings()  # type: ignore[assignment]
         return make_batch(
-            self.config,
-            words.num_embeddings,
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            *boundaries,
+            self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, *boundaries
         )
 
     def _encode(self, batch: SnugBertBatch, rows: torch.Tensor | None = None, **kwargs) -> BaseModelOutputWithPooling:
@@ -421,6 +417,10 @@ def _classification_loss(
     labels = labels.flatten().long()
     loss_sum = F.cross_entropy(wide(logits.flatten(0, -2)), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+
+
+def _lacks_dropout(config: SnugBertConfig) -> bool:
+    return is_flash_attention_requested(config, version=[3, 4])
 
 
 class SnugBertModel(SnugBertPreTrainedModel):
@@ -502,14 +502,18 @@ class SnugBertModel(SnugBertPreTrainedModel):
         words = batch.inputs if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(batch.inputs)
         hidden_states = self.embeddings(words, batch.token_type_ids, batch.position_ids)
         first_tokens, queries = batch.first_tokens, None
+        if self.training and self.config.attention_probs_dropout_prob and _lacks_dropout(self.config):
+            logger.warning_once(
+                f"{self.config._attn_implementation} has no dropout; attention weights are not dropped."
+            )
         shows_all = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         if rows is not None and is_ragged(self.config, batch) and not shows_all:
             # From here on tokens are counted among those that the last layer computes.
             wanted = rows if self.pooler is None else torch.cat([first_tokens, rows])
             queries, order = wanted.sort()
-            new_indices = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
+            new_indices = order.argsort()
             first_tokens, rows = new_indices[: len(order) - len(rows)], new_indices[len(order) - len(rows) :]
-        hidden_states = self.encoder(hidden_states, batch, queries, **kwargs)
+        hidden_states = self.encoder(hidden_states, batch, queries, **kwargs).to(first_tokens.device)
         pooled = None
         if self.pooler is not None:
             first = hidden_states[0].index_select(0, first_tokens)
@@ -593,7 +597,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
 
     def _predict_tokens(
         self, batch: SnugBertBatch, labels: torch.Tensor | None, sparse_prediction: bool | None, **kwargs
-    ) -> tuple[BaseModelOutputWithPooling, torch.Tensor, torch.Tensor | None, int]:
+    ) -> tuple[BaseModelOutputWithPooling, torch.Tensor, torch.Tensor | None, torch.Tensor | int]:
         """Runs the encoder and the masked token head.
 
         Both work on labelled tokens only, [M, V], in training or where `sparse_prediction` asks for it: the other 85 %
@@ -607,14 +611,15 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             outputs = self._encode(batch, **kwargs)
             return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
         of_tokens = batch.gather_labels(labels, IGNORE_INDEX)[0]
-        rows = (of_tokens != IGNORE_INDEX).nonzero().squeeze(-1)
+        labelled = of_tokens != IGNORE_INDEX
+        rows = labelled.nonzero().squeeze(-1)
         targets = of_tokens[rows].long()
         check_range("labels", targets, self.config.vocab_size, "vocab_size")
         sparse = self.training if sparse_prediction is None else sparse_prediction
         outputs = self._encode(batch, rows if sparse else None, **kwargs)
         logits = self.cls.predictions(outputs.last_hidden_state)
         loss_sum = cross_entropy_sum(logits[0] if sparse else logits[0].index_select(0, rows), targets)
-        return outputs, logits[0] if sparse else batch.scatter(logits), loss_sum, len(targets)
+        return outputs, logits[0] if sparse else batch.scatter(logits), loss_sum, labelled.sum()
 
 
 @dataclass
@@ -869,7 +874,8 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 self.config.problem_type = "multi_label_classification"
         if self.config.problem_type == "single_label_classification":
             return _classification_loss(logits, labels, num_items_in_batch, "num_labels")
-        if labels.numel() != logits.numel():
+        shapes = [tuple(logits.shape)] + [tuple(logits.shape[:1])] * (self.num_labels == 1)
+        if tuple(labels.shape) not in shapes:
             raise ValueError(
                 f"`labels` has the shape {list(labels.shape)}, but {self.config.problem_type} with `num_labels` "
                 f"{self.num_labels} needs {list(logits.shape)}."
@@ -1040,9 +1046,13 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         no_answer = torch.finfo(logits.dtype).min
         loss = None
         if start_positions is not None and end_positions is not None:
-            start_scores, end_scores = batch.by_sequence(logits, no_answer).unbind(-1)
-            start_loss = self._loss("start_positions", start_scores, start_positions, num_items_in_batch)
-            loss = (start_loss + self._loss("end_positions", end_scores, end_positions, num_items_in_batch)) / 2
+            scores = batch.by_sequence(logits, no_answer)
+            ends = (("start_positions", start_positions), ("end_positions", end_positions))
+            losses = [
+                self._loss(name, scores[..., index], positions, batch.row_lengths(), num_items_in_batch)
+                for index, (name, positions) in enumerate(ends)
+            ]
+            loss = (losses[0] + losses[1]) / 2
         start_logits, end_logits = batch.scatter(logits, no_answer).unbind(-1)
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -1057,11 +1067,14 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         name: str,
         scores: torch.Tensor,
         positions: torch.Tensor,
+        row_lengths: int | torch.Tensor,
         num_items_in_batch: int | torch.Tensor | None,
     ) -> torch.Tensor:
+        if positions.numel() != len(scores):
+            check_shape(name, positions, (len(scores),))
         positions = positions.flatten()
-        positions = positions.masked_fill(positions >= scores.shape[1], IGNORE_INDEX)
-        if is_checkable(positions) and len(positions) == len(scores):
+        positions = positions.masked_fill(positions >= row_lengths, IGNORE_INDEX)
+        if is_checkable(positions):
             chosen = scores.detach().gather(1, positions.clamp(min=0)[:, None])[:, 0]
             wrong = positions[(chosen == torch.finfo(scores.dtype).min) & (positions >= 0)]
             if len(wrong):

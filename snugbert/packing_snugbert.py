@@ -4,26 +4,23 @@ Shapes in comments: B rows of L columns in the caller's batch, N sequences, T to
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers.masking_utils import create_bidirectional_mask
+from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_snugbert import SnugBertConfig
-from .kernels_snugbert import group_by_length
+from .kernels_snugbert import group_by_length, is_tracing
+
+logger = logging.get_logger(__name__)
 
 
 def is_checkable(values: torch.Tensor) -> bool:
     """Whether values may be looked at: on the CPU only, as reading them back from an accelerator would stall it."""
     return values.device.type == "cpu" and not is_tracing()
-
-
-def is_tracing() -> bool:
-    """Whether the model is being compiled, exported or traced, where shapes must not depend on values."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
@@ -87,9 +84,10 @@ class SnugBertBatch:
     def scatter(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
         """[1, T, ...] -> [B, L, ...], with `fill` where there is no token."""
         shape = (*self.shape, *values.shape[2:])
+        values = values.to(self.cu_seq_lens.device)  # layers may be on several
         if self.places is not None:
             padded = values.new_full((self.shape[0] * self.shape[1], *values.shape[2:]), fill)
-            return padded.index_copy(0, self.places, values[0]).view(shape)
+            return padded.index_copy_(0, self.places, values[0]).view(shape)
         values = values.view(shape)
         if self.real is not None:
             values = values.masked_fill(~self.real.view(*self.shape, *[1] * (values.dim() - 2)), fill)
@@ -113,7 +111,11 @@ class SnugBertBatch:
             return self.scatter(values, fill)
         places, shape = self.padded_places()
         padded = values.new_full((shape[0] * shape[1], *values.shape[2:]), fill)
-        return padded.index_copy(0, places, values[0]).unflatten(0, shape)
+        return padded.index_copy_(0, places, values[0]).unflatten(0, shape)
+
+    def row_lengths(self) -> int | torch.Tensor:
+        """Columns of the caller's rows if his batch was padded, else the tokens of each sequence, (N,)."""
+        return self.shape[1] if self.num_sequences == self.shape[0] else self.cu_seq_lens.diff()
 
     def scatter_all(self, states: tuple[torch.Tensor | None, ...] | None) -> tuple[torch.Tensor | None, ...] | None:
         """`scatter` of each of the hidden states, where there are any."""
@@ -144,7 +146,6 @@ class SnugBertBatch:
 
 def make_batch(
     config: SnugBertConfig,
-    vocab_size: int,
     input_ids: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
     token_type_ids: torch.Tensor | None,
@@ -167,8 +168,10 @@ def make_batch(
             f"not {list(inputs.shape)}."
         )
     if inputs_embeds is None:
-        check_range("input_ids", inputs, vocab_size, "vocab_size")
+        check_range("input_ids", inputs, config.vocab_size, "vocab_size")
     B, L = inputs.shape[:2]
+    if L == 0:
+        raise ValueError(f"The batch has no tokens: its shape is {[B, L]}.")
     if token_type_ids is None:
         token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
     else:
@@ -212,9 +215,10 @@ def _packed_batch(
             f"`cu_seq_lens_q` must be integers of shape [sequences + 1], not {list(cu_seq_lens.shape)} of "
             f"{cu_seq_lens.dtype}."
         )
-    if max_length is None or is_checkable(cu_seq_lens):
-        max_length = _check_boundaries(cu_seq_lens, tokens, max_length)
-    _check_length(max_length, config)
+    if max_length is None or not is_tracing():
+        # Reading them from an accelerator stalls it once a batch; a kernel given wrong ones reads beyond its memory.
+        max_length = _check_boundaries(cu_seq_lens.tolist(), tokens, max_length)
+        _check_length(max_length, config)
     cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32)
     if position_ids is None:
         order = torch.arange(tokens, dtype=torch.int32, device=inputs.device)
@@ -232,8 +236,8 @@ def _packed_batch(
     )
 
 
-def _check_boundaries(cu_seq_lens: torch.Tensor, tokens: int, max_length: int | None) -> int:
-    starts = cu_seq_lens.tolist()
+def _check_boundaries(starts: list[int], tokens: int, max_length: int | None) -> int:
+    """The length of the longest sequence."""
     lengths = [after - before for before, after in pairwise(starts)]
     if starts[0] != 0 or starts[-1] != tokens:
         raise ValueError(
@@ -248,7 +252,7 @@ def _check_boundaries(cu_seq_lens: torch.Tensor, tokens: int, max_length: int | 
         raise ValueError(
             f"`cu_seq_lens_q` has a sequence of {max(lengths)} tokens, but `max_length_q` is {max_length}."
         )
-    return max(lengths) if max_length is None else max_length
+    return max(lengths)
 
 
 def _padded_batch(
@@ -259,14 +263,13 @@ def _padded_batch(
     position_ids: torch.Tensor | None,
 ) -> SnugBertBatch:
     B, L = inputs.shape[:2]
-    if attention_mask is not None and attention_mask.dim() != 4:
-        check_shape("attention_mask", attention_mask, (B, L))
-    real = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
+    real = _check_mask(attention_mask, (B, config.num_attention_heads, L))
     if position_ids is None:
         position_ids = torch.arange(L, device=inputs.device)[None].expand(B, L)
     else:
         position_ids = position_ids.expand(B, L)
-        _refuse_restarts(position_ids, real)
+        if attention_mask is None or real is not None:  # a 4-D mask may keep sequences of a row apart
+            _refuse_restarts(position_ids, real)
     _check_length(L, config)
     starts = torch.arange(0, (B + 1) * L, L, dtype=torch.int32, device=inputs.device)
     batch = SnugBertBatch(
@@ -280,12 +283,14 @@ def _padded_batch(
         first_tokens=starts[:-1].long(),
         empty=None,
     )
-    if is_tracing() or (attention_mask is not None and real is None):
+    if attention_mask is not None and real is None:
+        logger.warning_once("With a 4-D `attention_mask` the model works on padding too.")
+        batch.padded, batch.attention_mask = True, attention_mask
+    elif is_tracing():
         batch.padded = True
-        batch.attention_mask = create_bidirectional_mask(  # type: ignore[assignment]
-            config=config, inputs_embeds=torch.empty((B, L, 0), device=inputs.device), attention_mask=attention_mask
-        )
         if real is not None:
+            _warn_of_padding()
+            batch.attention_mask = attention_mask if is_flash_attention_requested(config) else real[:, None, None]
             batch.real, batch.empty = real, ~real.any(dim=1)
             batch.first_tokens = batch.first_tokens + real.long().argmax(dim=1)
     elif real is not None:
@@ -293,17 +298,39 @@ def _padded_batch(
     return batch
 
 
+@torch.compiler.assume_constant_result
+def _warn_of_padding() -> None:
+    # Run once, when the model is compiled: a compiled model cannot log.
+    logger.warning_once("A compiled or exported model works on padding too; packed batches have none.")
+
+
+def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]) -> torch.Tensor | None:
+    """Where there are tokens, (B, L), if the mask is of that kind; `shape` is (B, heads, L)."""
+    if attention_mask is None:
+        return None
+    B, heads, L = shape
+    if attention_mask.dim() == 4:
+        check_shape("attention_mask", attention_mask, *product((1, B), (1, heads), (1, L), (L,)))
+        return None
+    check_shape("attention_mask", attention_mask, (B, L))
+    if is_checkable(attention_mask) and ((attention_mask != 0) & (attention_mask != 1)).any():
+        wrong = attention_mask[(attention_mask != 0) & (attention_mask != 1)][0].item()
+        raise ValueError(f"`attention_mask` holds {wrong}, but must be 1 at tokens and 0 at padding.")
+    return attention_mask.bool()
+
+
 def _refuse_restarts(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
     """Sequences packed into a row without boundaries would attend to each other."""
     if is_tracing():
         return
-    restarts = (position_ids[:, 1:] == 0) & (position_ids[:, :-1] > 0) & (position_ids[:, :1] == 0)
-    if real is not None:
-        restarts &= real[:, 1:]
-    if restarts.any():
-        row, column = restarts.nonzero()[0].tolist()
+    real = torch.ones_like(position_ids, dtype=torch.bool) if real is None else real
+    first = real.long().argmax(dim=1, keepdim=True)
+    again = real & (position_ids == position_ids.gather(1, first))
+    again = again.scatter(1, first, False)
+    if again.any():
+        row, column = again.nonzero()[0].tolist()
         raise ValueError(
-            f"`position_ids` start again in row {row} at token {column + 1}: the batch looks packed, but has no "
+            f"`position_ids` start again in row {row} at token {column}: the batch looks packed, but has no "
             "boundaries. Pass `cu_seq_lens_q`, as `SnugBertDataCollatorWithPacking` does."
         )
 
@@ -337,20 +364,20 @@ def attention_arguments(config: SnugBertConfig, batch: SnugBertBatch, queries: t
         queries: the tokens whose output is wanted, in order; all if None. *Shape:* (Q,)
 
     Returns:
-        `batch_size` for a batch that still has its padding; `places` and `padded_shape` for an attention that has to
-        pad; `groups` for sdpa on the CPU; and `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as
-        transformers' flash attention has them, for all others.
+        `batch_size` and `attention_mask` for a batch that still has its padding; `places`, `padded_shape` and
+        `attention_mask` for an attention that has to pad; `groups` for sdpa on the CPU; and for all others
+        `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as transformers' flash attention has them.
     """
     if batch.padded:
-        return {"batch_size": batch.shape[0]}
+        return {"batch_size": batch.shape[0], "attention_mask": batch.attention_mask}
     if not is_ragged(config, batch):
         places, shape = batch.padded_places()
-        return {"places": places, "padded_shape": shape}
+        real = places.new_zeros(shape[0] * shape[1], dtype=torch.bool).index_fill_(0, places, True)
+        return {"places": places, "padded_shape": shape, "attention_mask": real.view(shape)[:, None, None]}
     starts = batch.cu_seq_lens
     query_starts = starts if queries is None else torch.searchsorted(queries, starts, out_int32=True)
     if batch.inputs.device.type == "cpu" and config._attn_implementation == "sdpa":
-        query_lengths, key_lengths = query_starts.diff().tolist(), starts.diff().tolist()
-        return {"groups": group_by_length(query_lengths, key_lengths, config.num_attention_heads)}
+        return {"groups": group_by_length(query_starts, starts, config.num_attention_heads)}
     return {
         "cu_seq_lens_q": query_starts,
         "cu_seq_lens_k": starts,

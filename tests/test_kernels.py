@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import ours_and_stock, ragged_batch
+from parity import assert_same_gradients, ours_and_stock, packed, ragged_batch
+from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 
 from snugbert import kernels_snugbert as kernels
@@ -24,6 +25,10 @@ def inputs_of(lengths, dtype=torch.float64):
     return [torch.randn(size, 3, 8, generator=generator, dtype=dtype).requires_grad_() for size in sizes]
 
 
+def starts_of(lengths):
+    return [F.pad(torch.tensor(side).cumsum(0), (1, 0)).int() for side in lengths]
+
+
 def attention_alone(query, key, value, lengths):
     """torch's attention on one sequence at a time."""
     parts = zip(query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]), strict=True)
@@ -40,7 +45,7 @@ def attention_alone(query, key, value, lengths):
 def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monkeypatch):
     monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
     tensors = inputs_of(LENGTHS[case])
-    groups = kernels.group_by_length(*LENGTHS[case], heads=3)
+    groups = kernels.group_by_length(*starts_of(LENGTHS[case]), heads=3)
     output = kernels.grouped_attention(*tensors, groups, 0.3, 0.0)
     expected = attention_alone(*tensors, LENGTHS[case])
     torch.testing.assert_close(output, expected)
@@ -61,7 +66,7 @@ def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monke
 
 def test_groups_pay_for_little_padding_and_fit_the_cache():
     lengths = torch.randint(1, 512, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    groups = kernels.group_by_length(lengths, lengths, heads=12).groups
+    groups = kernels.group_by_length(*starts_of((lengths, lengths)), heads=12).groups
     places = [len(range(512)[g.keys]) if isinstance(g.keys, slice) else len(g.keys) for g in groups]
     scores = [size * size // group.size for size, group in zip(places, groups, strict=True)]
     needed = sum(length**2 for length in lengths)
@@ -74,7 +79,7 @@ def test_groups_pay_for_little_padding_and_fit_the_cache():
 def test_attention_weights_are_dropped_with_the_probability_asked_for(dtype):
     """Queries of zero give even weights, and values of the identity show them: 0 or 1 / (L (1 - p))."""
     length, heads, dropout = 64, 250, 0.1
-    groups = kernels.group_by_length([length], [length], heads)
+    groups = kernels.group_by_length(*starts_of(([length], [length])), heads)
     zeros = torch.zeros(length, heads, length, dtype=dtype)
     values = torch.eye(length, dtype=dtype)[:, None].expand(-1, heads, -1).clone().requires_grad_()
     torch.manual_seed(0)
@@ -127,11 +132,11 @@ def test_cross_entropy_is_that_of_torch(dtype, monkeypatch):
 @pytest.mark.parametrize("case", ["ragged", "few queries", "even"])
 def test_nested_attention_is_attention_on_each_sequence(case):
     """What runs on CUDA; here torch's slow implementation of it."""
-    pairs = [(q, k) for q, k in zip(*LENGTHS[case], strict=True) if q]
-    lengths = [q for q, _ in pairs], [k for _, k in pairs]
+    lengths = LENGTHS[case]
     tensors = inputs_of(lengths, torch.float32)
-    starts = [F.pad(torch.tensor(side).cumsum(0), (1, 0)).int() for side in lengths]
-    output = nested_attention(*tensors, *starts, max(lengths[0]), max(lengths[1]), scaling=0.3, dropout=0.0)
+    output = nested_attention(
+        *tensors, *starts_of(lengths), max(lengths[0]), max(lengths[1]), scaling=0.3, dropout=0.0
+    )
     expected = attention_alone(*tensors, lengths)
     torch.testing.assert_close(output, expected)
     for mine, theirs in zip(
@@ -146,22 +151,22 @@ def test_flash_attention_gets_the_boundaries():
     def attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
         assert attention_mask is None and query.shape[0] == 1
         lengths = [kwargs[f"cu_seq_lens_{side}"].diff().tolist() for side in "qk"]
-        assert max(lengths[1]) <= kwargs["max_length_k"]
+        assert all(max(side) <= kwargs[f"max_length_{name}"] for side, name in zip(lengths, "qk", strict=True))
         parts = zip(query.split(lengths[0], 2), key.split(lengths[1], 2), value.split(lengths[1], 2), strict=True)
         context = torch.cat([F.scaled_dot_product_attention(*part, scale=scaling) for part in parts], dim=2)
         return context.transpose(1, 2), None
 
     AttentionInterface.register("flash_on_cpu", attention)
-    ours, _ = ours_and_stock("ForPreTraining")
+    ours, stock = ours_and_stock("ForPreTraining")
     inputs = ragged_batch("ForPreTraining")
-    expected = ours.train()(**inputs)
     ours.config._attn_implementation = "flash_on_cpu"
-    output = ours(**inputs)
-    torch.testing.assert_close(output.loss, expected.loss, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(output.prediction_logits, expected.prediction_logits, atol=2e-6, rtol=1e-5)
+    for model in (ours, stock):
+        model.train()(**inputs).loss.backward()
+    assert_same_gradients(ours, stock, tolerance=2e-5)
 
 
-def test_an_implementation_that_knows_no_boundaries_gets_padded_sequences_and_a_mask():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_implementation_that_knows_no_boundaries_gets_padded_sequences_and_a_mask(compiled):
     def attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
         assert query.shape[0] == key.shape[0] == 6 and attention_mask.dtype == torch.bool
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
@@ -172,7 +177,44 @@ def test_an_implementation_that_knows_no_boundaries_gets_padded_sequences_and_a_
     inputs = ragged_batch("ForMaskedLM")
     expected = ours.train()(**inputs).loss
     ours.config._attn_implementation = "somebodys"
-    torch.testing.assert_close(ours(**inputs).loss, expected, atol=2e-6, rtol=1e-5)
+    model = torch.compile(ours, backend="eager") if compiled else ours
+    torch.testing.assert_close(model(**inputs).loss, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_the_probability_of_the_configuration_reaches_attention(monkeypatch):
+    seen = []
+
+    def spy(query, key, value, groups, scaling, dropout):
+        seen.append((scaling, dropout))
+        return kernels.grouped_attention(query, key, value, groups, scaling, dropout)
+
+    monkeypatch.setattr("snugbert.modeling_snugbert.grouped_attention", spy)
+    ours, _ = ours_and_stock("ForMaskedLM", attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.2)
+    for training in (True, False):
+        ours.train(training)(**ragged_batch("ForMaskedLM"))
+    assert seen == [(12**-0.5, 0.3)] * 3 + [(12**-0.5, 0.0)] * 3
+
+
+def test_inference_keeps_nothing_for_a_backward_pass():
+    ours, _ = ours_and_stock("ForMaskedLM")
+    before = torch.autograd.graph.saved_tensors_hooks
+    kept = []
+    with torch.no_grad(), before(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        ours.eval()(**ragged_batch("ForMaskedLM"))
+    assert not kept
+
+
+def test_compiled_packed_batches_are_not_compiled_again_for_every_batch():
+    ours, _ = ours_and_stock("ForSequenceClassification")
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(ours.eval(), backend=counter, dynamic=True)
+    graphs = []
+    for size in range(3, 13):
+        inputs = packed(ragged_batch("ForSequenceClassification", batch=size))
+        torch.testing.assert_close(compiled(**inputs).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
+        graphs.append(counter.frame_count)
+    assert graphs[-1] == graphs[2], graphs
 
 
 def test_flex_attention_is_refused():

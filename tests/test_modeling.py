@@ -279,6 +279,7 @@ def test_gradient_checkpointing_changes_nothing(attention):
 def test_compiled_models_are_the_same(layout):
     """Padded batches are compiled as one graph, with their padding; packed ones are cut at attention on a CPU."""
     ours, _ = ours_and_stock("ForPreTraining")
+    torch._dynamo.reset()
     compiled = torch.compile(ours, backend="aot_eager", dynamic=True)
     for size in (6, 4):
         inputs = ragged_batch("ForPreTraining", batch=size)
@@ -347,6 +348,20 @@ def test_export_with_dynamic_batch_and_length():
     torch.testing.assert_close(exported.module()(**other).last_hidden_state, expected, atol=2e-6, rtol=1e-5)
 
 
+def test_export_with_labels():
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = ragged_batch("ForPreTraining")
+    exported = torch.export.export(ours.train(), (), inputs)
+    torch.testing.assert_close(exported.module()(**inputs).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
+
+
+def test_labels_of_several_classes_need_their_shape():
+    ours, _ = ours_and_stock("ForSequenceClassification", problem_type="multi_label_classification")
+    inputs = {"input_ids": torch.tensor([[3, 4], [5, 6]])}
+    with pytest.raises(ValueError, match=r"`labels` has the shape \[3, 2\], but .* needs \[2, 3\]"):
+        ours(**inputs, labels=torch.zeros(3, 2))
+
+
 BAD_INPUTS = [
     ({"input_ids": torch.tensor([[3, 211]])}, "`input_ids` holds 211, outside the range 0 to 210"),
     ({"input_ids": torch.tensor([[3, -1]])}, "`input_ids` holds -1"),
@@ -369,7 +384,13 @@ BAD_INPUTS = [
     ({"token_type_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`token_type_ids` has the shape \[2, 4\]"),
     ({"position_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`position_ids` has the shape \[2, 4\]"),
     ({"position_ids": torch.tensor([[0, 1, 2], [0, 1, 0]])}, "`position_ids` start again in row 1 at token 2"),
-    ({"max_length_q": 3}, "needs its boundaries too"),
+    ({"position_ids": torch.tensor([[0, 1, 2], [0, 0, 1]])}, "`position_ids` start again in row 1 at token 1"),
+    ({"position_ids": torch.tensor([[1, 2, 1], [1, 2, 3]])}, "`position_ids` start again in row 0 at token 2"),
+    ({"max_length_q": 3}, "needs its boundaries"),
+    ({"cu_seq_lens_k": torch.tensor([0, 3])}, "needs its boundaries"),
+    ({"attention_mask": torch.tensor([[1, 1, 2], [1, 2, 2]])}, "`attention_mask` holds 2, but must be 1"),
+    ({"attention_mask": torch.ones(2, 1, 3, 4)}, r"`attention_mask` has the shape \[2, 1, 3, 4\]"),
+    ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"no tokens: its shape is \[2, 0\]"),
 ]
 
 
@@ -392,6 +413,7 @@ BAD_PACKED_INPUTS = [
     ({"cu_seq_lens_q": [6]}, r"not \[1\]"),
     ({"cu_seq_lens_q": [0, 45], "input_ids": torch.ones(1, 45, dtype=torch.long)}, "have 45 tokens, more than"),
     ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, r"one row of tokens .* not \[2, 3\]"),
+    ({"input_ids": torch.ones(1, 0, dtype=torch.long), "cu_seq_lens_q": [0, 0]}, "no tokens"),
     ({"attention_mask": torch.ones(1, 6)}, "no `attention_mask`"),
     ({"token_type_ids": torch.zeros(1, 5, dtype=torch.long)}, r"`token_type_ids` has the shape \[1, 5\]"),
     ({"position_ids": torch.zeros(1, 7, dtype=torch.long)}, r"`position_ids` has the shape \[1, 7\]"),

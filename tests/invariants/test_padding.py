@@ -130,29 +130,33 @@ def test_word_embeddings_instead_of_ids(head):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("head", HEADS)
 def test_a_row_without_any_token_changes_no_other(head, attention):
-    """Its hidden states are zero, its pooled output is that of zeros; it still counts as a sequence with a label."""
+    """Its hidden states are zero, its pooled output is that of zeros; it is still a sequence, and may have a label."""
     ours, _ = ours_and_stock(head)
     ours.set_attn_implementation(attention)
     inputs = ragged_batch(head)
-    mask = inputs["attention_mask"].flatten(0, -2)
-    mask[2] = mask[-1] = 0
-    if "labels" in inputs and inputs["labels"].shape == inputs["attention_mask"].shape:
-        inputs["labels"].flatten(0, -2)[[2, -1]] = -100
-    for name in SEQUENCE_LABELS[1:]:
-        if name in inputs:
-            inputs[name][[2, -1]] = -100
-    for batch in (inputs, packed(inputs)):
-        ours.zero_grad()
-        loss_of(ours.train()(**batch)).backward()
-        assert all(parameter.grad.isfinite().all() for parameter in ours.parameters() if parameter.grad is not None)
+    empty, others = [2, 5], [0, 1, 3, 4]
+    inputs["attention_mask"][empty] = 0
+    for name, value in inputs.items():
+        if name in ("labels", *SEQUENCE_LABELS):
+            value[empty] = -100
+    alone = {name: value[others] for name, value in inputs.items()}
+    for batch, batch_alone in ((inputs, alone), (packed(inputs), packed(alone))):
+        gradients = []
+        for one in (batch, batch_alone):
+            ours.zero_grad()
+            output = ours.train()(**one)
+            loss = output.loss if "loss" in output else (output.last_hidden_state**3).sum()
+            loss.backward()
+            gradients.append([p.grad.clone() for p in ours.parameters() if p.grad is not None])
+        torch.testing.assert_close(*gradients, atol=2e-6, rtol=1e-4)
+    labels = ("labels", *SEQUENCE_LABELS)
+    inputs, alone = ({n: v for n, v in batch.items() if n not in labels} for batch in (inputs, alone))
+    output, expected = ours.eval()(**inputs), ours(**alone)
+    for name, value in expected.items():
+        torch.testing.assert_close(output[name][others], value, atol=2e-6, rtol=1e-5)
     if head == "Model":
-        output = ours(**inputs)
-        assert not output.last_hidden_state[[2, 5]].any()
+        assert not output.last_hidden_state[empty].any()
         torch.testing.assert_close(output.pooler_output[2], torch.tanh(ours.pooler.dense.bias))
-        others = [0, 1, 3, 4]
-        alone = ours(**{name: value[others] for name, value in inputs.items()})
-        torch.testing.assert_close(output.last_hidden_state[others], alone.last_hidden_state, atol=2e-6, rtol=1e-5)
-        torch.testing.assert_close(output.pooler_output[others], alone.pooler_output, atol=2e-6, rtol=1e-5)
         torch.testing.assert_close(ours(**packed(inputs)).pooler_output, output.pooler_output, atol=2e-6, rtol=1e-5)
 
 
@@ -195,6 +199,47 @@ def test_hidden_states_and_attentions_of_a_ragged_batch(attention):
             torch.testing.assert_close(mine * queries, theirs * queries, atol=2e-6, rtol=1e-5)
             short = F.pad(short, (0, 17 - longest, 0, 17 - longest))
             torch.testing.assert_close(short * queries, theirs * queries, atol=2e-6, rtol=1e-5)
+
+
+def test_an_answer_behind_its_packed_sequence_is_left_out():
+    """As behind the end of a padded row, whatever else is in the batch."""
+    ours, _ = ours_and_stock("ForQuestionAnswering")
+    inputs = {"input_ids": torch.arange(3, 10)[None], "cu_seq_lens_q": torch.tensor([0, 3, 7])}
+    both = ours(**inputs, start_positions=torch.tensor([3, 0]), end_positions=torch.tensor([5, 2])).loss
+    second = {"input_ids": inputs["input_ids"][:, 3:]}
+    alone = ours(**second, start_positions=torch.tensor([0]), end_positions=torch.tensor([2])).loss
+    torch.testing.assert_close(both, alone, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_mask_of_blocks_is_a_packed_batch(attention):
+    """A 4-D mask, of booleans or integers, may keep the sequences of a row apart; their positions then start again."""
+    ours, _ = ours_and_stock("Model")
+    ours.set_attn_implementation(attention)
+    inputs = {"input_ids": torch.arange(3, 10)[None], "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3]])}
+    expected = ours(**inputs, cu_seq_lens_q=torch.tensor([0, 3, 7])).last_hidden_state
+    blocks = torch.block_diag(torch.ones(3, 3), torch.ones(4, 4))[None, None]
+    for mask in (blocks.bool(), blocks.long()):
+        output = ours(**inputs, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_dtypes_compiled_or_not(dtype, attention):
+    """The float64 model under an autocast that does not concern it, too."""
+    ours, _ = ours_and_stock("ForPreTraining")
+    ours.set_attn_implementation(attention)
+    inputs = ragged_batch("ForPreTraining")
+    expected = ours(**inputs).loss
+    ours.to(dtype)
+    tolerance = 1e-5 if dtype == torch.float64 else 0.05
+    for model in (ours, torch.compile(ours, backend="eager")):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float64):
+            loss = model(**inputs).loss
+        loss.backward()
+        assert abs(loss.item() - expected.item()) < tolerance
+        assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
 
 
 def minilm_batch(tokenizer, data_dir, texts: int) -> dict[str, torch.Tensor]:
