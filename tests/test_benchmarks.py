@@ -111,21 +111,25 @@ def test_flops_are_those_of_torch_and_of_a_count_by_hand():
     assert needed_flops("SequenceClassification", config, batch) == keys_and_values + queries + attention + heads
 
 
-@pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize("head", ["PreTraining", "SequenceClassification", "TokenClassification", "QuestionAnswering"])
+@pytest.mark.parametrize(
+    ("head", "trains"),
+    [
+        ("PreTraining", True),
+        ("SequenceClassification", True),
+        ("SequenceClassification", False),
+        ("TokenClassification", True),
+        ("QuestionAnswering", True),
+    ],
+)
 def test_sides_that_differ_are_not_measured(head, trains, monkeypatch):
     import side_by_side
 
     ours, _ = ours_and_stock(f"For{head}")
     batch = ragged_batch(f"For{head}")
-    if not trains and head not in ("SequenceClassification", "TokenClassification"):
-        pytest.skip("only classifiers are measured in inference")
     if not trains:
         del batch["labels"]
     work = side_by_side.Work("it", head, ours.config, ours.state_dict(), [batch], 1, trains)
     args = side_by_side.argument_parser(None, trains).parse_args([])
-    if head == "TokenClassification" and not trains:
-        batch["attention_mask"].fill_(1)  # logits at padding are nobody's business
     side_by_side.check_agreement(work, args)
 
     build = side_by_side.build
