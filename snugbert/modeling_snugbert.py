@@ -483,8 +483,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
 
         Raises:
             ValueError: both or none of `input_ids` and `inputs_embeds`; shapes that do not fit each other; more
-                than `max_position_embeddings` tokens; an id outside its range, boundaries that do not start at 0, end
-                at T and increase, or a sequence longer than `max_length_q` (values are checked on the CPU only);
+                than `max_position_embeddings` tokens; an id outside its range (checked on the CPU only); boundaries
+                that do not start at 0 and end at T, or that decrease; a sequence longer than `max_length_q`;
                 positions that start again in a row without boundaries; a mask without any token.
         """
         if batch is not None:

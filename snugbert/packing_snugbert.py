@@ -182,8 +182,6 @@ def make_batch(
         check_range("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
     if cu_seq_lens_q is not None:
         return _packed_batch(config, inputs, attention_mask, token_type_ids, position_ids, cu_seq_lens_q, max_length_q)
-    if max_length_q is not None:
-        raise ValueError("A packed batch (`max_length_q`) needs its boundaries too, `cu_seq_lens_q`.")
     return _padded_batch(config, inputs, attention_mask, token_type_ids, position_ids)
 
 
