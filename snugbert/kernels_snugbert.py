@@ -136,23 +136,24 @@ def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, he
             members.append([])
             padding, longest_query = 0, query_lengths[index]
         members[-1].append(index)
-    queries = [_places(cu_seq_lens_q.tolist(), query_lengths, group) for group in members]
-    keys = [_places(cu_seq_lens_k.tolist(), key_lengths, group) for group in members]
+    query_starts, key_starts = cu_seq_lens_q.tolist(), cu_seq_lens_k.tolist()
+    queries = [_places(query_starts, query_lengths, group) for group in members]
+    keys = [_places(key_starts, key_lengths, group) for group in members]
     groups = [
         Group(
             size=len(group),
             queries=query_tokens,
             keys=key_tokens,
             padded_queries=None if query_real is None else (~query_real).nonzero().squeeze(1),
-            mask=None
-            if key_real is None
-            else torch.zeros(len(key_real), device="cpu")
-            .masked_fill_(~key_real, -torch.inf)
-            .view(len(group), 1, 1, -1),
+            mask=None if key_real is None else _mask(key_real).view(len(group), 1, 1, -1),
         )
         for group, (query_tokens, query_real), (key_tokens, key_real) in zip(members, queries, keys, strict=True)
     ]
     return Groups(groups, _inverse(queries, sum(query_lengths)), _inverse(keys, sum(key_lengths)))
+
+
+def _mask(real: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(real.shape, device="cpu").masked_fill_(~real, -torch.inf)
 
 
 def _places(
@@ -163,11 +164,12 @@ def _places(
     longest = max(int(sizes.max()), 1)  # a sequence without a query has one of padding, for its keys' gradients
     offsets = torch.arange(longest, device="cpu")
     real = offsets < sizes[:, None]
-    if real.all() and group == list(range(group[0], group[-1] + 1)):
+    even = bool(real.all())
+    if even and group == list(range(group[0], group[-1] + 1)):
         return slice(starts[group[0]], starts[group[0]] + len(group) * longest), None
     first = torch.tensor([starts[index] for index in group], device="cpu")
     tokens = (first[:, None] + offsets).clamp_(max=starts[-1] - 1)
-    return tokens.flatten(), None if real.all() else real.flatten()
+    return tokens.flatten(), None if even else real.flatten()
 
 
 def _inverse(places: list[tuple[torch.Tensor | slice, torch.Tensor | None]], tokens: int) -> torch.Tensor | None:
@@ -179,11 +181,10 @@ def _inverse(places: list[tuple[torch.Tensor | slice, torch.Tensor | None]], tok
     for index, real in places:
         indices = torch.arange(index.start, index.stop, device="cpu") if isinstance(index, slice) else index
         targets = torch.arange(start, start + len(indices), device="cpu")
-        if real is not None:
-            inverse[indices[real]] = targets[real]
-        else:
-            inverse[indices] = targets
         start += len(indices)
+        if real is not None:
+            indices, targets = indices[real], targets[real]
+        inverse[indices] = targets
     return inverse
 
 

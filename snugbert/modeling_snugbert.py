@@ -45,6 +45,7 @@ from .packing_snugbert import (
     is_checkable,
     is_ragged,
     make_batch,
+    spread,
 )
 
 logger = logging.get_logger(__name__)
@@ -204,7 +205,7 @@ class SnugBertSelfAttention(nn.Module):
                 attention_mask = attention_mask.to(query.dtype if added else torch.bool)
             context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
         elif padded_shape is not None and places is not None:
-            tensors = (_pad(tensor, places, padded_shape) for tensor in (query, key, value))
+            tensors = (spread(tensor, places, padded_shape).transpose(1, 2) for tensor in (query, key, value))
             context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, places)
         elif implementation == "sdpa":
@@ -213,12 +214,6 @@ class SnugBertSelfAttention(nn.Module):
             tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             context, weights = attention(self, *tensors, None, **options, **kwargs)
         return context.reshape(queries.shape), weights
-
-
-def _pad(tokens: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """[T, heads, D] -> [N, heads, L, D], zero at padding."""
-    padded = tokens.new_zeros(shape[0] * shape[1], *tokens.shape[1:]).index_copy_(0, places, tokens)
-    return padded.unflatten(0, shape).transpose(1, 2)
 
 
 class SnugBertResidual(nn.Module):
@@ -419,10 +414,6 @@ def _classification_loss(
     return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
-def _lacks_dropout(config: SnugBertConfig) -> bool:
-    return is_flash_attention_requested(config, version=[3, 4])
-
-
 class SnugBertModel(SnugBertPreTrainedModel):
     """The encoder without a head: last hidden states, and the pooled first token.
 
@@ -502,7 +493,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
         words = batch.inputs if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(batch.inputs)
         hidden_states = self.embeddings(words, batch.token_type_ids, batch.position_ids)
         first_tokens, queries = batch.first_tokens, None
-        if self.training and self.config.attention_probs_dropout_prob and _lacks_dropout(self.config):
+        without_dropout = is_flash_attention_requested(self.config, version=[3, 4])
+        if self.training and self.config.attention_probs_dropout_prob and without_dropout:
             logger.warning_once(
                 f"{self.config._attn_implementation} has no dropout; attention weights are not dropped."
             )

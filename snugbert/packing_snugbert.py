@@ -44,6 +44,12 @@ def check_shape(name: str, tensor: torch.Tensor, *allowed: tuple[int, ...]) -> N
         raise ValueError(f"`{name}` has the shape {list(tensor.shape)}, but the inputs need {expected}.")
 
 
+def spread(tokens: torch.Tensor, places: torch.Tensor, shape: tuple[int, int], fill: float = 0.0) -> torch.Tensor:
+    """[T, ...] -> [*shape, ...]: each token at its place in the flattened shape, `fill` elsewhere."""
+    padded = tokens.new_full((shape[0] * shape[1], *tokens.shape[1:]), fill)
+    return padded.index_copy_(0, places, tokens).unflatten(0, shape)
+
+
 @dataclass
 class SnugBertBatch:
     """The tokens of all sequences in one row, without padding, and where they came from.
@@ -83,12 +89,10 @@ class SnugBertBatch:
 
     def scatter(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
         """[1, T, ...] -> [B, L, ...], with `fill` where there is no token."""
-        shape = (*self.shape, *values.shape[2:])
         values = values.to(self.cu_seq_lens.device)  # layers may be on several
         if self.places is not None:
-            padded = values.new_full((self.shape[0] * self.shape[1], *values.shape[2:]), fill)
-            return padded.index_copy_(0, self.places, values[0]).view(shape)
-        values = values.view(shape)
+            return spread(values[0], self.places, self.shape, fill)
+        values = values.view(*self.shape, *values.shape[2:])
         if self.real is not None:
             values = values.masked_fill(~self.real.view(*self.shape, *[1] * (values.dim() - 2)), fill)
         return values
@@ -110,8 +114,7 @@ class SnugBertBatch:
         if self.num_sequences == self.shape[0]:
             return self.scatter(values, fill)
         places, shape = self.padded_places()
-        padded = values.new_full((shape[0] * shape[1], *values.shape[2:]), fill)
-        return padded.index_copy_(0, places, values[0]).unflatten(0, shape)
+        return spread(values[0], places, shape, fill)
 
     def row_lengths(self) -> int | torch.Tensor:
         """Columns of the caller's rows if his batch was padded, else the tokens of each sequence, (N,)."""
