@@ -45,6 +45,11 @@ def _times(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     return (values.contiguous().view(integers) * keep.to(integers)).view(values.dtype)
 
 
+def _not_negative(values: torch.Tensor) -> torch.Tensor:
+    """`values` where the sign is plus, else 0: relu of the bits takes a third of relu's time in 16 bits."""
+    return values.view(INTEGERS[values.element_size()]).relu().view(values.dtype)
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, dropout: float) -> torch.Tensor:
@@ -238,7 +243,7 @@ class _GroupedAttention(torch.autograd.Function):
             if dropout:
                 signs = _keep(weights.numel(), dropout).sub_(1).to(INTEGERS[weights.element_size()])
                 weights.copysign_(signs.view(weights.dtype).view(weights.shape))
-            outputs.append(_scaled_bmm(weights.relu() if dropout else weights, v, 1 / (1 - dropout)))
+            outputs.append(_scaled_bmm(_not_negative(weights) if dropout else weights, v, 1 / (1 - dropout)))
             if keep:
                 saved += [q, k, v, weights]
         if keep:
@@ -254,7 +259,7 @@ class _GroupedAttention(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         for group, q, k, v, weights in zip(ctx.groups.groups, saved, saved, saved, saved, strict=True):
             of_output = _take(gradients[0], group.queries, group.size, group.padded_queries)
-            kept = weights.relu() if ctx.dropout else weights
+            kept = _not_negative(weights) if ctx.dropout else weights
             of_values.append(_scaled_bmm(kept.transpose(1, 2), of_output, scale))
             of_weights = _scaled_bmm(of_output, v.transpose(1, 2), scale)
             if ctx.dropout:

@@ -61,16 +61,19 @@ SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
 class SnugBertSinusoidalPositions(nn.Module):
     """Position embeddings that are computed, not learned: sine in even dimensions, cosine in odd ones."""
 
-    def __init__(self, hidden_size: int):
+    def __init__(self, config: SnugBertConfig):
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size = config.hidden_size
+        # Vaswani et al. multiply the word embeddings instead (section 3.4); with positions of amplitude 1 beside
+        # words of 0.02, LayerNorm would leave next to nothing of the words.
+        self.amplitude = config.initializer_range
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
         """[..., L] -> [..., L, H] in float32."""
         # Computed at every call: a buffer would be left unset by `from_pretrained`, which builds on the meta device.
         exponents = torch.arange(0, self.hidden_size, 2, device=position_ids.device) / self.hidden_size
         angles = position_ids[..., None] * SINUSOID_BASE**-exponents
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2) * self.amplitude
 
 
 class SnugBertEmbeddings(nn.Module):
@@ -81,12 +84,8 @@ class SnugBertEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         if config.position_embedding_type == "sinusoidal":
-            self.position_embeddings: nn.Module = SnugBertSinusoidalPositions(config.hidden_size)
-            # Vaswani et al. multiply the word embeddings instead (section 3.4); with positions of amplitude 1 beside
-            # words of 0.02, LayerNorm would leave next to nothing of the words.
-            self.position_scale = config.initializer_range
+            self.position_embeddings: nn.Module = SnugBertSinusoidalPositions(config)
         else:
-            self.position_scale = 1.0
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = SnugBertDropout(config.hidden_dropout_prob)
@@ -96,8 +95,7 @@ class SnugBertEmbeddings(nn.Module):
     ) -> torch.Tensor:
         """[1, T, H] word embeddings, [1, T] segments, [1, T] positions -> [1, T, H]."""
         embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
-        positions = self.position_embeddings(position_ids) * self.position_scale
-        embeddings = embeddings + positions.to(embeddings.dtype)
+        embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
 
 
@@ -184,7 +182,7 @@ class SnugBertSelfAttention(nn.Module):
             [1, Q, H], and the attention weights where the implementation has them: [N, heads, L, L].
         """
         query, key, value = (
-            projection(tokens)[0].unflatten(-1, (-1, self.head_size))
+            projection(tokens).squeeze(0).unflatten(-1, (-1, self.head_size))
             for projection, tokens in ((self.query, queries), (self.key, hidden_states), (self.value, hidden_states))
         )
         options = {
@@ -508,7 +506,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
         hidden_states = self.encoder(hidden_states, batch, queries, **kwargs).to(first_tokens.device)
         pooled = None
         if self.pooler is not None:
-            first = hidden_states[0].index_select(0, first_tokens)
+            first = hidden_states.index_select(1, first_tokens).squeeze(0)
             pooled = self.pooler(first if batch.empty is None else first.masked_fill(batch.empty[:, None], 0))
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states if rows is None else hidden_states.index_select(1, rows),
@@ -610,8 +608,9 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         sparse = self.training if sparse_prediction is None else sparse_prediction
         outputs = self._encode(batch, rows if sparse else None, **kwargs)
         logits = self.cls.predictions(outputs.last_hidden_state)
-        loss_sum = cross_entropy_sum(logits[0] if sparse else logits[0].index_select(0, rows), targets)
-        return outputs, logits[0] if sparse else batch.scatter(logits), loss_sum, labelled.sum()
+        of_labelled = (logits if sparse else logits.index_select(1, rows)).squeeze(0)
+        loss_sum = cross_entropy_sum(of_labelled, targets)
+        return outputs, of_labelled if sparse else batch.scatter(logits), loss_sum, labelled.sum()
 
 
 @dataclass

@@ -91,7 +91,7 @@ class SnugBertBatch:
         """[1, T, ...] -> [B, L, ...], with `fill` where there is no token."""
         values = values.to(self.cu_seq_lens.device)  # layers may be on several
         if self.places is not None:
-            return spread(values[0], self.places, self.shape, fill)
+            return spread(values.squeeze(0), self.places, self.shape, fill)
         values = values.view(*self.shape, *values.shape[2:])
         if self.real is not None:
             values = values.masked_fill(~self.real.view(*self.shape, *[1] * (values.dim() - 2)), fill)
@@ -114,7 +114,7 @@ class SnugBertBatch:
         if self.num_sequences == self.shape[0]:
             return self.scatter(values, fill)
         places, shape = self.padded_places()
-        return spread(values[0], places, shape, fill)
+        return spread(values.squeeze(0), places, shape, fill)
 
     def row_lengths(self) -> int | torch.Tensor:
         """Columns of the caller's rows if his batch was padded, else the tokens of each sequence, (N,)."""
