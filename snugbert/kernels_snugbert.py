@@ -4,8 +4,10 @@ What they have in common: chance costs 16 bits a number, not a Bernoulli draw; l
 pieces that stay in the processor's cache; and for the backward pass no more is kept than it needs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,10 +89,10 @@ class Group(NamedTuple):
 
     Attributes:
         size: number of sequences, n.
-        queries, keys: the token at each place; any token of the sequence where it is padding. A slice if the sequences
+        queries, keys: the token at each place; the sequence's last one where it is padding. A slice if the sequences
             lie side by side and have the same length. *Shape:* (n x longest,)
         padded_queries: the places of padding. *Shape:* (places,), None if there is none
-        mask: 0 at keys, minus infinity at padding. *Shape:* (n, 1, 1, longest), None if there is no padding
+        mask: 0 at keys, minus infinity at padding. *Shape:* (n, 1, longest), None if there is no padding
     """
 
     size: int
@@ -116,13 +118,12 @@ class Groups:
 
 
 @torch.compiler.disable
-def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, heads: int) -> Groups:
+def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor) -> Groups:
     """Puts sequences of similar length into a group, so that attention pays for next to no padding.
 
     Args:
         cu_seq_lens_q, cu_seq_lens_k: where the queries and the keys of each sequence start, and their number. *Shape:*
             (N + 1,)
-        heads: attention heads; a group has at most `PIECE` scores, so that they stay in the cache.
     """
     query_lengths, key_lengths = cu_seq_lens_q.diff().tolist(), cu_seq_lens_k.diff().tolist()
     order = sorted(
@@ -136,8 +137,7 @@ def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, he
         longest_key = key_lengths[members[-1][0]] if members else 0
         longest_query = max(longest_query, query_lengths[index])
         padding += longest_query * longest_key - query_lengths[index] * key_lengths[index]
-        scores = heads * longest_query * longest_key * (len(members[-1]) + 1) if members else 0
-        if not members or padding > GROUP_COST or scores > PIECE:
+        if not members or padding > GROUP_COST:
             members.append([])
             padding, longest_query = 0, query_lengths[index]
         members[-1].append(index)
@@ -150,7 +150,7 @@ def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, he
             queries=query_tokens,
             keys=key_tokens,
             padded_queries=None if query_real is None else (~query_real).nonzero().squeeze(1),
-            mask=None if key_real is None else _mask(key_real).view(len(group), 1, 1, -1),
+            mask=None if key_real is None else _mask(key_real).view(len(group), 1, -1),
         )
         for group, (query_tokens, query_real), (key_tokens, key_real) in zip(members, queries, keys, strict=True)
     ]
@@ -173,7 +173,9 @@ def _places(
     if even and group == list(range(group[0], group[-1] + 1)):
         return slice(starts[group[0]], starts[group[0]] + len(group) * longest), None
     first = torch.tensor([starts[index] for index in group], device="cpu")
-    tokens = (first[:, None] + offsets).clamp_(max=starts[-1] - 1)
+    # Never a token of another sequence: a NaN there would be one here, 0 times NaN being NaN.
+    tokens = first[:, None] + offsets.minimum((sizes[:, None] - 1).clamp_(min=0))
+    tokens.clamp_(max=starts[-1] - 1)  # where a sequence of no query is the last
     return tokens.flatten(), None if even else real.flatten()
 
 
@@ -211,12 +213,21 @@ def _put_back(groups: list[torch.Tensor], places: torch.Tensor | None, heads: in
     return (joined if places is None else joined.index_select(0, places)).view(-1, heads, groups[0].shape[-1])
 
 
-def _scaled_bmm(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.baddbmm(left.new_empty(1), left, right, beta=0, alpha=scale)
+def _scaled_bmm(
+    left: torch.Tensor, right: torch.Tensor, scale: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    return torch.baddbmm(left.new_empty(1), left, right, beta=0, alpha=scale, out=out)
+
+
+def _rows_at_once(query: torch.Tensor, key: torch.Tensor) -> int:
+    """How many rows of [rows, longest, D] have at most `PIECE` scores, in pieces of about equal size."""
+    rows = len(query)
+    pieces = math.ceil(rows / max(1, PIECE // (query.shape[1] * key.shape[1])))
+    return math.ceil(rows / pieces)
 
 
 class _GroupedAttention(torch.autograd.Function):
-    """softmax(Q K' x scaling) V with dropout on the softmax, one group after the other.
+    """softmax(Q K' x scaling) V with dropout on the softmax, one group after the other, some heads at a time.
 
     Kept for the backward pass: queries, keys, values and the softmax, where a minus sign marks what is dropped.
     """
@@ -231,43 +242,61 @@ class _GroupedAttention(torch.autograd.Function):
         scaling: float,
         dropout: float,
     ) -> torch.Tensor:
-        outputs, saved = [], []
+        heads = query.shape[1]
+        outputs: list[torch.Tensor] = []
+        saved: list[torch.Tensor] = []
         keep = any(ctx.needs_input_grad)
         for group in groups.groups:
             q = _take(query, group.queries, group.size)
             k, v = (_take(tensor, group.keys, group.size) for tensor in (key, value))
-            weights = _scaled_bmm(q, k.transpose(1, 2), scaling)
-            if group.mask is not None:
-                weights.view(group.size, -1, *weights.shape[1:]).add_(group.mask.to(weights.dtype))
-            torch.softmax(weights, -1, out=weights)
-            if dropout:
-                signs = _keep(weights.numel(), dropout).sub_(1).to(INTEGERS[weights.element_size()])
-                weights.copysign_(signs.view(weights.dtype).view(weights.shape))
-            outputs.append(_scaled_bmm(_not_negative(weights) if dropout else weights, v, 1 / (1 - dropout)))
+            outputs.append(torch.empty_like(q))
             if keep:
-                saved += [q, k, v, weights]
-        if keep:
-            ctx.save_for_backward(*saved)
-            ctx.groups, ctx.scaling, ctx.dropout, ctx.heads = groups, scaling, dropout, query.shape[1]
-        return _put_back(outputs, groups.query_places, query.shape[1])
+                saved += [q, k, v]
+            rows = _rows_at_once(q, k)
+            pieces = (tensor.split(rows) for tensor in (q, k, v, outputs[-1]))
+            mask = None if group.mask is None else group.mask.to(q.dtype).repeat_interleave(heads, 0)
+            masks = repeat(None) if mask is None else mask.split(rows)
+            for q, k, v, output, mask in zip(*pieces, masks, strict=False):
+                weights = _scaled_bmm(q, k.transpose(1, 2), scaling)
+                if mask is not None:
+                    weights.add_(mask)
+                torch.softmax(weights, -1, out=weights)
+                if dropout:
+                    signs = _keep(weights.numel(), dropout).sub_(1).to(INTEGERS[weights.element_size()])
+                    weights.copysign_(signs.view(weights.dtype).view(weights.shape))
+                _scaled_bmm(_not_negative(weights) if dropout else weights, v, 1 / (1 - dropout), out=output)
+                if keep:
+                    saved.append(weights)
+        ctx.save_for_backward(*saved)
+        ctx.groups, ctx.scaling, ctx.dropout, ctx.heads = groups, scaling, dropout, heads
+        return _put_back(outputs, groups.query_places, heads)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        of_queries, of_keys, of_values = [], [], []
+        of_groups: list[list[torch.Tensor]] = [[], [], []]
         scale = 1 / (1 - ctx.dropout)
         saved = iter(ctx.saved_tensors)
-        for group, q, k, v, weights in zip(ctx.groups.groups, saved, saved, saved, saved, strict=True):
+        for group in ctx.groups.groups:
+            tensors = [next(saved) for _ in range(3)]
             of_output = _take(gradients[0], group.queries, group.size, group.padded_queries)
-            kept = _not_negative(weights) if ctx.dropout else weights
-            of_values.append(_scaled_bmm(kept.transpose(1, 2), of_output, scale))
-            of_weights = _scaled_bmm(of_output, v.transpose(1, 2), scale)
-            if ctx.dropout:
-                of_weights = torch.ops.aten.threshold_backward(of_weights, weights, 0)
-                weights = weights.abs()
-            of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-            of_queries.append(_scaled_bmm(of_scores, k, ctx.scaling))
-            of_keys.append(_scaled_bmm(of_scores.transpose(1, 2), q, ctx.scaling))
+            of_tensors = [torch.empty_like(tensor) for tensor in tensors]
+            for joined, of_tensor in zip(of_groups, of_tensors, strict=True):
+                joined.append(of_tensor)
+            rows = _rows_at_once(*tensors[:2])
+            pieces = (tensor.split(rows) for tensor in (*tensors, of_output, *of_tensors))
+            for q, k, v, of_o, of_q, of_k, of_v in zip(*pieces, strict=True):
+                weights = next(saved)
+                kept = _not_negative(weights) if ctx.dropout else weights
+                _scaled_bmm(kept.transpose(1, 2), of_o, scale, out=of_v)
+                of_weights = _scaled_bmm(of_o, v.transpose(1, 2), scale)
+                if ctx.dropout:
+                    of_weights = torch.ops.aten.threshold_backward(of_weights, weights, 0)
+                    weights = weights.abs()
+                of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+                _scaled_bmm(of_scores, k, ctx.scaling, out=of_q)
+                _scaled_bmm(of_scores.transpose(1, 2), q, ctx.scaling, out=of_k)
+        of_queries, of_keys, of_values = of_groups
         return (
             _put_back(of_queries, ctx.groups.query_places, ctx.heads),
             _put_back(of_keys, ctx.groups.key_places, ctx.heads),

@@ -31,7 +31,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import ModelOutput, logging
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple, is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -42,13 +42,12 @@ from .packing_snugbert import (
     attention_arguments,
     check_range,
     check_shape,
-    is_checkable,
     is_ragged,
     make_batch,
+    refuse_any,
     spread,
+    warn_once,
 )
-
-logger = logging.get_logger(__name__)
 
 NSP_CLASSES = "is next, is random:"  # for complaints about a label
 IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators leave out
@@ -182,7 +181,7 @@ class SnugBertSelfAttention(nn.Module):
             [1, Q, H], and the attention weights where the implementation has them: [N, heads, L, L].
         """
         query, key, value = (
-            projection(tokens).squeeze(0).unflatten(-1, (-1, self.head_size))
+            _in_autocast(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
             for projection, tokens in ((self.query, queries), (self.key, hidden_states), (self.value, hidden_states))
         )
         options = {
@@ -199,8 +198,11 @@ class SnugBertSelfAttention(nn.Module):
         elif batch_size is not None:
             tensors = (tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value))
             if attention_mask is not None and attention_mask.dim() == 4:
-                added = attention_mask.is_floating_point()  # to the scores; what is not, says where to look
-                attention_mask = attention_mask.to(query.dtype if added else torch.bool)
+                if attention_mask.is_floating_point():  # added to the scores; what is not, says where to look
+                    # The least number of a wider dtype would become minus infinity, and a row of these NaN.
+                    attention_mask = attention_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
+                else:
+                    attention_mask = attention_mask.bool()
             context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
         elif padded_shape is not None and places is not None:
             tensors = (spread(tensor, places, padded_shape).transpose(1, 2) for tensor in (query, key, value))
@@ -493,16 +495,15 @@ class SnugBertModel(SnugBertPreTrainedModel):
         first_tokens, queries = batch.first_tokens, None
         without_dropout = is_flash_attention_requested(self.config, version=[3, 4])
         if self.training and self.config.attention_probs_dropout_prob and without_dropout:
-            logger.warning_once(
-                f"{self.config._attn_implementation} has no dropout; attention weights are not dropped."
-            )
+            warn_once(f"{self.config._attn_implementation} has no dropout; attention weights are not dropped.")
         shows_all = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         if rows is not None and is_ragged(self.config, batch) and not shows_all:
             # From here on tokens are counted among those that the last layer computes.
-            wanted = rows if self.pooler is None else torch.cat([first_tokens, rows])
+            # First tokens in any case: kernels for ragged batches want a query in each sequence.
+            wanted = torch.cat([first_tokens, rows])
             queries, order = wanted.sort()
             new_indices = order.argsort()
-            first_tokens, rows = new_indices[: len(order) - len(rows)], new_indices[len(order) - len(rows) :]
+            first_tokens, rows = new_indices.split([len(first_tokens), len(rows)])
         hidden_states = self.encoder(hidden_states, batch, queries, **kwargs).to(first_tokens.device)
         pooled = None
         if self.pooler is not None:
@@ -907,7 +908,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
             labels: the right choice. *Shape:* (B,)
             num_items_in_batch: examples of the whole batch; Trainer passes it.
             num_choices: choices of each example, for a packed batch, which has the sequences of the first example,
-                then those of the second, and so on; if None, by the number of `labels`.
+                then those of the second, and so on.
 
         Returns:
             `logits` (B, choices).
@@ -927,8 +928,6 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
             num_choices = None if given is None else given.shape[1]
             inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
         batch = self._batch(kwargs, *inputs)
-        if num_choices is None and labels is not None:
-            num_choices = max(batch.num_sequences // max(len(labels), 1), 1)
         if num_choices is None or batch.num_sequences % num_choices:
             raise ValueError(
                 f"A packed batch of {batch.num_sequences} sequences needs a `num_choices` that divides it, not "
@@ -1065,11 +1064,9 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
             check_shape(name, positions, (len(scores),))
         positions = positions.flatten()
         positions = positions.masked_fill(positions >= row_lengths, IGNORE_INDEX)
-        if is_checkable(positions):
-            chosen = scores.detach().gather(1, positions.clamp(min=0)[:, None])[:, 0]
-            wrong = positions[(chosen == torch.finfo(scores.dtype).min) & (positions >= 0)]
-            if len(wrong):
-                raise ValueError(f"`{name}` holds {wrong[0].item()}, which is padding in its sequence, not an answer.")
+        chosen = scores.detach().gather(1, positions.clamp(min=0)[:, None])[:, 0]
+        wrong = (chosen == torch.finfo(scores.dtype).min) & (positions >= 0)
+        refuse_any(wrong, f"`{name}` must be tokens of their sequences, not padding")
         return _classification_loss(scores, positions, num_items_in_batch, "sequence length", name)
 
 

@@ -18,9 +18,27 @@ from .kernels_snugbert import group_by_length, is_tracing
 logger = logging.get_logger(__name__)
 
 
+@torch.compiler.assume_constant_result
+def warn_once(message: str) -> None:
+    """Logs a warning the first time; when the model is compiled, as a compiled one cannot log."""
+    logger.warning_once(message)
+
+
 def is_checkable(values: torch.Tensor) -> bool:
     """Whether values may be looked at: on the CPU only, as reading them back from an accelerator would stall it."""
     return values.device.type == "cpu" and not is_tracing()
+
+
+def refuse_any(wrong: torch.Tensor, complaint: str) -> None:
+    """Raises a ValueError if anything is `wrong`, *Shape:* (...).
+
+    On an accelerator, where waiting for the answer would stall it, and in a compiled model it is a RuntimeError.
+    """
+    if is_checkable(wrong):
+        if wrong.any():
+            raise ValueError(f"{complaint}: wrong at {wrong.nonzero()[0].tolist()}, {wrong.sum().item()} in all.")
+    else:
+        torch._assert_async(~wrong.any(), complaint)
 
 
 def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
@@ -129,12 +147,12 @@ class SnugBertBatch:
     def gather_labels(self, labels: torch.Tensor, ignored: int) -> torch.Tensor:
         """[B, L] -> [1, T]; raises a ValueError for another shape, and for a label at padding."""
         check_shape("labels", labels, self.shape)
-        of_tokens = self.gather(labels)
-        if self.places is not None and is_checkable(labels):
-            given, kept = ((values != ignored).sum().item() for values in (labels, of_tokens))
-            if given != kept:
-                raise ValueError(f"`labels` has {given - kept} labels at padding, where they must be {ignored}.")
-        return of_tokens
+        if self.real is not None:
+            refuse_any((labels != ignored) & ~self.real, f"`labels` must be {ignored} at padding")
+        elif self.places is not None:
+            at_padding = (labels != ignored).flatten().index_fill(0, self.places, False).view(self.shape)
+            refuse_any(at_padding, f"`labels` must be {ignored} at padding")
+        return self.gather(labels)
 
     @property
     def no_tokens(self) -> torch.Tensor:
@@ -211,6 +229,10 @@ def _packed_batch(
             "A packed batch (`cu_seq_lens_q`) is one row of tokens without padding: `input_ids` of shape [1, tokens], "
             f"not {[rows, tokens]}, and no `attention_mask`."
         )
+    if torch.compiler.is_exporting():
+        raise ValueError("A packed batch cannot be exported; export with padded inputs and an `attention_mask`.")
+    if not isinstance(cu_seq_lens, torch.Tensor):
+        raise ValueError(f"`cu_seq_lens_q` must be a tensor, not {type(cu_seq_lens).__name__}.")
     if cu_seq_lens.dim() != 1 or cu_seq_lens.shape[0] < 2 or cu_seq_lens.is_floating_point():
         raise ValueError(
             f"`cu_seq_lens_q` must be integers of shape [sequences + 1], not {list(cu_seq_lens.shape)} of "
@@ -285,24 +307,18 @@ def _padded_batch(
         empty=None,
     )
     if attention_mask is not None and real is None:
-        logger.warning_once("With a 4-D `attention_mask` the model works on padding too.")
+        warn_once("With a 4-D `attention_mask` the model works on padding too.")
         batch.padded, batch.attention_mask = True, attention_mask
     elif is_tracing():
         batch.padded = True
         if real is not None:
-            _warn_of_padding()
+            warn_once("A compiled or exported model works on padding too; packed batches have none.")
             batch.attention_mask = attention_mask if is_flash_attention_requested(config) else real[:, None, None]
             batch.real, batch.empty = real, ~real.any(dim=1)
             batch.first_tokens = batch.first_tokens + real.long().argmax(dim=1)
     elif real is not None:
         _drop_padding(batch, real)
     return batch
-
-
-@torch.compiler.assume_constant_result
-def _warn_of_padding() -> None:
-    # Run once, when the model is compiled: a compiled model cannot log.
-    logger.warning_once("A compiled or exported model works on padding too; packed batches have none.")
 
 
 def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]) -> torch.Tensor | None:
@@ -326,7 +342,8 @@ def _refuse_restarts(position_ids: torch.Tensor, real: torch.Tensor | None) -> N
         return
     real = torch.ones_like(position_ids, dtype=torch.bool) if real is None else real
     first = real.long().argmax(dim=1, keepdim=True)
-    again = real & (position_ids == position_ids.gather(1, first))
+    from_zero = F.pad((position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1) & real[:, 1:], (0, 1))
+    again = real & ((position_ids == position_ids.gather(1, first)) | from_zero)
     again = again.scatter(1, first, False)
     if again.any():
         row, column = again.nonzero()[0].tolist()
@@ -376,9 +393,11 @@ def attention_arguments(config: SnugBertConfig, batch: SnugBertBatch, queries: t
         real = places.new_zeros(shape[0] * shape[1], dtype=torch.bool).index_fill_(0, places, True)
         return {"places": places, "padded_shape": shape, "attention_mask": real.view(shape)[:, None, None]}
     starts = batch.cu_seq_lens
+    if not is_tracing():
+        starts = starts.unique_consecutive()  # not every kernel takes sequences without tokens
     query_starts = starts if queries is None else torch.searchsorted(queries, starts, out_int32=True)
     if batch.inputs.device.type == "cpu" and config._attn_implementation == "sdpa":
-        return {"groups": group_by_length(query_starts, starts, config.num_attention_heads)}
+        return {"groups": group_by_length(query_starts, starts)}
     return {
         "cu_seq_lens_q": query_starts,
         "cu_seq_lens_k": starts,

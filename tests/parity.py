@@ -87,6 +87,8 @@ def packed(inputs: dict[str, torch.Tensor]) -> dict:
         "cu_seq_lens_q": F.pad(lengths.cumsum(0), (1, 0)).int(),
         "max_length_q": int(lengths.max()),
     }
+    if inputs["attention_mask"].dim() == 3:
+        result["num_choices"] = inputs["attention_mask"].shape[1]
     for name, value in inputs.items():
         if value.shape == inputs["attention_mask"].shape and name != "attention_mask":
             result[name] = value.flatten(0, -2)[mask][None]

@@ -121,8 +121,10 @@ def test_an_answer_in_the_padding_is_refused_and_one_behind_it_left_out():
     inputs["end_positions"][:3] = 17
     torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
     inputs["attention_mask"][4, 16] = 0
-    with pytest.raises(ValueError, match="`start_positions` holds 16, which is padding"):
+    with pytest.raises(ValueError, match=r"`start_positions` must be tokens of their .* wrong at \[4\], 1 in all"):
         ours(**inputs)
+    with pytest.raises(RuntimeError, match="`start_positions` must be tokens"):
+        torch.compile(ours, backend="eager")(**inputs)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -132,11 +134,15 @@ def test_four_dimensional_masks(attention):
     inputs = ragged_batch("Model")
     expected = ours(**inputs).last_hidden_state
     allowed = inputs["attention_mask"].bool()[:, None, None].expand(-1, 1, 17, -1)
+    allowed = allowed & allowed.transpose(2, 3)  # padding sees nothing
     added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
     real = inputs["attention_mask"].bool()
     for mask in (allowed, added):
         output = ours(**inputs | {"attention_mask": mask}).last_hidden_state
         torch.testing.assert_close(output[real], expected[real], atol=2e-6, rtol=1e-5)
+        with torch.autocast("cpu", torch.bfloat16):  # whose least number is greater than the mask's
+            output = ours(**inputs | {"attention_mask": mask}).last_hidden_state
+        torch.testing.assert_close(output[real].float(), expected[real], atol=0.05, rtol=0.05)
 
 
 def test_the_pooler_reads_the_first_real_token():
@@ -242,7 +248,7 @@ def test_sinusoidal_positions_are_the_formula():
     config = snugbert.SnugBertConfig(**CONFIG, position_embedding_type="sinusoidal")
     model = snugbert.SnugBertModel(config).eval()
     assert "embeddings.position_embeddings.weight" not in model.state_dict()
-    table = model.embeddings.position_embeddings(torch.arange(40))
+    table = model.embeddings.position_embeddings(torch.arange(40)) / config.initializer_range
     for position, dimension in ((0, 0), (1, 0), (7, 5), (39, 46), (39, 47)):
         angle = position / 10000 ** ((dimension - dimension % 2) / 48)
         expected = math.cos(angle) if dimension % 2 else math.sin(angle)
@@ -355,6 +361,55 @@ def test_export_with_labels():
     torch.testing.assert_close(exported.module()(**inputs).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
 
 
+def test_a_packed_batch_is_not_exported():
+    ours, _ = ours_and_stock("ForPreTraining")
+    with pytest.raises(Exception, match="A packed batch cannot be exported"):  # what torch makes of our ValueError
+        torch.export.export(ours, (), packed(ragged_batch("ForPreTraining")))
+
+
+def test_a_label_at_padding_stops_a_compiled_model_too():
+    ours, _ = ours_and_stock("ForTokenClassification")
+    inputs = ragged_batch("ForTokenClassification")
+    model = torch.compile(ours, backend="eager")
+    torch.testing.assert_close(model(**inputs).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
+    row, column = (inputs["attention_mask"] == 0).nonzero()[0]
+    inputs["labels"][row, column] = 1
+    with pytest.raises(RuntimeError, match="`labels` must be -100 at padding"):
+        model(**inputs)
+
+
+def test_a_four_dimensional_mask_in_one_graph():
+    """The warning that there will be padding is no break of it."""
+    ours, _ = ours_and_stock("Model")
+    inputs = ragged_batch("Model")
+    inputs["attention_mask"] = inputs["attention_mask"].bool()[:, None, None].expand(-1, 1, 17, -1)
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    expected = ours(**inputs).last_hidden_state
+    torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_layer_that_returns_float32_under_autocast(attention):
+    """As adapters and quantized layers may."""
+
+    class InFloat32(torch.nn.Linear):
+        def forward(self, values):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(values.float())
+
+    ours, stock = ours_and_stock("ForMaskedLM")
+    ours.set_attn_implementation(attention)
+    inputs = ragged_batch("ForMaskedLM")
+    for layer in ours.bert.encoder.layer:
+        plain = layer.attention.self.value
+        layer.attention.self.value = InFloat32(plain.in_features, plain.out_features)
+        layer.attention.self.value.load_state_dict(plain.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = ours.train()(**inputs).loss
+    loss.backward()
+    assert abs(loss.item() - stock(**inputs).loss.item()) < 0.05
+
+
 def test_labels_of_several_classes_need_their_shape():
     ours, _ = ours_and_stock("ForSequenceClassification", problem_type="multi_label_classification")
     inputs = {"input_ids": torch.tensor([[3, 4], [5, 6]])}
@@ -379,13 +434,14 @@ BAD_INPUTS = [
     ({"attention_mask": torch.zeros(2, 3)}, r"`attention_mask` of shape \[2, 3\] has no token at all"),
     (
         {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "labels": torch.full((2, 3), 5)},
-        "`labels` has 1 labels at padding",
+        r"`labels` must be -100 at padding: wrong at \[0, 2\], 1 in all",
     ),
     ({"token_type_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`token_type_ids` has the shape \[2, 4\]"),
     ({"position_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`position_ids` has the shape \[2, 4\]"),
     ({"position_ids": torch.tensor([[0, 1, 2], [0, 1, 0]])}, "`position_ids` start again in row 1 at token 2"),
     ({"position_ids": torch.tensor([[0, 1, 2], [0, 0, 1]])}, "`position_ids` start again in row 1 at token 1"),
     ({"position_ids": torch.tensor([[1, 2, 1], [1, 2, 3]])}, "`position_ids` start again in row 0 at token 2"),
+    ({"position_ids": torch.tensor([[0, 1, 2], [5, 0, 1]])}, "`position_ids` start again in row 1 at token 1"),
     ({"max_length_q": 3}, "needs its boundaries"),
     ({"cu_seq_lens_k": torch.tensor([0, 3])}, "needs its boundaries"),
     ({"attention_mask": torch.tensor([[1, 1, 2], [1, 2, 2]])}, "`attention_mask` holds 2, but must be 1"),
@@ -431,12 +487,19 @@ def test_bad_packed_inputs_are_named(inputs, message):
         ours(**inputs)
 
 
+def test_boundaries_must_be_a_tensor():
+    ours, _ = ours_and_stock("Model")
+    with pytest.raises(ValueError, match="`cu_seq_lens_q` must be a tensor, not list"):
+        ours(torch.ones(1, 6, dtype=torch.long), cu_seq_lens_q=[0, 6])
+
+
 def test_packed_choices_must_be_divisible():
     ours, _ = ours_and_stock("ForMultipleChoice")
     inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 2, 4, 6])}
     for more, message in (
         ({}, "3 sequences needs a `num_choices` that divides it, not None"),
         ({"num_choices": 2}, "not 2"),
+        ({"labels": torch.tensor([0])}, "not None"),
         ({"labels": torch.tensor([0, 0, 0, 0]), "num_choices": 3}, r"`labels` has the shape \[4\], .* need \[1\]"),
     ):
         with pytest.raises(ValueError, match=message):
