@@ -92,7 +92,9 @@ def argument_parser(description: str | None, trains: bool, steps: int = 1) -> ar
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--attention", default="sdpa", help="our attn_implementation")
     parser.add_argument("--stock_attention", default="sdpa", help="stock BERT's attn_implementation")
-    parser.add_argument("--compile", action="store_true", help="torch.compile on both sides; ours then packs its batches, in its time")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile on both sides; ours then packs its batches, in its time"
+    )
     parser.add_argument("--seed", type=int, default=42, help="of data, weights and dropout")
     parser.add_argument("--skip_memory", action="store_true", help="do not measure memory, which takes two processes")
     parser.add_argument("--json", action="store_true", help="a JSON object a row, with every time, and no table")

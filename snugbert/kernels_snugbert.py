@@ -92,7 +92,8 @@ class Group(NamedTuple):
         queries, keys: the token at each place; the sequence's last one where it is padding. A slice if the sequences
             lie side by side and have the same length. *Shape:* (n x longest,)
         padded_queries: the places of padding. *Shape:* (places,), None if there is none
-        mask: 0 at keys, minus infinity at padding. *Shape:* (n, 1, longest), None if there is no padding
+        mask: 0 at keys, minus infinity at padding. *Shape:* (n x heads, 1, longest), None if there is no
+            padding
     """
 
     size: int
@@ -118,12 +119,13 @@ class Groups:
 
 
 @torch.compiler.disable
-def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor) -> Groups:
+def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, heads: int) -> Groups:
     """Puts sequences of similar length into a group, so that attention pays for next to no padding.
 
     Args:
         cu_seq_lens_q, cu_seq_lens_k: where the queries and the keys of each sequence start, and their number. *Shape:*
             (N + 1,)
+        heads: attention heads, each of which has a row of the masks.
     """
     query_lengths, key_lengths = cu_seq_lens_q.diff().tolist(), cu_seq_lens_k.diff().tolist()
     order = sorted(
@@ -150,7 +152,7 @@ def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor) ->
             queries=query_tokens,
             keys=key_tokens,
             padded_queries=None if query_real is None else (~query_real).nonzero().squeeze(1),
-            mask=None if key_real is None else _mask(key_real).view(len(group), 1, -1),
+            mask=None if key_real is None else _mask(key_real.view(len(group), 1, -1).repeat_interleave(heads, 0)),
         )
         for group, (query_tokens, query_real), (key_tokens, key_real) in zip(members, queries, keys, strict=True)
     ]
@@ -254,7 +256,7 @@ class _GroupedAttention(torch.autograd.Function):
                 saved += [q, k, v]
             rows = _rows_at_once(q, k)
             pieces = (tensor.split(rows) for tensor in (q, k, v, outputs[-1]))
-            mask = None if group.mask is None else group.mask.to(q.dtype).repeat_interleave(heads, 0)
+            mask = None if group.mask is None else group.mask.to(q.dtype)
             masks = repeat(None) if mask is None else mask.split(rows)
             for q, k, v, output, mask in zip(*pieces, masks, strict=False):
                 weights = _scaled_bmm(q, k.transpose(1, 2), scaling)

@@ -469,8 +469,9 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 `attn_implementation="eager"`); `return_dict`.
 
         Returns:
-            `last_hidden_state` (B, L, H), zero at padding, or (1, T, H) if packed; `pooler_output` (N, H) if there is
-            a pooler: of zeros for a row that is all padding; and what was asked for.
+            `last_hidden_state` (B, L, H), zero at padding unless the mask is 4-D, or (1, T, H) if packed;
+            `pooler_output` (N, H) if there is a pooler: of zeros for a row that is all padding; and what was asked
+            for.
 
         Raises:
             ValueError: both or none of `input_ids` and `inputs_embeds`; shapes that do not fit each other; more

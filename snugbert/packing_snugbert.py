@@ -397,7 +397,7 @@ def attention_arguments(config: SnugBertConfig, batch: SnugBertBatch, queries: t
         starts = starts.unique_consecutive()  # not every kernel takes sequences without tokens
     query_starts = starts if queries is None else torch.searchsorted(queries, starts, out_int32=True)
     if batch.inputs.device.type == "cpu" and config._attn_implementation == "sdpa":
-        return {"groups": group_by_length(query_starts, starts)}
+        return {"groups": group_by_length(query_starts, starts, config.num_attention_heads)}
     return {
         "cu_seq_lens_q": query_starts,
         "cu_seq_lens_k": starts,

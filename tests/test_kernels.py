@@ -45,7 +45,7 @@ def attention_alone(query, key, value, lengths):
 def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monkeypatch):
     monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
     tensors = inputs_of(LENGTHS[case])
-    groups = kernels.group_by_length(*starts_of(LENGTHS[case]))
+    groups = kernels.group_by_length(*starts_of(LENGTHS[case]), heads=3)
     output = kernels.grouped_attention(*tensors, groups, 0.3, 0.0)
     expected = attention_alone(*tensors, LENGTHS[case])
     torch.testing.assert_close(output, expected)
@@ -66,7 +66,7 @@ def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monke
 
 def test_groups_pay_for_little_padding():
     lengths = torch.randint(1, 512, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    groups = kernels.group_by_length(*starts_of((lengths, lengths))).groups
+    groups = kernels.group_by_length(*starts_of((lengths, lengths)), heads=12).groups
     places = [len(range(512)[g.keys]) if isinstance(g.keys, slice) else len(g.keys) for g in groups]
     scores = [size * size // group.size for size, group in zip(places, groups, strict=True)]
     needed = sum(length**2 for length in lengths)
@@ -78,7 +78,7 @@ def test_scores_are_made_in_pieces_that_fit_the_cache(monkeypatch):
     """As many heads of sequences as have `PIECE` scores, one at the least; it changes no number."""
     monkeypatch.setattr(kernels, "GROUP_COST", 10**6)
     tensors = inputs_of(LENGTHS["few queries"])
-    groups = kernels.group_by_length(*starts_of(LENGTHS["few queries"]))
+    groups = kernels.group_by_length(*starts_of(LENGTHS["few queries"]), heads=3)
     results, rows = [], []
     for piece in (10**6, 200, 1):
         monkeypatch.setattr(kernels, "PIECE", piece)
@@ -100,7 +100,7 @@ def test_nan_stays_in_its_sequence(bad):
     with torch.no_grad():
         for tensor in tensors:
             tensor[start] = torch.nan
-    groups = kernels.group_by_length(*starts_of((lengths, lengths)))
+    groups = kernels.group_by_length(*starts_of((lengths, lengths)), heads=3)
     output = kernels.grouped_attention(*tensors, groups, 0.3, 0.1)
     real = output.isfinite().flatten(1).all(1)
     assert real.equal(torch.cat([torch.full((length,), row != bad) for row, length in enumerate(lengths)]))
@@ -113,7 +113,7 @@ def test_nan_stays_in_its_sequence(bad):
 def test_attention_weights_are_dropped_with_the_probability_asked_for(dtype):
     """Queries of zero give even weights, and values of the identity show them: 0 or 1 / (L (1 - p))."""
     length, heads, dropout = 64, 250, 0.1
-    groups = kernels.group_by_length(*starts_of(([length], [length])))
+    groups = kernels.group_by_length(*starts_of(([length], [length])), heads)
     zeros = torch.zeros(length, heads, length, dtype=dtype)
     values = torch.eye(length, dtype=dtype)[:, None].expand(-1, heads, -1).clone().requires_grad_()
     torch.manual_seed(0)

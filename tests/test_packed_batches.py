@@ -119,7 +119,8 @@ def test_padding_inside_of_features_is_dropped(data_dir, tokenizer, task):
             if task is choices and name != "labels":
                 feature[name] = [[0] * number + choice + [0] * (99 - len(choice)) for choice in values]
             elif values is not None:
-                feature[name] = np.array([0] * number + values + [0] * 3)
+                padding = -100 if name == "labels" else 0
+                feature[name] = np.array([padding] * number + values + [padding] * 3)
         for name in ("start_positions", "end_positions"):
             if name in feature:
                 feature[name] += number
@@ -175,6 +176,7 @@ BAD = [
     ([IDS, {"input_ids": []}], "Sequence 1 of the batch has no tokens"),
     ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "different numbers of choices: [1, 2]"),
     ([IDS | {"attention_mask": [1, 1, 0], "start_positions": 2}], "`start_positions` holds 2, which is padding"),
+    ([IDS | {"attention_mask": [1, 1, 0], "labels": [1, 2, 3]}], "`labels` of sequence 0 must be -100 at padding"),
 ]
 
 

@@ -12,6 +12,8 @@ import datasets
 import numpy as np
 import torch
 
+from snugbert.modeling_snugbert import IGNORE_INDEX
+
 OF_TOKENS = ("input_ids", "token_type_ids", "attention_mask")
 OF_SEQUENCES = ("labels", "next_sentence_label", "start_positions", "end_positions")
 RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' default collator
@@ -47,8 +49,9 @@ def pack(of_tokens: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
 class SnugBertDataCollatorWithPacking:
     """Ordinary features, as tokenizers and datasets give them -> a packed batch for any SnugBERT model.
 
-    With as many examples as Trainer's batch size says, or with a token budget by way of [`TokenBudgetDataset`]. It
-    needs one process a GPU: `nn.DataParallel` cannot split a packed batch.
+    With as many examples as Trainer's batch size says, or with a token budget by way of [`TokenBudgetDataset`].
+    Positions count from a sequence's first token, wherever its padding was. It needs one process a GPU:
+    `nn.DataParallel` cannot split a packed batch.
     """
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
@@ -68,7 +71,7 @@ class SnugBertDataCollatorWithPacking:
 
         Raises:
             ValueError: a column that is none of these or not made of numbers, columns that differ between features,
-                another number of values than of tokens, a sequence without tokens, an answer that is padding.
+                another number of values than of tokens, a sequence without tokens, an answer or a label at padding.
         """
         columns = _columns(list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features)))
         extra = {}
@@ -86,6 +89,9 @@ class SnugBertDataCollatorWithPacking:
         _check_lengths(of_tokens)
         if "attention_mask" in of_tokens:
             masks = [mask != 0 for mask in of_tokens.pop("attention_mask")]
+            for number, (row, mask) in enumerate(zip(of_tokens.get("labels", []), masks, strict=False)):
+                if (row[~mask] != IGNORE_INDEX).any():
+                    raise ValueError(f"`labels` of sequence {number} must be {IGNORE_INDEX} at padding.")
             of_tokens = {
                 name: [row[mask] for row, mask in zip(rows, masks, strict=True)] for name, rows in of_tokens.items()
             }
