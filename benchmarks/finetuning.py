@@ -23,6 +23,7 @@ import transformers
 from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, report
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
+from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.files import read_rows
 from snugbert.trainers.glue import features_of
@@ -38,7 +39,6 @@ HEADS = {
 MAX_LENGTH = 128  # tokens of GLUE and CoNLL examples (Devlin et al., 2018, run_classifier.py)
 # Tokens of a window of question and paragraph, and of the overlap of two windows; run_squad.py of that release.
 WINDOW, OVERLAP = 384, 128
-IGNORE_INDEX = -100
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

@@ -17,10 +17,11 @@ from side_by_side import Work, argument_parser, default_checkpoint, examples_nee
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.pretraining.documents import find_files, read_documents, tokenize_corpus
-from snugbert.trainers.pretraining.masking import IGNORE_INDEX, mask_tokens
+from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.sentence_pairs import SentencePairDataset
 
 

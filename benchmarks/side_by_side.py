@@ -283,7 +283,7 @@ def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: dict[str, to
     lengths = batch["attention_mask"].sum(-1).long()
     sequences, tokens = len(lengths), int(lengths.sum())
     if head == "PreTraining":
-        labelled = (batch["labels"] != -100).sum(-1).long()
+        labelled = (batch["labels"] != snugbert.modeling_snugbert.IGNORE_INDEX).sum(-1).long()
         read = labelled + 1  # and [CLS], which is never labelled
         head_flops = int(labelled.sum()) * 2 * (H * H + H * config.vocab_size) + sequences * 2 * (H * H + H * 2)
     elif head == "SequenceClassification":

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from snugbert.modeling_snugbert import IGNORE_INDEX
+
 # Of the tokens to predict, 80 % become [MASK], 10 % a random word piece, 10 % stay: the paper's A.1.
 MASKED_SHARE = 0.8
 RANDOM_SHARE = 0.1
-IGNORE_INDEX = -100  # the label of a token that is not to be predicted
 
 
 def mask_tokens(

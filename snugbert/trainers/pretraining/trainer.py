@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
+from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.pretraining.masking import IGNORE_INDEX
 
 
 @dataclass
