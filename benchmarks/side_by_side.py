@@ -38,6 +38,7 @@ import transformers
 from transformers import BertConfig, PreTrainedModel
 
 import snugbert
+from snugbert.modeling_snugbert import IGNORE_INDEX
 
 SIDES = ("ours", "stock")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -283,7 +284,7 @@ def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: dict[str, to
     lengths = batch["attention_mask"].sum(-1).long()
     sequences, tokens = len(lengths), int(lengths.sum())
     if head == "PreTraining":
-        labelled = (batch["labels"] != snugbert.modeling_snugbert.IGNORE_INDEX).sum(-1).long()
+        labelled = (batch["labels"] != IGNORE_INDEX).sum(-1).long()
         read = labelled + 1  # and [CLS], which is never labelled
         head_flops = int(labelled.sum()) * 2 * (H * H + H * config.vocab_size) + sequences * 2 * (H * H + H * 2)
     elif head == "SequenceClassification":

@@ -208,7 +208,7 @@ def _take(
     return rows.view(size, -1, heads, head_size).transpose(1, 2).reshape(size * heads, -1, head_size)
 
 
-def _put_back(groups: list[torch.Tensor], places: torch.Tensor | None, heads: int) -> torch.Tensor:
+def _put_back(groups: Sequence[torch.Tensor], places: torch.Tensor | None, heads: int) -> torch.Tensor:
     """[size x heads, longest, D] of each group -> [T, heads, D], in the order of the packed batch."""
     rows = [group.view(-1, heads, *group.shape[1:]).transpose(1, 2).flatten(0, 1).flatten(1) for group in groups]
     joined = rows[0] if len(rows) == 1 else torch.cat(rows)
@@ -256,8 +256,7 @@ class _GroupedAttention(torch.autograd.Function):
                 saved += [q, k, v]
             rows = _rows_at_once(q, k)
             pieces = (tensor.split(rows) for tensor in (q, k, v, outputs[-1]))
-            mask = None if group.mask is None else group.mask.to(q.dtype)
-            masks = repeat(None) if mask is None else mask.split(rows)
+            masks = repeat(None) if group.mask is None else group.mask.to(q.dtype).split(rows)
             for q, k, v, output, mask in zip(*pieces, masks, strict=False):
                 weights = _scaled_bmm(q, k.transpose(1, 2), scaling)
                 if mask is not None:
@@ -276,17 +275,15 @@ class _GroupedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        of_groups: list[list[torch.Tensor]] = [[], [], []]
+        of_groups: list[list[torch.Tensor]] = []
         scale = 1 / (1 - ctx.dropout)
         saved = iter(ctx.saved_tensors)
         for group in ctx.groups.groups:
             tensors = [next(saved) for _ in range(3)]
             of_output = _take(gradients[0], group.queries, group.size, group.padded_queries)
-            of_tensors = [torch.empty_like(tensor) for tensor in tensors]
-            for joined, of_tensor in zip(of_groups, of_tensors, strict=True):
-                joined.append(of_tensor)
+            of_groups.append([torch.empty_like(tensor) for tensor in tensors])
             rows = _rows_at_once(*tensors[:2])
-            pieces = (tensor.split(rows) for tensor in (*tensors, of_output, *of_tensors))
+            pieces = (tensor.split(rows) for tensor in (*tensors, of_output, *of_groups[-1]))
             for q, k, v, of_o, of_q, of_k, of_v in zip(*pieces, strict=True):
                 weights = next(saved)
                 kept = _not_negative(weights) if ctx.dropout else weights
@@ -298,7 +295,7 @@ class _GroupedAttention(torch.autograd.Function):
                 of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
                 _scaled_bmm(of_scores, k, ctx.scaling, out=of_q)
                 _scaled_bmm(of_scores.transpose(1, 2), q, ctx.scaling, out=of_k)
-        of_queries, of_keys, of_values = of_groups
+        of_queries, of_keys, of_values = zip(*of_groups, strict=True)
         return (
             _put_back(of_queries, ctx.groups.query_places, ctx.heads),
             _put_back(of_keys, ctx.groups.key_places, ctx.heads),
