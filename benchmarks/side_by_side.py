@@ -39,6 +39,7 @@ from transformers import BertConfig, PreTrainedModel
 
 import snugbert
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers.pretraining.throughput import TRAINING_COST, encoder_flops, matmul_rate, pretraining_flops
 
 SIDES = ("ours", "stock")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,7 +47,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 GRADIENT_TOLERANCE = 1e-3  # float32; the norm of the difference relative to the norm
 CHECKED_ROWS = 8  # of a batch: training steps in float32 take long
-TRAINING_COST = 3  # a backward pass takes two matmuls for each one of the forward pass
 HEADER = (
     "| work | fill | ratio: median (min-max) | tokens/s ours | tokens/s stock | MFU ours | MFU stock "
     "| peak MB ours / stock | matmul GFLOP/s |\n|" + " --- |" * 9
@@ -86,9 +86,9 @@ class Work:
 def argument_parser(description: str | None, trains: bool, steps: int = 1) -> argparse.ArgumentParser:
     """A parser with the arguments that all benchmarks have; with those of training if it `trains`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch_size", type=_positive, default=32)
-    parser.add_argument("--pairs", type=_positive, default=7, help="measured pairs")
-    parser.add_argument("--warmup", type=_positive, default=1, help="pairs before them; torch.compile needs more")
+    parser.add_argument("--batch_size", type=positive, default=32)
+    parser.add_argument("--pairs", type=positive, default=7, help="measured pairs")
+    parser.add_argument("--warmup", type=positive, default=1, help="pairs before them; torch.compile needs more")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16" if trains else "float32", help="of autocast")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--attention", default="sdpa", help="our attn_implementation")
@@ -101,13 +101,14 @@ def argument_parser(description: str | None, trains: bool, steps: int = 1) -> ar
     parser.add_argument("--json", action="store_true", help="a JSON object a row, with every time, and no table")
     if trains:
         parser.add_argument("--dropout", type=float, default=0.1, help="on hidden states and attention weights")
-        parser.add_argument("--steps", type=_positive, default=steps, help="batches of a pair; none is used twice")
+        parser.add_argument("--steps", type=positive, default=steps, help="batches of a pair; none is used twice")
         parser.add_argument("--optimizer", action="store_true", help="a step ends with one of fused AdamW")
     parser.set_defaults(optimizer=False)
     return parser
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument that must be an integer of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
@@ -276,48 +277,23 @@ def real_tokens(batches: Iterable[dict[str, torch.Tensor]]) -> int:
 def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: dict[str, torch.Tensor]) -> int:
     """FLOPs of a forward pass that computes nothing but what the loss or the logits depend on.
 
-    A matmul of m x k and k x n counts 2mkn; nothing else counts. Padding costs nothing. The last layer has keys and
-    values of every token, but queries, output and feed-forward only of tokens that the head reads; the vocabulary
+    As counted by the package's `throughput.py`: matrix products alone. Padding costs nothing, and the vocabulary
     projection is that of labelled tokens.
     """
-    H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     lengths = batch["attention_mask"].sum(-1).long()
-    sequences, tokens = len(lengths), int(lengths.sum())
     if head == "PreTraining":
-        labelled = (batch["labels"] != IGNORE_INDEX).sum(-1).long()
-        read = labelled + 1  # and [CLS], which is never labelled
-        head_flops = int(labelled.sum()) * 2 * (H * H + H * config.vocab_size) + sequences * 2 * (H * H + H * 2)
-    elif head == "SequenceClassification":
-        read = torch.ones_like(lengths)
-        head_flops = sequences * 2 * (H * H + H * len(config.id2label or ()))
-    else:  # TokenClassification, QuestionAnswering
-        read = lengths
-        head_flops = tokens * 2 * H * len(config.id2label or ())
-    keys_and_values = tokens * 2 * 2 * H * H
-
-    def rest_of_layer(queries: torch.Tensor) -> int:
-        # Query and output projections, both halves of the feed-forward; scores and weighted sums of the attention.
-        return int(queries.sum()) * 2 * (2 * H * H + 2 * H * inner) + 4 * H * int((queries * lengths).sum())
-
-    return layers * keys_and_values + (layers - 1) * rest_of_layer(lengths) + rest_of_layer(read) + head_flops
+        return int(pretraining_flops(config, lengths, (batch["labels"] != IGNORE_INDEX).sum(-1).long()))
+    H, labels = config.hidden_size, len(config.id2label or ())
+    if head == "SequenceClassification":
+        pooler_and_classifier = len(lengths) * 2 * (H * H + H * labels)
+        return int(encoder_flops(config, lengths, torch.ones_like(lengths))) + pooler_and_classifier
+    # TokenClassification, QuestionAnswering
+    return int(encoder_flops(config, lengths, lengths)) + int(lengths.sum()) * 2 * H * labels
 
 
-def matmul_rate(tokens: int, config: snugbert.SnugBertConfig, args: argparse.Namespace) -> float:
-    """FLOPs a second of the feed-forward's first linear layer on so many tokens; the best of ten short runs."""
-    dtype, best, repeats = DTYPES[args.dtype], 0.0, 1
-    inputs = torch.randn(tokens, config.hidden_size, device=args.device, dtype=dtype)
-    weight = torch.randn(config.intermediate_size, config.hidden_size, device=args.device, dtype=dtype)
-    flops = 2 * tokens * weight.numel()
-    with torch.inference_mode():
-        for _ in range(11):
-            _wait_for(args.device)
-            start = time.perf_counter()
-            for _ in range(repeats):
-                F.linear(inputs, weight)
-            _wait_for(args.device)
-            best = max(best, repeats * flops / (time.perf_counter() - start))
-            repeats = max(1, round(0.05 * best / flops))  # 50 ms: the clock and a launch then weigh nothing
-    return best
+def layer_rate(tokens: int, config: snugbert.SnugBertConfig, args: argparse.Namespace) -> float:
+    """FLOPs a second of the feed-forward's first linear layer on so many tokens."""
+    return matmul_rate(tokens, config.hidden_size, config.intermediate_size, args.device, DTYPES[args.dtype])
 
 
 # --- measuring --------------------------------------------------------------------------------------------------
@@ -332,9 +308,9 @@ def compare(work: Work, args: argparse.Namespace) -> dict[str, Any]:
     work = replace(work, batches=[{k: v.to(args.device) for k, v in batch.items()} for batch in work.batches])
     check_agreement(work, args)
     shape = (real_tokens(work.batches) // len(work.batches), work.config, args)
-    rate = matmul_rate(*shape)
+    rate = layer_rate(*shape)
     times = time_pairs(work, args)
-    rate = max(rate, matmul_rate(*shape))
+    rate = max(rate, layer_rate(*shape))
     measured = [work.batches_of(args.warmup + pair) for pair in range(args.pairs)]
     tokens = [real_tokens(batches) for batches in measured]
     places = sum(batch["input_ids"].numel() for batches in measured for batch in batches)
@@ -429,14 +405,7 @@ def report(script: str, argv: list[str], works: Iterable[Work], args: argparse.N
         raise SystemExit("error: --device cuda: torch finds no GPU here.")
     transformers.logging.set_verbosity_error()  # that a head is new, and the like
     transformers.logging.disable_progress_bar()
-    machine = {
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else _cpu_name(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "snugbert": snugbert.__version__,
-    }
+    machine = machine_of(args.device)
     command = f"python benchmarks/{Path(script).name} {shlex.join(argv)}"
     if not args.json:
         print(", ".join(f"{name} {value}" for name, value in machine.items()) + f"\n\n    {command}\n")
@@ -461,6 +430,18 @@ def _line(row: dict[str, Any]) -> str:
         f"{row['matmul_flops_per_second'] / 1e9:,.0f}",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def machine_of(device: str) -> dict[str, Any]:
+    """What figures depend on: the hardware and the versions."""
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "snugbert": snugbert.__version__,
+    }
 
 
 def _cpu_name() -> str:

@@ -11,6 +11,7 @@ from snugbert import __version__
 # command -> (module with `main(argv)`, one line of help)
 COMMANDS = {
     "vocabulary": ("snugbert.trainers.vocabulary", "train a WordPiece vocabulary on text files"),
+    "prepare": ("snugbert.trainers.pretraining.prepare", "tokenize a corpus once, to pretrain on it many times"),
     "pretrain": ("snugbert.trainers.pretraining.command", "pretrain with masked tokens and next sentences"),
     "glue": ("snugbert.trainers.glue", "fine-tune and score on classification of sentences and sentence pairs"),
 }

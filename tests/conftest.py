@@ -1,13 +1,17 @@
 """Fixtures that several test files share."""
 
 import os
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-# Nothing in the tests may reach for the Hub. Set before transformers is imported.
+# Nothing in the tests may reach for the Hub, or leave prepared text in somebody's cache. Set before transformers is
+# imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
+_CACHE = tempfile.TemporaryDirectory()
+os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 ROOT = Path(__file__).parents[1]

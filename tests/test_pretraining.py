@@ -1,195 +1,30 @@
-"""`snugbert pretrain`, stage by stage and as a whole."""
+"""`snugbert pretrain` as a whole: what a run leaves, resuming, phases, objectives, and bad input."""
 
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
+from huggingface_hub import ModelCard
 
 import snugbert
 from snugbert.cli import main as snugbert_command
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.command import unigram_baseline
-from snugbert.trainers.pretraining.documents import Corpus, find_files, read_documents, read_lines, tokenize_corpus
-from snugbert.trainers.pretraining.masking import mask_tokens
-from snugbert.trainers.pretraining.sentence_pairs import SentencePairDataset, make_sentence_pairs
-
-DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
-
-
-@pytest.fixture(scope="module")
-def corpus(data_dir) -> Corpus:
-    tokenizer = snugbert.SnugBertTokenizer(vocab=str(data_dir / "vocab/bert-base-uncased-vocab.txt"))
-    return tokenize_corpus(read_documents([data_dir / "wiki_en/validation.txt.gz"]), tokenizer, "en", False)
-
-
-# --- documents --------------------------------------------------------------------------------------------------
-
-
-def write_documents(folder, suffix):
-    file = folder / f"text{suffix}"
-    if suffix == ".parquet":
-        Dataset.from_dict({"text": ["\n".join(lines) for lines in DOCUMENTS]}).to_parquet(file)
-    elif ".jsonl" in suffix:
-        content = "".join(json.dumps({"text": "\n".join(lines)}) + "\n" for lines in DOCUMENTS).encode()
-    else:
-        content = "\ufeff".encode() + "\n\n".join("\n".join(lines) for lines in DOCUMENTS).encode()
-    if suffix != ".parquet":
-        file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
-    return file
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet"])
-def test_every_kind_of_file_holds_the_same_documents(tmp_path, suffix):
-    file = write_documents(tmp_path, suffix)
-    assert list(read_documents([file])) == DOCUMENTS
-    assert list(read_lines([file])) == [line for document in DOCUMENTS for line in document]
-
-
-def test_files_are_found_by_pattern_once_each(tmp_path):
-    for name in ("b.txt", "a.txt", "c.jsonl"):
-        (tmp_path / name).write_text("x")
-    found = find_files([str(tmp_path / "*.txt"), str(tmp_path / "a.txt"), str(tmp_path / "c.jsonl")])
-    assert [file.name for file in found] == ["a.txt", "b.txt", "c.jsonl"]
-
-
-def test_sentences_and_documents_are_where_they_should_be():
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cats", "sleep", "run", "."]
-    tokenizer = snugbert.SnugBertTokenizer({piece: index for index, piece in enumerate(pieces)})
-    documents = [["Cats sleep. Sleep run run.", "cats"], [" "], ["Run."]]
-    corpus = tokenize_corpus(iter(documents), tokenizer, "en", show_progress=False)
-    assert corpus.tokens.tolist() == [5, 6, 8, 6, 7, 7, 8, 5, 7, 8]
-    assert corpus.sentences.tolist() == [0, 3, 7, 8, 10]
-    assert corpus.documents.tolist() == [0, 3, 4]
-    corpus = tokenize_corpus(iter(documents), tokenizer, None, show_progress=False)
-    assert corpus.sentences.tolist() == [0, 7, 8, 10]
-    assert corpus.tokens.dtype == np.uint16
-    special = tokenize_corpus([["[MASK] run"]], tokenizer, None, show_progress=False)
-    assert special.tokens.tolist() == [1, 1, 1, 7]  # unknown characters, no special token
-
-
-# --- pairs and masks --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_seq_length", [128, 32, 5])
-def test_pairs_follow_the_recipe(corpus, max_seq_length):
-    pairs = make_sentence_pairs(corpus, max_seq_length, short_seq_prob=0.0, seed=1)
-    document_starts = corpus.sentences[corpus.documents]
-    documents = np.searchsorted(document_starts, pairs.spans, side="right") - 1
-    documents[:, [1, 3]] = np.searchsorted(document_starts, pairs.spans[:, [1, 3]] - 1, side="right") - 1
-    first, second = pairs.spans[:, 1] - pairs.spans[:, 0], pairs.spans[:, 3] - pairs.spans[:, 2]
-    is_next = pairs.labels == 0
-
-    assert first.min() >= 1 and second.min() >= 1
-    assert (first + second).max() == max_seq_length - 3
-    assert (documents[:, 0] == documents[:, 1]).all() and (documents[:, 2] == documents[:, 3]).all()
-    assert (documents[is_next, 0] == documents[is_next, 2]).all()
-    assert (documents[~is_next, 0] != documents[~is_next, 2]).all()
-    assert (pairs.spans[is_next, 2] >= pairs.spans[is_next, 1]).all()
-    # Where nothing was cut off, the second half begins where the first ends.
-    uncut = is_next & (first + second < max_seq_length - 3)
-    assert (pairs.spans[uncut, 1] == pairs.spans[uncut, 2]).all()
-    if max_seq_length == 128:  # short targets cut nothing off
-        short = make_sentence_pairs(corpus, max_seq_length, short_seq_prob=1.0, seed=1).spans
-        assert (short[:, 3] - short[:, 2] + short[:, 1] - short[:, 0]).mean() < 100
-        assert (
-            np.isin(short[:, 0], corpus.sentences).mean() > np.isin(pairs.spans[:, 0], corpus.sentences).mean() + 0.1
-        )
-        assert abs(is_next.mean() - 0.5) < 0.02
-        assert (first + second).mean() > 0.9 * 125
-
-
-def test_pairs_use_the_text_once(corpus):
-    """First halves and real second halves cover the corpus without overlap, up to what truncation drops."""
-    pairs = make_sentence_pairs(corpus, 128)
-    used = np.zeros(len(corpus.tokens), dtype=int)
-    for (first_start, first_end, second_start, second_end), label in zip(pairs.spans, pairs.labels, strict=True):
-        used[first_start:first_end] += 1
-        if label == 0:
-            used[second_start:second_end] += 1
-    assert used.max() == 1
-    assert used.mean() > 0.85
-
-
-def test_pairs_are_a_function_of_seed_and_epoch(corpus):
-    def spans(seed, epoch):
-        return make_sentence_pairs(corpus, 128, seed=seed, epoch=epoch).spans.tolist()
-
-    assert spans(1, 0) == spans(1, 0)
-    assert spans(1, 0) != spans(1, 1)
-    assert spans(1, 0) != spans(2, 0)
-
-
-def test_examples_do_not_depend_on_what_was_asked_for_before(corpus):
-    def dataset():
-        return SentencePairDataset(corpus, 101, 102, seed=7, num_examples=20_000)
-
-    straight, jumping = dataset(), dataset()
-    last = len(straight) - 1
-    assert last > 2 * straight.epoch_length
-    for index in (last, 0, straight.epoch_length, 5, last):
-        expected, example = straight[index], jumping[index]
-        assert example["input_ids"].tolist() == expected["input_ids"].tolist()
-        assert example["mask_seed"] == expected["mask_seed"]
-    seen = {tuple(straight[index]["input_ids"]) for index in range(straight.epoch_length)}
-    assert len(seen) > 0.99 * straight.epoch_length
-    example = straight[3]
-    ids, types = example["input_ids"], example["token_type_ids"]
-    assert ids[0] == 101 and ids[-1] == 102 and (ids == 102).sum() == 2
-    assert types.tolist() == [0] * (list(ids).index(102) + 1) + [1] * (len(ids) - list(ids).index(102) - 1)
-
-
-def test_masks_are_15_percent_and_80_10_10():
-    rng = np.random.default_rng(0)
-    replacements = np.arange(1000, 2000)
-    chosen = masked = kept = replaced = 0
-    for length in range(1, 400):
-        ids = rng.integers(2000, 30000, size=length)
-        candidates = rng.random(length) < 0.9
-        candidates[0] = True
-        hidden, labels = mask_tokens(ids, candidates, 103, replacements, rng)
-        number = int((labels != -100).sum())
-        assert number == max(1, round(candidates.sum() * 0.15))
-        assert candidates[labels != -100].all()
-        assert (labels[labels != -100] == ids[labels != -100]).all()
-        assert (hidden[labels == -100] == ids[labels == -100]).all()
-        chosen += number
-        masked += (hidden == 103).sum()
-        kept += ((hidden == ids) & (labels != -100)).sum()
-        replaced += (hidden < 2000).sum() - (hidden == 103).sum()
-    assert masked + kept + replaced == chosen
-    # Five standard deviations of a binomial.
-    for count, share in ((masked, 0.8), (kept, 0.1), (replaced, 0.1)):
-        assert abs(count - share * chosen) < 5 * (chosen * share * (1 - share)) ** 0.5
-
-
-def test_a_batch_is_a_function_of_its_examples(corpus, data_dir):
-    tokenizer = snugbert.SnugBertTokenizer(vocab=str(data_dir / "vocab/bert-base-uncased-vocab.txt"))
-    dataset = SentencePairDataset(corpus, tokenizer.cls_token_id, tokenizer.sep_token_id)
-    collate = SnugBertDataCollatorForPreTraining(tokenizer)
-    batch = collate([dataset[index] for index in range(16)])
-    alone = collate([dataset[7]])
-    lengths = [len(dataset[index]["input_ids"]) for index in range(16)]
-    assert batch["cu_seq_lens_q"].diff().tolist() == lengths and batch["max_length_q"] == max(lengths)
-    assert batch["next_sentence_label"].tolist() == [dataset[index]["next_sentence_label"] for index in range(16)]
-    start, end = batch["cu_seq_lens_q"][7:9]
-    for name in ("input_ids", "token_type_ids", "position_ids", "labels"):
-        assert torch.equal(batch[name][:, start:end], alone[name]), name
-        assert batch[name].shape == (1, sum(lengths))
-    assert alone["position_ids"].tolist() == [list(range(lengths[7]))]
-    # With its labels put back, a row is the example again.
-    labels, ids = alone["labels"][0], alone["input_ids"][0]
-    assert torch.where(labels == -100, ids, labels).tolist() == dataset[7]["input_ids"].tolist()
-    special = torch.isin(batch["labels"], torch.tensor([101, 102]))
-    assert not special.any()
+from snugbert.trainers.pretraining.corpus import Block, Corpus
+from snugbert.trainers.pretraining.documents import TextArguments
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.prepare import prepare_in_cache
 
 
 def test_unigram_baseline_by_hand():
     def corpus_of(tokens):
-        return Corpus(np.array(tokens), np.array([0, len(tokens)]), np.array([0, 1]))
+        half = len(tokens) // 2
+        blocks = [np.array(tokens[:half]), np.array(tokens[half:])]
+        return Corpus([Block(block, np.array([0, len(block)]), np.array([0, 1])) for block in blocks], digest="")
 
     baseline = unigram_baseline(corpus_of([3, 3, 3, 1]), corpus_of([3, 1]), vocab_size=4)
     # Counts plus one: 1, 2, 1, 4 of 8.
@@ -257,8 +92,10 @@ def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
     run(small_run, output_dir=tmp_path, per_device_eval_batch_size=3, save_strategy="no")
     results = json.loads((tmp_path / "eval_results.json").read_text())
     tokenizer = snugbert.SnugBertTokenizer.from_pretrained(tmp_path)
-    corpus = tokenize_corpus(read_documents([small_run["validation_file"]]), tokenizer, None, False)
-    dataset = SentencePairDataset(corpus, tokenizer.cls_token_id, tokenizer.sep_token_id, 40, seed=0)
+    text = TextArguments(train_file=[str(small_run["validation_file"])])
+    _, corpus = prepare_in_cache(text, tokenizer, None, str(tmp_path / "cache"), show_progress=False)
+    ids = tokenizer.cls_token_id, tokenizer.sep_token_id
+    dataset = PretrainingDataset(corpus, *ids, tmp_path / "epochs", max_seq_length=40, seed=0)
     assert len(dataset) % 3  # the last batch is smaller than the others
     collate = SnugBertDataCollatorForPreTraining(tokenizer)
     model = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path).eval()
@@ -356,10 +193,9 @@ def test_arguments_from_a_yaml_file_yield_to_the_command_line(small_run, tmp_pat
 
 BAD = [
     ({"train_file": "nowhere.txt"}, "there is no file nowhere.txt"),
-    ({"train_file": None}, "there is no text; name it with --train_file"),
+    ({"train_file": None}, "there is no text; name it with --train_file, --dataset_name or --corpus"),
     ({"dataset_name": "x"}, "either with --train_file or with --dataset_name"),
     ({"train_file": None, "dataset_name": "nowhere"}, "the dataset 'nowhere' with split 'train' cannot be loaded"),
-    ({"train_file": "long_sentences.txt"}, "the training text gives no pair of next sentences"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"train_file": "empty.txt"}, "the training text is empty"),
     ({"train_file": "one_document.txt"}, "a single document of 3 sentences"),
@@ -386,7 +222,15 @@ BAD = [
     ({"tokenizer_name": "latin1_vocab"}, "vocab.txt, line 6: not UTF-8"),
     ({"report_to": "tensorboardx"}, "tensorboardx"),
     ({"learning_rate": -1}, "--learning_rate -1.0 must not be negative"),
-    ({"mlm_probability": 2}, "--mlm_probability 2.0 must be between 0 and 1"),
+    ({"mlm_probability": 2}, "mlm_probability 2.0 must be between 0 and 1"),
+    ({"random_replace_prob": 0.3}, "must be at most 1 together"),
+    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order exclude each other"),
+    ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
+    ({"phases": "32"}, "'32' is not a length and its share of steps"),
+    ({"phases": "32:50%,1024:50%"}, "--phases: length 1024 must be at least 5"),
+    ({"corpus": "empty"}, "either a prepared corpus (--corpus) or text"),
+    ({"corpus": "no_special", "train_file": None}, "no_special holds no prepared corpus"),
+    ({"optim": "lion"}, "lion"),
     ({"resume_from_checkpoint": "true"}, "holds no whole checkpoint"),
     ({"learning_rat": 1}, "unknown arguments: --learning_rat 1"),
     ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
@@ -401,7 +245,6 @@ def bad_files(tmp_path_factory):
     (folder / "one_document.txt").write_text("a .\nb .\nc .\n")
     (folder / "one_sentence_each.txt").write_text("a .\n\nb .\n\nc .\n")
     (folder / "two.txt").write_text("a .\nb .\n\nc .\nd .\n")
-    (folder / "long_sentences.txt").write_text("\n\n".join(f"{'w0a ' * 50}\n{'w0b ' * 50}" for _ in range(5)))
     (folder / "latin1.txt").write_bytes(b"fine\ncaf\xe9\n")
     (folder / "latin1.txt.gz").write_bytes(gzip.compress(b"fine\ncaf\xe9\n"))
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"some text " * 1000)[:40])
@@ -422,10 +265,10 @@ def test_bad_input_is_one_sentence(small_run, bad_files, tmp_path, monkeypatch, 
     error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # behind the progress bar
     assert len(error.splitlines()) == 1
     assert message in error
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("[!e]*"))  # nothing but the tables of examples, "epochs"
 
 
 def test_unknown_commands_name_the_known_ones(capsys):
     assert snugbert_command(["pretend"]) == 2
-    assert "the commands are vocabulary, pretrain, glue" in capsys.readouterr().err
+    assert "the commands are vocabulary, prepare, pretrain, glue" in capsys.readouterr().err
     assert issubclass(InputError, ValueError)

@@ -2,25 +2,27 @@
 
 import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import pyarrow
 from datasets import ClassLabel, Dataset
 
 from snugbert.trainers.command_line import InputError
 
 
 def lines_of(file: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or .gz, one after the other, each with its end.
+    """The lines of a UTF-8 file, plain, .gz or .zst, one after the other, each with its end.
 
     Raises:
-        InputError: bytes that are not UTF-8, or a gzip file cut short; with file and line.
+        InputError: bytes that are not UTF-8, or a compressed file cut short; with file and line.
     """
     number = 0
-    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+    with _open(file) as stream:
         try:
             # Decoded line by line, so that an error can name its line.
             for number, line in enumerate(stream, start=1):
@@ -30,10 +32,22 @@ def lines_of(file: Path) -> Iterator[str]:
             raise InputError(f"{file}, line {number}: not UTF-8 ({error.reason}); convert the file first.") from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(f"{file}, after line {number}: not a whole gzip file ({error}).") from error
+        except OSError as error:
+            if file.suffix == ".zst":
+                raise InputError(f"{file}, after line {number}: not a whole Zstandard file ({error}).") from error
+            raise
+
+
+def _open(file: Path) -> IO[bytes]:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rb")  # type: ignore[return-value]
+    if file.suffix == ".zst":
+        return io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
+    return file.open("rb")
 
 
 def read_rows(source: Path | Dataset, unnamed: tuple[str, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a data set, or of a .tsv, .csv, .json or .jsonl file, also .gz, one after the other.
+    """The rows of a data set, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst, one after the other.
 
     TSV is that of GLUE: a tab ends a column and a quote is a quote. JSON is an object a line, or one list of objects.
 
@@ -53,14 +67,14 @@ def read_rows(source: Path | Dataset, unnamed: tuple[str, ...] = ()) -> Iterator
     if isinstance(source, Dataset):
         return _dataset_rows(source)
     file = source
-    kind = file.name.removesuffix(".gz").rpartition(".")[2]
+    kind = file.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
     if kind == "tsv":
         return _named(file, _tsv_rows(file), unnamed)
     if kind == "csv":
         return _named(file, _csv_rows(file), unnamed)
     if kind in ("json", "jsonl"):
         return json_rows(file)
-    raise InputError(f"{file}: must be a .tsv, .csv, .json or .jsonl file, or one of these with .gz.")
+    raise InputError(f"{file}: must be a .tsv, .csv, .json or .jsonl file, or one of these with .gz or .zst.")
 
 
 def _dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -105,7 +119,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a JSON file, also .gz, as [`read_rows`] yields them. Objects on lines are streamed, a list is not.
+    """The rows of a JSON file, also compressed, as [`read_rows`] yields them. Lines are streamed, a list not.
 
     Raises:
         InputError: bytes that are not UTF-8, a line that is not JSON or no object; with file and row.

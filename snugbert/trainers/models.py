@@ -16,7 +16,43 @@ SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_toke
 
 
 @dataclass
-class ModelArguments:
+class TokenizerArguments:
+    """Which tokenizer to use, and how to reach the Hub."""
+
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Tokenizer folder or Hub name; default: that of the model, if one is named."}
+    )
+    use_fast_tokenizer: bool = field(default=True, metadata={"help": "Accepted; every tokenizer is a fast one."})
+    cache_dir: str | None = field(
+        default=None, metadata={"help": "Where to keep downloads and prepared text; default: HF_HOME."}
+    )
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the model on the Hub."})
+    token: str | None = field(default=None, metadata={"help": "Token for the Hub; default: that of `hf auth login`."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that comes with the model."})
+
+    def __post_init__(self):
+        _check_folder("tokenizer_name", self.tokenizer_name)
+
+    @property
+    def tokenizer_source(self) -> str | None:
+        """Folder or Hub name of the tokenizer."""
+        return self.tokenizer_name
+
+    @property
+    def hub(self) -> dict[str, Any]:
+        """What `from_pretrained` has to know of the Hub."""
+        names = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
+        return {**names, "trust_remote_code": self.trust_remote_code}
+
+
+def _check_folder(flag: str, name: str | None) -> None:
+    # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
+    if name and (name[0] in "/.~" or name.count("/") > 1) and not Path(name).exists():
+        raise InputError(f"--{flag}: there is no folder {name}.")
+
+
+@dataclass
+class ModelArguments(TokenizerArguments):
     """Which model to train. The names are those of transformers' example scripts.
 
     Raises:
@@ -33,34 +69,22 @@ class ModelArguments:
     config_overrides: str | None = field(
         default=None, metadata={"help": "Fields of the configuration to change, such as hidden_dropout_prob=0."}
     )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer folder or Hub name; default: that of --model_name_or_path."}
-    )
     attn_implementation: str | None = field(
         default=None, metadata={"help": "sdpa (the default), eager, flash_attention_2, ..., as in transformers."}
     )
-    cache_dir: str | None = field(default=None, metadata={"help": "Where to keep downloads."})
-    use_fast_tokenizer: bool = field(default=True, metadata={"help": "Accepted; every tokenizer is a fast one."})
-    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the model on the Hub."})
-    token: str | None = field(default=None, metadata={"help": "Token for the Hub; default: that of `hf auth login`."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that comes with the model."})
 
     def __post_init__(self):
         if self.model_name_or_path is None and self.config_name is None:
             raise InputError("which model? Give --model_name_or_path, or --config_name to start from random weights.")
         if self.model_name_or_path is None and self.tokenizer_name is None:
             raise InputError("--config_name alone says nothing of the vocabulary; give --tokenizer_name, too.")
-        for flag in ("model_name_or_path", "tokenizer_name"):
-            name = getattr(self, flag)
-            # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
-            if name and (name[0] in "/.~" or name.count("/") > 1) and not Path(name).exists():
-                raise InputError(f"--{flag}: there is no folder {name}.")
+        _check_folder("model_name_or_path", self.model_name_or_path)
+        super().__post_init__()
 
     @property
-    def hub(self) -> dict[str, Any]:
-        """What `from_pretrained` has to know of the Hub."""
-        names = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
-        return {**names, "trust_remote_code": self.trust_remote_code}
+    def tokenizer_source(self) -> str | None:
+        """Folder or Hub name of the tokenizer: the model's, unless another is named."""
+        return self.tokenizer_name or self.model_name_or_path
 
 
 def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
@@ -111,22 +135,22 @@ def _read_config(name: str, model_args: ModelArguments) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(name, **model_args.hub)
 
 
-def load_tokenizer(model_args: ModelArguments) -> PreTrainedTokenizerBase:
-    """The tokenizer that `tokenizer_name`, or else `model_name_or_path`, holds.
+def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
+    """The tokenizer that `tokenizer_source` holds.
 
     A folder with nothing but a `vocab.txt` opens too.
 
     Raises:
         InputError: there is no tokenizer, or its vocabulary lacks a special token.
     """
-    name = str(model_args.tokenizer_name or model_args.model_name_or_path)
+    name = str(args.tokenizer_source)
     folder = Path(name)
     if folder.exists() and not (folder / "tokenizer.json").exists() and not (folder / "vocab.txt").exists():
         raise InputError(f"there is no tokenizer.json or vocab.txt in {name}.")
     only_vocabulary = (folder / "vocab.txt").exists() and not (folder / "tokenizer_config.json").exists()
     tokenizer_class = SnugBertTokenizer if only_vocabulary else AutoTokenizer
     try:
-        tokenizer = tokenizer_class.from_pretrained(name, **model_args.hub)
+        tokenizer = tokenizer_class.from_pretrained(name, **args.hub)
     except (OSError, ValueError) as error:
         raise InputError(f"the tokenizer of {name} cannot be used: {error}") from error
     missing = [token for token in SPECIAL_TOKENS if getattr(tokenizer, token) is None]

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.trainers.command_line import InputError, parse_arguments
-from snugbert.trainers.pretraining.documents import find_files, read_dataset_documents, read_lines
+from snugbert.trainers.pretraining.documents import TextArguments, find_files, read_dataset_documents, read_lines
 
 # Ids 0 to 4. Google's vocabularies have them at 0 and 100 to 103, between [unused] pieces; every reader looks them up
 # by name, so the difference is harmless.
@@ -42,8 +42,8 @@ CHARACTERS_AT_ONCE = 4_000_000  # of text between two updates of the word table:
 MOST_TRAINING_WORDS = 1_000_000_000
 
 
-@dataclass
-class VocabularyArguments:
+@dataclass(kw_only=True)
+class VocabularyArguments(TextArguments):
     """The arguments of `snugbert vocabulary`; text comes either from files or from a dataset.
 
     Raises:
@@ -52,14 +52,6 @@ class VocabularyArguments:
 
     output_dir: str = field(metadata={"help": "Folder for tokenizer.json, tokenizer_config.json and vocab.txt."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer that is there."})
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text: .txt, .jsonl (also .gz), .parquet; several files or glob patterns."},
-    )
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset, instead of files; a row a document."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
-    text_column_name: str = field(default="text", metadata={"help": "Column of .jsonl, .parquet and datasets."})
     vocab_size: int = field(default=30522, metadata={"help": "Number of word pieces, special tokens included."})
     min_frequency: int = field(default=2, metadata={"help": "Fewest occurrences of a piece, characters aside."})
     do_lower_case: bool = field(default=True, metadata={"help": "Lower-case all text."})
@@ -67,8 +59,9 @@ class VocabularyArguments:
     tokenize_chinese_chars: bool = field(default=True, metadata={"help": "Make each Chinese character a word."})
 
     def __post_init__(self):
-        if bool(self.train_file) == bool(self.dataset_name):
-            raise InputError("give the text either with --train_file or with --dataset_name.")
+        super().__post_init__()
+        if not self.train_file and self.dataset_name is None:
+            raise InputError("there is no text; name it with --train_file or --dataset_name.")
         for name in ("vocab_size", "min_frequency"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name} is {getattr(self, name)}; it must be at least 1.")
@@ -125,11 +118,7 @@ def main(argv: list[str]) -> None:
 
 def _lines(args: VocabularyArguments) -> Iterator[str]:
     if args.dataset_name:
-        return chain.from_iterable(
-            read_dataset_documents(
-                args.dataset_name, args.dataset_config_name, args.dataset_split, args.text_column_name
-            )
-        )
+        return chain.from_iterable(read_dataset_documents(args))
     return read_lines(find_files(args.train_file), args.text_column_name)
 
 

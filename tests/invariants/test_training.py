@@ -1,99 +1,349 @@
-"""Equalities of training: accumulated batches, data workers, a stopped run."""
+"""Equalities of training: accumulated batches, data workers, processes, phases, runs that are killed and resumed.
+
+Run as a script, this file trains in a process of its own, which can be killed, or in several; see `main`.
+"""
 
 import json
+import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import snugbert
+from snugbert.cli import main as snugbert_command
+from snugbert.trainers.command_line import InputError, newest_checkpoint
+from snugbert.trainers.pretraining.batches import BatchSampler, Phase, parse_phases, plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
-from snugbert.trainers.pretraining.documents import read_documents, tokenize_corpus
-from snugbert.trainers.pretraining.sentence_pairs import SentencePairDataset
-from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
+from snugbert.trainers.pretraining.documents import TextArguments
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer, check_data_settings
 
-BATCH = 32
+STEPS = 12
+PHASES = "24:67%,48:33%"  # 8 steps of 18 sequences and 4 of 9, which two processes cannot share evenly
+EVAL_EXAMPLES = 7  # an odd number, too
+TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
 @pytest.fixture(scope="module")
-def pretraining_parts(data_dir):
-    """A tokenizer and a corpus of real text; a dataset of `steps` batches of 32."""
-    tokenizer = snugbert.SnugBertTokenizer(vocab=str(data_dir / "vocab/bert-base-uncased-vocab.txt"))
-    corpus = tokenize_corpus(read_documents([data_dir / "wikitext2/valid.docs.txt.gz"]), tokenizer, "en", False)
+def material(data_dir, tmp_path_factory):
+    """A folder with a tokenizer, of the first 5,000 word pieces to be quick, and a corpus of real text."""
+    folder = tmp_path_factory.mktemp("material")
+    vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
+    (folder / "vocab.txt").write_text("".join(vocabulary[:5000]))
+    text = TextArguments(train_file=[str(data_dir / "wikitext2/valid.docs.txt.gz")])
+    prepare_corpus(folder / "corpus", parts_of(text), tokenizer_of(folder), num_workers=1, show_progress=False)
+    return folder
 
-    def dataset(steps):
+
+def tokenizer_of(material: Path) -> snugbert.SnugBertTokenizer:
+    return snugbert.SnugBertTokenizer(vocab=str(material / "vocab.txt"))
+
+
+def make_trainer(
+    material, folder, phases=PHASES, objective="nsp", dropout=0.1, kill=None, data_settings=None, **arguments
+) -> PretrainingTrainer:
+    """A trainer of a tiny model that notes in `seen` the sequences of each step; `kill`: see [`Killer`]."""
+    tokenizer = tokenizer_of(material)
+    corpus = open_corpus(material / "corpus", tokenizer)
+
+    def dataset(length, seed):
         ids = tokenizer.cls_token_id, tokenizer.sep_token_id
-        return SentencePairDataset(corpus, *ids, max_seq_length=24, num_examples=steps * BATCH)
+        return PretrainingDataset(corpus, *ids, material / "epochs", objective, max_seq_length=length, seed=seed)
 
-    return tokenizer, dataset
-
-
-def trainer(parts, folder, steps, dropout=0.1, **arguments) -> PretrainingTrainer:
-    tokenizer, dataset = parts
-    torch.manual_seed(0)
-    config = snugbert.SnugBertConfig.from_size(
-        "tiny", hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
-    )
     defaults = {
         "output_dir": str(folder),
-        "max_steps": steps,
-        "per_device_train_batch_size": BATCH,
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 18,
         "learning_rate": 1e-3,
-        "logging_steps": 1,
+        "logging_steps": 5,
+        "save_steps": 3,
+        "eval_steps": 3,
+        "eval_strategy": "steps",
+        "per_device_eval_batch_size": 2,
         "use_cpu": True,
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
     }
-    return PretrainingTrainer(
-        model=snugbert.SnugBertForPreTraining(config),
-        args=PretrainingArguments(**defaults | arguments),
-        train_dataset=dataset(steps),
+    args = PretrainingArguments(**defaults | arguments)
+    lengths, shares = zip(*parse_phases(phases), strict=True)
+    eval_dataset = dataset(lengths[-1], seed=0)
+    eval_dataset.num_examples = EVAL_EXAMPLES
+    torch.manual_seed(0)
+    config = snugbert.SnugBertConfig.from_size(
+        "tiny", vocab_size=len(tokenizer), hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
+    )
+    model_class = snugbert.SnugBertForMaskedLM if objective == "mlm" else snugbert.SnugBertForPreTraining
+    trainer = PretrainingTrainer(
+        model=model_class(config),
+        args=args,
+        phases=plan_phases([dataset(length, seed=1) for length in lengths], shares, args),
+        eval_dataset=eval_dataset,
         data_collator=SnugBertDataCollatorForPreTraining(tokenizer),
         processing_class=tokenizer,
+        data_settings=data_settings,
+        callbacks=[] if kill is None else [Killer(*kill)],
     )
+    trainer.seen = []
+    batches_of_step = trainer.get_batch_samples
+
+    def note_batches_of_step(*arguments):
+        batches, labels = batches_of_step(*arguments)
+        trainer.seen.append([ids for batch in batches for ids in sequences_of(batch)])
+        return batches, labels
+
+    trainer.get_batch_samples = note_batches_of_step
+    return trainer
 
 
-def losses(log_history: list[dict]) -> list[dict[str, float]]:
-    names = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "learning_rate")
-    return [{name: line[name] for name in names} for line in log_history if "loss" in line]
+def sequences_of(batch) -> list[list[int]]:
+    starts = batch["cu_seq_lens_q"].tolist()
+    return [batch["input_ids"][0, start:end].tolist() for start, end in pairwise(starts)]
 
 
-def test_a_batch_of_32_is_4_accumulated_batches_of_8(pretraining_parts, tmp_path):
-    """Both losses, accuracies and the gradient norm; without dropout, whose masks depend on the batch's shape."""
+class Killer(TrainerCallback):
+    """Sends a signal in the middle of a step: to the process or to its whole group, by the process of that rank."""
+
+    def __init__(self, step: int, name: str, group: bool = False, rank: int = 0):
+        self.step, self.signal, self.group, self.rank = step, signal.Signals[name], group, rank
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == self.step - 1 and args.process_index == self.rank:
+            os.killpg(os.getpgid(0), self.signal) if self.group else os.kill(os.getpid(), self.signal)
+
+
+def main(runs: list[dict]) -> None:
+    """Trains with `make_trainer`'s arguments, run after run, and leaves what it saw in `seen-<rank>.json`."""
+    for run in runs:
+        resume = run.pop("resume", None)
+        trainer = make_trainer(Path(run.pop("material")), **run)
+        trainer.train(resume_from_checkpoint=resume)
+        if not trainer.interrupted:
+            trainer.save_model()
+        file = f"seen-{trainer.args.process_index}{'-resumed' if resume else ''}.json"
+        (Path(run["folder"]) / file).write_text(json.dumps(trainer.seen))
+
+
+def run_script(runs: list[dict], launcher=()) -> subprocess.CompletedProcess:
+    arguments = [sys.executable, *launcher, __file__, json.dumps(runs, default=str)]
+    # A session of its own, or a signal to the group would reach the tests.
+    return subprocess.run(arguments, capture_output=True, text=True, start_new_session=True)
+
+
+def figures(log: list[dict]) -> list[dict]:
+    """The lines of a log without times, which differ between two runs of the same."""
+    times = ("runtime", "per_second", "preparation_time", "mfu")
+    return [{name: value for name, value in line.items() if not name.endswith(times)} for line in log]
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_weights(model, expected, **tolerance):
+    for (name, ours), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.fixture(scope="module")
+def straight(material, tmp_path_factory):
+    """A run of two phases from beginning to end, with dropout."""
+    trainer = make_trainer(material, tmp_path_factory.mktemp("straight"), data_settings={"seed": 1})
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("objective", ["nsp", "mlm"])
+def test_a_batch_of_32_is_4_accumulated_batches_of_8(material, tmp_path, objective):
+    """Losses, accuracies, gradient norm, weights; without dropout, whose masks depend on the batch's shape."""
     runs = []
     for size in (32, 8):
-        run = trainer(
-            pretraining_parts,
+        run = make_trainer(
+            material,
             tmp_path / str(size),
-            steps=3,
+            "24:100%",
+            objective,
             dropout=0.0,
+            max_steps=3,
             per_device_train_batch_size=size,
             gradient_accumulation_steps=32 // size,
+            per_device_eval_batch_size=size // 8,
+            eval_steps=3,
+            logging_steps=1,
             save_strategy="no",
         )
         run.train()
         runs.append(run)
-    for whole, accumulated in zip(*(losses(run.state.log_history) for run in runs), strict=True):
+    assert runs[1].seen == runs[0].seen and len(runs[0].seen[0]) == 32
+    logs = [figures(run.state.log_history) for run in runs]
+    assert len(logs[0]) == 5
+    for whole, accumulated in zip(*logs, strict=True):
         assert accumulated == pytest.approx(whole, rel=2e-5)
-    for ours, theirs in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+        assert all(("nsp" in name) <= (objective == "nsp") for name in whole)
+    assert_same_weights(runs[1].model, runs[0].model, atol=2e-5, rtol=0)
 
 
-def test_a_stopped_and_resumed_run_is_the_straight_run_bit_for_bit(pretraining_parts, tmp_path):
-    """Weights and log, with dropout, stopped in mid-epoch; data workers change nothing."""
-    straight = trainer(pretraining_parts, tmp_path / "straight", steps=6, save_steps=3)
-    straight.train()
-    shutil.copytree(tmp_path / "straight/checkpoint-3", tmp_path / "resumed/checkpoint-3")
-    resumed = trainer(pretraining_parts, tmp_path / "resumed", steps=6, save_steps=3, dataloader_num_workers=2)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "resumed/checkpoint-3"))
-    assert losses(resumed.state.log_history) == losses(straight.state.log_history)
-    expected = load_file(tmp_path / "straight/checkpoint-6/model.safetensors")
-    for name, tensor in load_file(tmp_path / "resumed/checkpoint-6/model.safetensors").items():
-        assert torch.equal(tensor, expected[name]), name
+def test_the_log_says_what_was_seen(straight):
+    """Figures of a line beside the sequences themselves: tokens, padding, passes over the corpus, learning rate."""
+    lines = [line for line in straight.state.log_history if "loss" in line]
+    assert [line["step"] for line in lines] == [5, 10]
+    tokens = [sum(map(len, sequences)) for sequences in straight.seen]
+    assert [line["tokens"] for line in lines] == [sum(tokens[:5]), sum(tokens[:10])]
+    # Steps 6 to 8 have 18 sequences of 24 at most, steps 9 and 10 half as many of twice the length.
+    assert [len(sequences) for sequences in straight.seen] == [18] * 8 + [9] * 4
+    assert max(len(ids) for sequences in straight.seen[:8] for ids in sequences) == 24
+    assert max(len(ids) for sequences in straight.seen[8:] for ids in sequences) == 48
+    assert lines[1]["padding"] == pytest.approx(1 - sum(tokens[5:10]) / (5 * 18 * 24), rel=1e-12)
+    short, long = (phase.dataset.epoch_length for phase in straight.phases)
+    assert lines[1]["epoch"] == pytest.approx(8 * 18 / short + 2 * 9 / long, rel=1e-12)
+    # Warmup over 1 % of 12 steps is one step; then linear to zero over both phases.
+    assert [line["learning_rate"] for line in lines] == pytest.approx([1e-3 * (12 - step) / 11 for step in (4, 9)])
+    for line in lines:
+        assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], rel=1e-12)
+        assert 0 < line["mfu"] < 1 and line["tokens_per_second"] > 0
+    assert metrics_of(Path(straight.args.output_dir)) == straight.state.log_history
+    last = straight.state.log_history[-1]
+    assert last["train_loss"] == pytest.approx(sum(line["loss"] for line in lines) / 2, rel=0.1)
+
+
+def test_a_killed_and_resumed_run_is_the_straight_run_bit_for_bit(material, straight, tmp_path):
+    """SIGTERM to all processes, data workers too, then SIGKILL, each at a random step; weights, examples and log."""
+    stopped = random.randint(1, 6)
+    killed = random.randint(stopped + 1, STEPS)
+    run = {"material": material, "folder": tmp_path, "dataloader_num_workers": 2}
+    run |= {"metric_for_best_model": "loss", "save_total_limit": 1}  # must not remove the last checkpoint
+    runs = [
+        run | {"kill": [stopped, "SIGTERM", True]},
+        run | {"kill": [killed, "SIGKILL"], "resume": tmp_path / f"checkpoint-{stopped}"},
+    ]
+    process = run_script(runs)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert f"stopped by SIGTERM after step {stopped} of {STEPS}" in process.stderr
+    assert not (tmp_path / "model.safetensors").exists()
+    assert json.loads((tmp_path / "seen-0.json").read_text())[:stopped] == straight.seen[:stopped]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"loss": 3.14')  # a line it did not come to finish
+
+    checkpoint = newest_checkpoint(tmp_path)
+    step = int(checkpoint.name.removeprefix("checkpoint-"))
+    assert stopped <= step < killed
+    resumed = make_trainer(material, tmp_path)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    message = f"stopped at {stopped}, killed at {killed}, resumed at {step}"
+    assert resumed.seen == straight.seen[step:], message
+    assert figures(metrics_of(tmp_path)) == figures(straight.state.log_history), message
+    assert figures(resumed.state.log_history) == figures(straight.state.log_history), message
+    assert_same_weights(resumed.model, straight.model, atol=0, rtol=0)
+
+
+def test_one_process_is_two_and_goes_on_where_two_stopped(material, tmp_path):
+    """SIGTERM to one of two processes stops both after the same step; resumed in two, and in one that accumulates."""
+    run = {"material": material, "dropout": 0.0, "per_device_train_batch_size": 9, "save_strategy": "no"}
+    stop, two = tmp_path / "stopped", tmp_path / "two"
+    runs = [
+        run | {"folder": two},
+        run | {"folder": stop, "kill": [4, "SIGTERM", False, 1]},
+        run | {"folder": stop, "resume": stop / "checkpoint-4"},
+    ]
+    process = run_script(runs, TWO_PROCESSES)
+    assert process.returncode == 0, process.stderr
+
+    one = make_trainer(material, tmp_path / "one", dropout=0.0, save_strategy="no")
+    one.train()
+    resumed = make_trainer(**run | {"folder": tmp_path / "resumed", "gradient_accumulation_steps": 2})
+    resumed.train(resume_from_checkpoint=str(stop / "checkpoint-4"))
+
+    seen = [json.loads((two / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
+    assert [first + second for first, second in zip(*seen, strict=True)] == one.seen
+    assert [len(sequences) for sequences in seen[0]] == [9] * 8 + [4] * 4
+    assert resumed.seen == one.seen[4:]
+    log = figures(one.state.log_history)
+    for other in (metrics_of(two), metrics_of(stop), resumed.state.log_history):
+        for line, expected in zip(figures(other), log, strict=True):
+            assert line == pytest.approx(expected, rel=1e-4)
+    assert figures(metrics_of(stop)) == figures(metrics_of(two))
+    weights, expected = load_file(stop / "model.safetensors"), load_file(two / "model.safetensors")
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in expected.items())
+    two_processes = snugbert.SnugBertForPreTraining.from_pretrained(two)
+    for model in (two_processes, resumed.model):
+        assert_same_weights(model, one.model, atol=5e-5, rtol=0)
+
+
+def test_a_resumed_run_starts_at_once_wherever_it_stopped(material, straight, tmp_path):
+    """At step 1,000,000: no more time than at step 3, and the examples of that step."""
+    shutil.copytree(Path(straight.args.output_dir) / "checkpoint-3", tmp_path / "checkpoint-3")
+    state = tmp_path / "checkpoint-3/trainer_state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 10**6}))
+    resumed = make_trainer(material, tmp_path, "24:100%", max_steps=10**6 + 1, save_strategy="no", eval_strategy="no")
+    start = time.perf_counter()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert time.perf_counter() - start < 5
+    dataset = resumed.phases[0].dataset
+    batch = resumed.data_collator([dataset[10**6 * 18 + index] for index in range(18)])
+    assert resumed.seen == [sequences_of(batch)]
+
+
+def test_steps_have_their_examples_whoever_takes_them():
+    """Every example once, in order, with any number of processes and accumulated batches; any step can be first."""
+    phases = [Phase(range(7 * 30), 7, 30), Phase(range(3 * 11), 3, 11)]
+    for processes, accumulation in ((1, 1), (1, 4), (2, 1), (3, 3), (11, 1)):
+        samplers = [BatchSampler(phases, accumulation, processes, rank) for rank in range(processes)]
+        steps = [[] for _ in range(10)]
+        for sampler in samplers:
+            batches = list(sampler)
+            assert len(batches) == len(sampler) == 10 * accumulation
+            for number, batch in enumerate(batches):
+                assert len(batch) - (30 if number < 7 * accumulation else 11) // (processes * accumulation) in (0, 1)
+                steps[number // accumulation] += batch
+            late = BatchSampler(phases, accumulation, processes, sampler.process_index, first_step=8)
+            assert list(late) == batches[8 * accumulation :]
+        assert steps == [list(range(30 * step, 30 * step + 30)) for step in range(7)] + [
+            list(range(210 + 11 * step, 221 + 11 * step)) for step in range(3)
+        ]
+
+
+def test_changed_data_is_refused_by_name(material, straight, tmp_path):
+    checkpoint = str(Path(straight.args.output_dir) / "checkpoint-3")
+    check_data_settings(checkpoint, {"seed": 1})
+    with pytest.raises(InputError, match=r"seed was 1 and is 2; .*--allow_changed_data"):
+        check_data_settings(checkpoint, {"seed": 2})
+
+    state = {"stateful_callbacks": {"PretrainingTrainer": {"data_settings": {"parts": {"a": 1, "b": 2}, "length": 9}}}}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match=f"of {tmp_path}: a has changed; b is missing; c is new; "):
+        check_data_settings(str(tmp_path), {"parts": {"a": 0, "c": 3}, "length": 9})
+
+
+@pytest.mark.parametrize(
+    "phases, message",
+    [
+        ("128", "'128' is not a length and its share"),
+        ("128:90%,512:20%", "add up to 110 %, not to 100 %"),
+        ("128:99%,512:1%", "length 512 has no step of 12"),
+        ("24:50%,432:50%", r"has 1 sequences, fewer than processes x accumulation steps \(2\)"),
+    ],
+)
+def test_phases_that_cannot_be(phases, message):
+    class Lengths:
+        def __init__(self, max_seq_length):
+            self.max_seq_length, self.epoch_length = max_seq_length, 1000
+
+    args = PretrainingArguments(
+        max_steps=12, per_device_train_batch_size=9, gradient_accumulation_steps=2, use_cpu=True
+    )
+    with pytest.raises(InputError, match=message):
+        lengths, shares = zip(*parse_phases(phases), strict=True)
+        plan_phases([Lengths(length) for length in lengths], shares, args)
 
 
 def test_every_head_is_exact_under_plain_trainer(tmp_path):
@@ -124,6 +374,11 @@ def test_every_head_is_exact_under_plain_trainer(tmp_path):
     assert logged[1] == pytest.approx(logged[0], rel=1e-5)
 
 
+def losses(log_history: list[dict]) -> list[dict[str, float]]:
+    names = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "learning_rate")
+    return [{name: line[name] for name in names} for line in log_history if "loss" in line]
+
+
 def test_one_process_is_two_processes(data_dir, tmp_path):
     """The command under torch's launcher with gloo: log and weights, and that there really were two."""
     folder = tmp_path / "tok"
@@ -149,13 +404,15 @@ def test_one_process_is_two_processes(data_dir, tmp_path):
         output_dir = tmp_path / str(processes)
         more = {"per_device_train_batch_size": 8 // processes, "output_dir": output_dir}
         flags = [text for name, value in (arguments | more).items() for text in (f"--{name}", str(value))]
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        process = subprocess.run(
-            [sys.executable, *launcher, "-m", "snugbert", "pretrain", *flags], capture_output=True, text=True
-        )
-        assert process.returncode == 0, process.stderr
-        assert process.stderr.count("3 steps of 8 pairs") == 1
-        assert process.stdout.count("without context") == 1
+        if processes == 1:
+            assert snugbert_command(["pretrain", *flags]) == 0
+        else:
+            process = subprocess.run(
+                [sys.executable, *TWO_PROCESSES, "-m", "snugbert", "pretrain", *flags], capture_output=True, text=True
+            )
+            assert process.returncode == 0, process.stderr
+            assert process.stderr.count("3 steps of 8 examples") == 1
+            assert process.stdout.count("without context") == 1
         history = json.loads((output_dir / "trainer_state.json").read_text())["log_history"]
         evaluation = json.loads((output_dir / "eval_results.json").read_text())
         states.append((losses(history), evaluation, load_file(output_dir / "model.safetensors")))
@@ -168,3 +425,7 @@ def test_one_process_is_two_processes(data_dir, tmp_path):
         assert evaluation_of_two[name] == pytest.approx(evaluation[name], rel=1e-4)
     for name, tensor in weights.items():
         torch.testing.assert_close(weights_of_two[name], tensor, atol=2e-5, rtol=0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -6,12 +6,18 @@ would have seen.
 
 import logging
 import math
-from collections.abc import Iterator
+import shutil
+import tempfile
+import textwrap
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import (
+    AutoModelForMaskedLM,
     AutoModelForPreTraining,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainingArguments,
@@ -28,64 +34,93 @@ from snugbert.trainers.command_line import (
     set_up,
 )
 from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
-from snugbert.trainers.pretraining.documents import (
-    Corpus,
-    find_files,
-    read_dataset_documents,
-    read_documents,
-    tokenize_corpus,
+from snugbert.trainers.pretraining.batches import Phase, parse_phases, plan_phases
+from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPreTraining
+from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
+from snugbert.trainers.pretraining.documents import TextArguments
+from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, Objective, PretrainingDataset
+from snugbert.trainers.pretraining.prepare import PreparationArguments, prepare_in_cache
+from snugbert.trainers.pretraining.report import PICTURE, draw_training, write_model_card
+from snugbert.trainers.pretraining.trainer import (
+    METRICS_NAME,
+    PretrainingArguments,
+    PretrainingTrainer,
+    check_data_settings,
 )
-from snugbert.trainers.pretraining.sentence_pairs import SentencePairDataset
-from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 
 logger = logging.getLogger(__name__)
 
+# What the label of a pair tells, in the words of the report.
+SECOND_TASK = {"nsp": "next sentence", "sop": "sentence order"}
 
-@dataclass
-class DataArguments:
-    """Which text the model is pretrained on, and how it is cut."""
 
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text: .txt, .jsonl (also .gz), .parquet; several files or glob patterns."},
+@dataclass(kw_only=True)
+class DataArguments(PreparationArguments):
+    """Which text the model is pretrained on, how it is cut into examples, and how these are masked."""
+
+    corpus: str | None = field(
+        default=None, metadata={"help": "A folder that `snugbert prepare` made, instead of text."}
     )
     validation_file: list[str] = field(
         default_factory=list, metadata={"help": "Text to evaluate on, as --train_file."}
     )
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset, instead of files; a row a document."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
-    text_column_name: str = field(
-        default="text", metadata={"help": "Column of .jsonl, .parquet and datasets that holds the text."}
-    )
     validation_split_percentage: int = field(
         default=5, metadata={"help": "With --do_eval and no --validation_file: share of documents held out."}
     )
-    lines_are_sentences: bool = field(
-        default=False, metadata={"help": "Each line is one sentence; otherwise lines are split into sentences."}
+    max_seq_length: int = field(
+        default=128, metadata={"help": "Longest example, in tokens; with --phases, of the validation text."}
     )
-    language: str = field(default="en", metadata={"help": "Language code, for splitting into sentences."})
-    max_seq_length: int = field(default=128, metadata={"help": "Longest pair, in tokens."})
+    phases: str | None = field(
+        default=None,
+        metadata={"help": "Lengths and shares of the steps, such as 128:90%%,512:10%%; a batch keeps its tokens."},
+    )
     short_seq_prob: float = field(default=0.1, metadata={"help": "Share of pairs that aim at a shorter length."})
+    no_nsp: bool = field(
+        default=False, metadata={"help": "Full sentences instead of pairs, masked tokens alone (RoBERTa)."}
+    )
+    sentence_order: bool = field(
+        default=False, metadata={"help": "Tell the order of two segments instead of next from random (ALBERT)."}
+    )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on so many pairs at most."})
+    mask_replace_prob: float = field(default=0.8, metadata={"help": "Share of these that is shown as [MASK]."})
+    random_replace_prob: float = field(default=0.1, metadata={"help": "Share of these shown as a random word piece."})
+    whole_word_mask: bool = field(default=False, metadata={"help": "Predict all pieces of a word, or none."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on so many examples at most."})
+    show: int = field(default=0, metadata={"help": "Print so many examples with their masks, and stop."})
+    allow_changed_data: bool = field(
+        default=False, metadata={"help": "Resume although text or settings changed that decide what a step sees."}
+    )
     overwrite_output_dir: bool = field(
         default=False, metadata={"help": "Replace the run that --output_dir holds already."}
     )
 
     def __post_init__(self):
-        if self.train_file and self.dataset_name is not None:
-            raise InputError("give the text either with --train_file or with --dataset_name.")
+        super().__post_init__()
+        if self.corpus is not None and (self.train_file or self.dataset_name is not None):
+            raise InputError("give either a prepared corpus (--corpus) or text, not both.")
+        if self.no_nsp and self.sentence_order:
+            raise InputError("--no_nsp and --sentence_order exclude each other.")
         for name, least, most in (
             ("validation_split_percentage", 1, 99),
             ("short_seq_prob", 0, 1),
-            ("mlm_probability", 0, 1),
         ):
             if not least <= getattr(self, name) <= most:
                 raise InputError(f"--{name} {getattr(self, name)} must be between {least} and {most}.")
-        if self.max_eval_samples is not None and self.max_eval_samples < 1:
-            raise InputError(f"--max_eval_samples {self.max_eval_samples} must be at least 1.")
+        for name, least in (("max_eval_samples", 1), ("show", 0)):
+            if (getattr(self, name) or least) < least:
+                raise InputError(f"--{name} {getattr(self, name)} must be at least {least}.")
+        # Length and share of the steps, for each phase.
+        self.lengths_and_shares = parse_phases(self.phases or f"{self.max_seq_length}:100%")
+
+    @property
+    def objective(self) -> Objective:
+        """What is learned beside, or without, masked tokens; see [`PretrainingDataset`]."""
+        return "mlm" if self.no_nsp else "sop" if self.sentence_order else "nsp"
+
+    @property
+    def sentence_language(self) -> str | None:
+        """The language whose sentences are to be found; None if the lines are sentences."""
+        return None if self.lines_are_sentences else self.language
 
 
 def main(argv: list[str]) -> None:
@@ -105,31 +140,50 @@ def main(argv: list[str]) -> None:
     training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
     do_train = training_args.do_train
+    tokenizer = load_tokenizer(model_args)
+    config = load_config(model_args, tokenizer)
+    _check_lengths(data_args, config)
+    collator = SnugBertDataCollatorForPreTraining(
+        tokenizer,
+        data_args.mlm_probability,
+        data_args.mask_replace_prob,
+        data_args.random_replace_prob,
+        data_args.whole_word_mask,
+    )
+    if data_args.show:
+        _show(data_args, training_args, model_args.cache_dir, tokenizer, collator)
+        return
+
     checkpoint = claim_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     set_seed(training_args.seed)
-
-    tokenizer = load_tokenizer(model_args)
-    model = _load_model(model_args, tokenizer, data_args.max_seq_length)
+    auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
+    model = load_model(auto_class, model_args, config)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
-    train_corpus, validation_corpus = _load_corpora(data_args, training_args, tokenizer)
+    train_corpus, validation_corpus = _load_corpora(data_args, training_args, model_args.cache_dir, tokenizer)
 
-    train_dataset = eval_dataset = None
+    epochs_dir = Path(training_args.output_dir or "") / "epochs"
+    phases: list[Phase] = []
+    eval_dataset = None
+    data_settings: dict[str, Any] = {}
     if do_train and train_corpus is not None:
-        train_dataset = _pairs_of(train_corpus, "training text", tokenizer, data_args, training_args.seed)
-        _fix_number_of_steps(training_args, train_dataset)
+        phases = _plan(train_corpus, data_args, training_args, tokenizer, epochs_dir)
+        data_settings = _data_settings(train_corpus, phases, data_args, training_args)
+        if checkpoint is not None and not data_args.allow_changed_data:
+            check_data_settings(checkpoint, data_settings)
     if validation_corpus is not None:
         # Seed 0 whatever the run's, so that runs compare.
-        eval_dataset = _pairs_of(validation_corpus, "validation text", tokenizer, data_args, seed=0)
+        length = data_args.max_seq_length
+        eval_dataset = _dataset(validation_corpus, "validation text", length, data_args, tokenizer, epochs_dir, seed=0)
         eval_dataset.num_examples = min(len(eval_dataset), data_args.max_eval_samples or len(eval_dataset))
     try:
         trainer = PretrainingTrainer(
             model=model,
             args=training_args,
-            train_dataset=train_dataset,
+            phases=phases,
             eval_dataset=eval_dataset,
-            data_collator=SnugBertDataCollatorForPreTraining(tokenizer, data_args.mlm_probability),
+            data_collator=collator,
             processing_class=tokenizer,
-            epoch_length=None if train_dataset is None else train_dataset.epoch_length,
+            data_settings=data_settings,
         )
     except (ValueError, RuntimeError) as error:  # arguments that Trainer refuses, such as a reporter not installed
         raise InputError(str(error)) from error
@@ -137,152 +191,255 @@ def main(argv: list[str]) -> None:
         if checkpoint is None:
             clear_output_dir(training_args)
         result = trainer.train(resume_from_checkpoint=checkpoint)
+        if trainer.interrupted:
+            return
         trainer.save_model()
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
         trainer.save_state()
+    figures: dict[str, float] = {}
+    baselines: dict[str, float] = {}
     if validation_corpus is not None and eval_dataset is not None:
-        _evaluate(trainer, eval_dataset, train_corpus, validation_corpus, len(tokenizer))
-    if do_train and training_args.should_save:
+        baselines = _baselines(eval_dataset, train_corpus, validation_corpus, len(tokenizer))
+        figures = _evaluate(trainer, data_args.objective, baselines)
+    if training_args.local_process_index == 0:
+        shutil.rmtree(epochs_dir, ignore_errors=True)
+    if do_train and train_corpus is not None and training_args.should_save:
+        output_dir = Path(training_args.output_dir or "")
+        draw_training(output_dir / METRICS_NAME, output_dir / PICTURE, baselines)
+        write_model_card(
+            output_dir,
+            name=output_dir.resolve().name,
+            language=data_args.sentence_language,
+            data=_facts_of_text(data_args, train_corpus, validation_corpus),
+            settings=_facts_of_training(
+                model, model_args, data_args, training_args, phases, trainer.state.num_input_tokens_seen
+            ),
+            figures=figures,
+            baselines=baselines,
+            dataset_name=data_args.dataset_name,
+        )
         print(
-            f"\nThe model is in {training_args.output_dir}. Next, fine-tune it:\n"
-            f"  snugbert glue --model_name_or_path {training_args.output_dir} --task_name sst2 ..."
+            f"\nThe model is in {output_dir}, with its curves ({PICTURE}) and a model card (README.md).\n"
+            f"Next, fine-tune it:\n  snugbert glue --model_name_or_path {output_dir} --task_name sst2 ..."
         )
 
 
-def _load_model(
-    model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-) -> PreTrainedModel:
-    config = load_config(model_args, tokenizer)
+def _data_seed(training_args: TrainingArguments) -> int:
+    return training_args.seed if training_args.data_seed is None else training_args.data_seed
+
+
+def _check_lengths(data_args: DataArguments, config: PreTrainedConfig) -> None:
     if not isinstance(config, SnugBertConfig):
         raise InputError(f"the model is of type {config.model_type}; only snugbert and bert can be pretrained.")
-    model = load_model(AutoModelForPreTraining, model_args, config)
-    if not 5 <= max_seq_length <= config.max_position_embeddings:
-        raise InputError(
-            f"--max_seq_length {max_seq_length} must be at least 5 and at most the model's "
-            f"max_position_embeddings {config.max_position_embeddings}."
-        )
-    return model
+    for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
+        if not SHORTEST_EXAMPLE <= length <= config.max_position_embeddings:
+            flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
+            raise InputError(
+                f"{flag} {length} must be at least {SHORTEST_EXAMPLE} and at most the model's max_position_embeddings "
+                f"{config.max_position_embeddings}."
+            )
+
+
+# --- text -------------------------------------------------------------------------------------------------------
 
 
 def _load_corpora(
-    data_args: DataArguments, training_args: TrainingArguments, tokenizer: PreTrainedTokenizerBase
+    data_args: DataArguments,
+    training_args: TrainingArguments,
+    cache_dir: str | None,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Corpus | None, Corpus | None]:
-    """The corpora that are wanted, tokenized; evaluation alone can do without training text."""
+    """The corpora that are wanted, prepared; evaluation alone can do without training text."""
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
-    if not has_text and (training_args.do_train or not data_args.validation_file):
-        raise InputError("there is no text; name it with --train_file or --dataset_name.")
-    files = find_files(data_args.train_file)
-    validation_files = find_files(data_args.validation_file)
-    hold_out = training_args.do_eval and not validation_files
-
-    def documents() -> Iterator[list[str]]:
-        if data_args.dataset_name is None:
-            return read_documents(files, data_args.text_column_name)
-        return read_dataset_documents(
-            data_args.dataset_name,
-            data_args.dataset_config_name,
-            data_args.dataset_split,
-            data_args.text_column_name,
-        )
-
-    def tokenize(documents: Iterator[list[str]], name: str) -> Corpus:
-        language = None if data_args.lines_are_sentences else data_args.language
-        corpus = tokenize_corpus(documents, tokenizer, language, show_progress=training_args.should_log)
-        logger.info("%s: %s", name, corpus)
-        _check_corpus(corpus, name)
-        return corpus
+    if not has_text and data_args.corpus is None and (training_args.do_train or not data_args.validation_file):
+        raise InputError("there is no text; name it with --train_file, --dataset_name or --corpus.")
+    share = data_args.validation_split_percentage
+    hold_out = training_args.do_eval and not data_args.validation_file
+    if hold_out and data_args.corpus is not None:
+        raise InputError("nothing can be held out of a prepared corpus; name text to evaluate on (--validation_file).")
 
     def held_out(number: int) -> bool:
         # Evenly spread over the corpus, and the same documents in every run.
-        share = data_args.validation_split_percentage
         return number * share // 100 != (number + 1) * share // 100
 
-    if hold_out:
-        return (
-            tokenize((text for n, text in enumerate(documents()) if not held_out(n)), "training text"),
-            tokenize(
-                (text for n, text in enumerate(documents()) if held_out(n)),
-                f"held-out text ({data_args.validation_split_percentage} % of the documents, "
-                "--validation_split_percentage)",
-            ),
+    def prepare(text: TextArguments, name: str, **documents: Any) -> Corpus:
+        folder, corpus = prepare_in_cache(
+            text,
+            tokenizer,
+            data_args.sentence_language,
+            cache_dir,
+            data_args.preprocessing_num_workers,
+            show_progress=training_args.should_log,
+            **documents,
         )
-    train = tokenize(documents(), "training text") if has_text else None
-    if not validation_files:
-        return train, None
-    return train, tokenize(read_documents(validation_files, data_args.text_column_name), "validation text")
+        logger.info("%s: %s (%s)", name, corpus, folder)
+        _check_corpus(corpus, name, data_args.objective)
+        return corpus
+
+    train = validation = None
+    if data_args.corpus is not None:
+        train = open_corpus(Path(data_args.corpus), tokenizer)
+        logger.info("training text: %s", train)
+        _check_corpus(train, "training text", data_args.objective)
+    elif hold_out:
+        train = prepare(
+            data_args, "training text", documents=f"all but {share} %", keeps=lambda number: not held_out(number)
+        )
+        name = f"held-out text ({share} % of the documents, --validation_split_percentage)"
+        validation = prepare(data_args, name, documents=f"{share} %", keeps=held_out)
+    elif has_text:
+        train = prepare(data_args, "training text")
+    if data_args.validation_file:
+        text = TextArguments(train_file=data_args.validation_file, text_column_name=data_args.text_column_name)
+        validation = prepare(text, "validation text")
+    return train, validation
 
 
-def _check_corpus(corpus: Corpus, name: str) -> None:
-    documents = len(corpus.documents) - 1
+def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
+    documents, sentences = corpus.num_documents, corpus.num_sentences
     if documents == 0:
         raise InputError(f"the {name} is empty.")
+    if objective != "nsp":
+        return
     if documents == 1:
         raise InputError(
-            f"the {name} is a single document of {len(corpus.sentences) - 1:,} sentences, but a random next sentence "
-            "comes from another document; separate documents by blank lines."
+            f"the {name} is a single document of {sentences:,} sentences, but a random next sentence comes from "
+            "another document; separate documents by blank lines, or do without next sentences (--no_nsp)."
         )
-    if len(corpus.sentences) - 1 == documents:
+    if sentences == documents:
         raise InputError(
             f"every document of the {name} is a single sentence, so none has a next sentence; put the sentences of a "
-            "document on adjacent lines, with a blank line between documents."
+            "document on adjacent lines, with a blank line between documents, or do without (--no_nsp)."
         )
 
 
-def _pairs_of(
-    corpus: Corpus, name: str, tokenizer: PreTrainedTokenizerBase, data_args: DataArguments, seed: int
-) -> SentencePairDataset:
-    dataset = SentencePairDataset(
-        corpus,
-        tokenizer.cls_token_id,
-        tokenizer.sep_token_id,
-        data_args.max_seq_length,
-        data_args.short_seq_prob,
-        seed,
-    )
-    logger.info("%s: %s pairs, %.1f %% of them next sentences", name, f"{len(dataset):,}", 100 * dataset.share_next)
+def _dataset(
+    corpus: Corpus,
+    name: str,
+    max_seq_length: int,
+    data_args: DataArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    epochs_dir: Path,
+    seed: int,
+) -> PretrainingDataset:
+    try:
+        dataset = PretrainingDataset(
+            corpus,
+            tokenizer.cls_token_id,
+            tokenizer.sep_token_id,
+            epochs_dir,
+            data_args.objective,
+            max_seq_length,
+            data_args.short_seq_prob,
+            seed,
+        )
+    except ValueError as error:
+        raise InputError(f"the {name} cannot be used: {error}") from error
+    share = "" if dataset.share_next is None else f", {dataset.share_next:.1%} of them labelled 0 (next, in order)"
+    logger.info("%s: %s examples of %s tokens%s", name, f"{len(dataset):,}", max_seq_length, share)
     if dataset.share_next in (0, 1):
         raise InputError(
-            f"the {name} gives no pair of {'random' if dataset.share_next else 'next'} sentences; with sentences of "
-            f"{data_args.max_seq_length} tokens (--max_seq_length) and more there is nothing to predict."
+            f"the {name} gives no pair of {'random' if dataset.share_next else 'next'} sentences, so there is nothing "
+            "to tell apart; give more text, or do without next sentences (--no_nsp)."
         )
     return dataset
 
 
-def _fix_number_of_steps(training_args: TrainingArguments, dataset: SentencePairDataset) -> None:
-    """Turns epochs into steps, and lets the dataset hold exactly the examples of all steps, epoch after epoch."""
-    batch = training_args.train_batch_size * training_args.gradient_accumulation_steps * training_args.world_size
-    steps_of_epoch = max(1, round(dataset.epoch_length / batch))
-    if training_args.max_steps <= 0:
-        training_args.max_steps = max(1, round(training_args.num_train_epochs * dataset.epoch_length / batch))
-    dataset.num_examples = training_args.max_steps * batch
+def _show(
+    data_args: DataArguments,
+    training_args: TrainingArguments,
+    cache_dir: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    collator: SnugBertDataCollatorForPreTraining,
+) -> None:
+    """Prints the first examples of training as the model will see them."""
+    corpus, _ = _load_corpora(data_args, training_args, cache_dir, tokenizer)
+    if corpus is None:
+        raise InputError("--show is for training text; name it with --train_file, --dataset_name or --corpus.")
+    (length, _), *_ = data_args.lengths_and_shares
+    with tempfile.TemporaryDirectory() as epochs_dir:
+        dataset = _dataset(
+            corpus, "training text", length, data_args, tokenizer, Path(epochs_dir), _data_seed(training_args)
+        )
+        print(f"\n{textwrap.fill(LEGEND, shutil.get_terminal_size().columns)}")
+        for index in range(min(data_args.show, len(dataset))):
+            print(f"\n{index + 1}. {collator.describe(dataset[index], data_args.objective)}")
+
+
+# --- the plan of a run ------------------------------------------------------------------------------------------
+
+
+def _plan(
+    corpus: Corpus,
+    data_args: DataArguments,
+    training_args: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    epochs_dir: Path,
+) -> list[Phase]:
+    """Steps and batches of each phase; epochs become steps."""
+    seed = _data_seed(training_args)
+    datasets = [
+        _dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, seed)
+        for length, _ in data_args.lengths_and_shares
+    ]
+    phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
+    training_args.max_steps = sum(phase.steps for phase in phases)
     # To Trainer all of it is one epoch.
     for what in ("logging", "eval", "save"):
         if getattr(training_args, f"{what}_strategy") == "epoch":
             strategy = SaveStrategy.STEPS if what == "save" else IntervalStrategy.STEPS
             setattr(training_args, f"{what}_strategy", strategy)
-            setattr(training_args, f"{what}_steps", steps_of_epoch)
-    logger.info(
-        "training: %s steps of %s pairs, %.2f epochs",
-        f"{training_args.max_steps:,}",
-        f"{batch:,}",
-        dataset.num_examples / dataset.epoch_length,
-    )
+            setattr(training_args, f"{what}_steps", max(1, round(datasets[0].epoch_length / phases[0].batch)))
+    for phase in phases:
+        logger.info(
+            "training: %s steps of %s examples of %s tokens, %.2f epochs",
+            f"{phase.steps:,}",
+            f"{phase.batch:,}",
+            phase.dataset.max_seq_length,
+            phase.steps * phase.batch / phase.dataset.epoch_length,
+        )
+    return phases
 
 
-def _evaluate(
-    trainer: PretrainingTrainer,
-    dataset: SentencePairDataset,
-    train_corpus: Corpus | None,
-    validation_corpus: Corpus,
-    vocab_size: int,
-) -> None:
-    """Saves and prints the figures, beside those of a model that knows frequencies alone."""
+def _data_settings(
+    corpus: Corpus, phases: list[Phase], data_args: DataArguments, training_args: PretrainingArguments
+) -> dict[str, Any]:
+    """All that decides which examples a step sees, as a checkpoint remembers it."""
+    names = ("short_seq_prob", "mlm_probability", "mask_replace_prob", "random_replace_prob", "whole_word_mask")
+    settings: dict[str, Any] = {
+        **{f"text {name}": digest for name, digest in corpus.sources.items()},
+        **{name: value for name, value in corpus.settings.items() if value is not None},
+        "objective": data_args.objective,
+        "seed": _data_seed(training_args),
+        **{name: getattr(data_args, name) for name in names},
+        "lengths": [phase.dataset.max_seq_length for phase in phases],
+        "batch": phases[0].batch,
+    }
+    if len(phases) > 1:  # where one phase ends; a single one may go on for longer
+        settings["steps"] = [phase.steps for phase in phases]
+    return settings
+
+
+# --- evaluation and report --------------------------------------------------------------------------------------
+
+
+def _baselines(
+    dataset: PretrainingDataset, train: Corpus | None, validation: Corpus, vocab_size: int
+) -> dict[str, float]:
+    """What a model scores that knows frequencies alone."""
+    baselines: dict[str, float] = {}
+    if dataset.share_next is not None:
+        baselines["nsp_accuracy"] = max(dataset.share_next, 1 - dataset.share_next)
+    if train is not None:
+        baselines |= unigram_baseline(train, validation, vocab_size)
+    return baselines
+
+
+def _evaluate(trainer: PretrainingTrainer, objective: Objective, baselines: dict[str, float]) -> dict[str, float]:
+    """Saves, prints and returns the figures on the validation text, beside the baselines."""
     metrics = trainer.evaluate()
-    baseline = {"nsp_accuracy": max(dataset.share_next, 1 - dataset.share_next)}
-    if train_corpus is not None:
-        baseline |= unigram_baseline(train_corpus, validation_corpus, vocab_size)
-    metrics |= {f"eval_unigram_{name}": value for name, value in baseline.items()}
+    metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
     trainer.log_metrics("eval", metrics)
     trainer.save_metrics("eval", metrics)
     if trainer.is_world_process_zero():
@@ -290,11 +447,13 @@ def _evaluate(
         for name, text, form in (
             ("mlm_loss", "masked token loss", ".3f"),
             ("mlm_accuracy", "masked token accuracy", ".1%"),
-            ("nsp_accuracy", "next sentence accuracy", ".1%"),
+            ("nsp_accuracy", f"{SECOND_TASK.get(objective)} accuracy", ".1%"),
         ):
-            without = format(baseline[name], form) if name in baseline else ""
-            lines.append(f"{text:<26}{format(metrics[f'eval_{name}'], form):>12}{without:>18}")
+            if f"eval_{name}" in metrics:
+                without = format(baselines[name], form) if name in baselines else ""
+                lines.append(f"{text:<26}{format(metrics[f'eval_{name}'], form):>12}{without:>18}")
         print("\n" + "\n".join(lines))
+    return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
 
 def unigram_baseline(train: Corpus, validation: Corpus, vocab_size: int) -> dict[str, float]:
@@ -308,15 +467,65 @@ def unigram_baseline(train: Corpus, validation: Corpus, vocab_size: int) -> dict
     Returns:
         `mlm_loss` in nats and `mlm_accuracy`, that of always saying the most frequent word piece.
     """
-    train_counts, counts = _counts(train.tokens, vocab_size), _counts(validation.tokens, vocab_size)
-    logarithms = np.log(train_counts + 1) - math.log(len(train.tokens) + vocab_size)
+    train_counts, counts = _counts(train, vocab_size), _counts(validation, vocab_size)
+    logarithms = np.log(train_counts + 1) - math.log(train_counts.sum() + vocab_size)
     return {
         "mlm_loss": float(-(counts * logarithms).sum() / counts.sum()),
         "mlm_accuracy": float(counts[train_counts.argmax()] / counts.sum()),
     }
 
 
-def _counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    # By the million: bincount takes 8 bytes for each number it is given.
-    chunks = np.array_split(tokens, len(tokens) // 10**6 + 1)
-    return np.sum([np.bincount(chunk, minlength=vocab_size) for chunk in chunks], axis=0)
+def _counts(corpus: Corpus, vocab_size: int) -> np.ndarray:
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for block in corpus.blocks:
+        # By the million: bincount takes 8 bytes for each number it is given.
+        for tokens in np.array_split(block.tokens, len(block.tokens) // 10**6 + 1):
+            counts += np.bincount(tokens, minlength=vocab_size)
+    return counts
+
+
+def _facts_of_text(data_args: DataArguments, train: Corpus, validation: Corpus | None) -> dict[str, Any]:
+    """What the model card says of the text."""
+    source = data_args.dataset_name or ", ".join(sorted(Path(name).name for name in train.sources))
+    facts = {"training text": f"{source}: {train}"}
+    if validation is not None:
+        files = ", ".join(sorted(Path(name).name for name in validation.sources))
+        facts["validation text"] = f"{files}: {validation}"
+    return facts
+
+
+def _facts_of_training(
+    model: PreTrainedModel,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    training_args: PretrainingArguments,
+    phases: list[Phase],
+    tokens: int,
+) -> dict[str, Any]:
+    """What the model card says of the settings."""
+    config = model.config
+    size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
+    words = "words" if data_args.whole_word_mask else "word pieces"
+    return {
+        "start": model_args.model_name_or_path or "random weights",
+        "model": f"{size}; {model.num_parameters():,} parameters, vocabulary {config.vocab_size:,}",
+        "objective": "masked tokens" + (f", {SECOND_TASK[data_args.objective]}" if not data_args.no_nsp else ""),
+        "masking": f"{data_args.mlm_probability:.0%} of the {words}; {data_args.mask_replace_prob:.0%} [MASK], "
+        f"{data_args.random_replace_prob:.0%} random",
+        "steps": "; ".join(
+            f"{phase.steps:,} of {phase.batch:,} examples of at most {phase.dataset.max_seq_length} tokens"
+            for phase in phases
+        ),
+        "word pieces seen": f"{tokens:,}",
+        "optimizer": f"{_name(training_args.optim)}, learning rate {training_args.learning_rate:g}, weight decay "
+        f"{training_args.weight_decay:g}",
+        "schedule": f"{_name(training_args.lr_scheduler_type)}, warmup {training_args.warmup_steps:g}",
+        "dropout": f"{config.hidden_dropout_prob:g}, attention {config.attention_probs_dropout_prob:g}",
+        "precision": "bfloat16" if training_args.bf16 else "float16" if training_args.fp16 else "float32",
+        "seed": training_args.seed,
+        "processes": training_args.world_size,
+    }
+
+
+def _name(choice: Any) -> str:
+    return getattr(choice, "value", choice)

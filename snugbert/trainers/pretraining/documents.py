@@ -1,27 +1,48 @@
-"""Text files or a dataset -> documents -> sentences -> one flat array of word pieces.
+"""Text files or a dataset -> documents -> sentences.
 
 A document is a list of lines. Text files hold one paragraph or sentence a line and a blank line between documents;
-in .jsonl and .parquet files and in datasets a row is a document. Nothing here holds more than one document of text
-at a time. A [`Corpus`] holds 2 bytes a word piece (4 above 65,536 word pieces of vocabulary) and 8 a sentence.
+in .jsonl and .parquet files and in datasets a row is a document. Nothing here holds more than one document at a time.
 """
 
 import glob
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet
 import sentencex
-from tqdm import tqdm
 
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.files import json_rows, lines_of
 
-TEXT_SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
-DOCUMENTS_PER_BATCH = 256  # tokenized in one call: enough to keep every core of the tokenizer busy
+LINE_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
+TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+
+
+@dataclass(kw_only=True)
+class TextArguments:
+    """Where a command finds its text.
+
+    Raises:
+        InputError: files and a dataset at once.
+    """
+
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text: .txt, .jsonl (also .gz, .zst), .parquet; several files or glob patterns."},
+    )
+    dataset_name: str | None = field(default=None, metadata={"help": "A dataset, instead of files; a row a document."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
+    text_column_name: str = field(
+        default="text", metadata={"help": "Column of .jsonl, .parquet and datasets that holds the text."}
+    )
+
+    def __post_init__(self):
+        if self.train_file and self.dataset_name is not None:
+            raise InputError("give the text either with --train_file or with --dataset_name.")
 
 
 def find_files(patterns: list[str]) -> list[Path]:
@@ -46,7 +67,7 @@ def find_files(patterns: list[str]) -> list[Path]:
 def read_lines(files: Iterable[Path], text_column: str = "text") -> Iterator[str]:
     """The lines of [`read_documents`] without the boundaries: no more than a line of a text file is in memory."""
     for file in files:
-        if file.name.endswith((".txt", ".txt.gz")):
+        if file.name.endswith(LINE_SUFFIXES):
             yield from (stripped for line in lines_of(file) if (stripped := line.strip()))
         else:
             yield from chain.from_iterable(read_documents([file], text_column))
@@ -56,7 +77,7 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
     """Documents of text files, in order.
 
     Args:
-        files: .txt, .jsonl (both also .gz) and .parquet files, see [`find_files`]. A text file's end ends a document.
+        files: .txt, .jsonl (both also .gz, .zst) and .parquet files, see [`find_files`]. A file's end ends a document.
         text_column: the field of .jsonl and .parquet rows that holds the text.
 
     Yields:
@@ -67,7 +88,7 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
             or row.
     """
     for file in files:
-        if file.name.endswith((".txt", ".txt.gz")):
+        if file.name.endswith(LINE_SUFFIXES):
             yield from _documents_of_lines(lines_of(file))
         elif file.name.endswith(".parquet"):
             rows = enumerate(_parquet_rows(file, text_column), start=1)
@@ -76,21 +97,36 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
             yield from _documents_of_rows(json_rows(file), text_column, str(file))
 
 
-def read_dataset_documents(
-    name: str, config_name: str | None = None, split: str = "train", text_column: str = "text"
-) -> Iterator[list[str]]:
+def read_dataset_documents(text: TextArguments) -> Iterator[list[str]]:
     """Documents of a dataset that `datasets.load_dataset` finds by name or folder, a row a document, streamed.
 
     Raises:
         InputError: the dataset, the configuration or the split does not exist, or has no such column.
     """
+    rows = _dataset_builder(text).as_streaming_dataset(text.dataset_split)
+    yield from _documents_of_rows(enumerate(rows, start=1), text.text_column_name, f"dataset {text.dataset_name}")
+
+
+def dataset_version(text: TextArguments) -> str:
+    """What changes when the dataset does: the commit on the Hub, or the times of local files, by way of `datasets`.
+
+    Raises:
+        InputError: as [`read_dataset_documents`].
+    """
+    builder = _dataset_builder(text)
+    return f"{builder.cache_dir}"
+
+
+def _dataset_builder(text: TextArguments) -> Any:
     import datasets  # takes seconds to import, and text files do not need it
 
+    name, split = text.dataset_name, text.dataset_split
     try:
-        rows = datasets.load_dataset(name, config_name, split=split, streaming=True)
+        builder = datasets.load_dataset_builder(name, text.dataset_config_name)
+        builder.as_streaming_dataset(split)
     except (ValueError, OSError) as error:
         raise InputError(f"the dataset {name!r} with split {split!r} cannot be loaded: {error}") from error
-    yield from _documents_of_rows(enumerate(rows, start=1), text_column, f"dataset {name}")
+    return builder
 
 
 def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -144,75 +180,3 @@ def split_sentences(document: list[str], language: str) -> list[str]:
         for sentence in sentencex.segment(language, line)
         if (stripped := sentence.strip())
     ]
-
-
-@dataclass
-class Corpus:
-    """Word pieces of all documents in one array, and where sentences and documents begin.
-
-    Attributes:
-        tokens: word piece ids, no special tokens. *Shape:* (tokens,)
-        sentences: offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
-        documents: index in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
-    """
-
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.documents) - 1:,} documents, {len(self.sentences) - 1:,} sentences, "
-            f"{len(self.tokens):,} word pieces"
-        )
-
-
-def tokenize_corpus(
-    documents: Iterable[list[str]], tokenizer: Any, language: str | None, show_progress: bool = True
-) -> Corpus:
-    """Splits documents into sentences and sentences into word pieces.
-
-    Args:
-        documents: as [`read_documents`] yields them.
-        tokenizer: a fast tokenizer.
-        language: of the sentence splitter, see [`split_sentences`]; None when lines are sentences already.
-        show_progress: whether to show a progress bar, in documents.
-
-    Sentences without a word piece, and documents without a sentence, are left out.
-    """
-    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    pieces: list[np.ndarray] = []
-    sentence_lengths: list[np.ndarray] = []
-    document_lengths: list[int] = []
-    remaining = iter(documents)
-    with tqdm(desc="tokenizing", unit=" documents", disable=not show_progress) as progress:
-        while batch := list(islice(remaining, DOCUMENTS_PER_BATCH)):
-            split = [document if language is None else split_sentences(document, language) for document in batch]
-            flat = [sentence for document in split for sentence in document]
-            ids = tokenizer(
-                flat,
-                add_special_tokens=False,
-                split_special_tokens=True,  # "[MASK]" in a text is three pieces, not the token
-                return_token_type_ids=False,
-                return_attention_mask=False,
-                verbose=False,
-            )["input_ids"]
-            lengths = np.array([len(sentence) for sentence in ids], dtype=np.int64)
-            pieces.append(np.fromiter((piece for sentence in ids for piece in sentence), dtype, count=lengths.sum()))
-            sentence_lengths.append(lengths[lengths > 0])
-            start = 0
-            for document in split:
-                kept = int(np.count_nonzero(lengths[start : start + len(document)]))
-                start += len(document)
-                if kept:
-                    document_lengths.append(kept)
-            progress.update(len(batch))
-    return Corpus(
-        tokens=np.concatenate([np.empty(0, dtype), *pieces]),
-        sentences=_offsets(np.concatenate([np.empty(0, np.int64), *sentence_lengths])),
-        documents=_offsets(np.array(document_lengths, dtype=np.int64)),
-    )
-
-
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

@@ -1,0 +1,324 @@
+"""Word pieces a second of each stage from text to batches, beside the recipe of the original release; and memory.
+
+    python benchmarks/data_preparation.py --train_file 'books/train-*.txt.gz' --tokenizer_name tok
+
+The original is the script of 2018 that made the paper's examples: lines of sentences are cut into word pieces in Python,
+put together to pairs and masked, all in memory and in one process. Here its recipe is written anew, around the
+tokenizer in Python that transformers keeps; it gets sentences that were split before, as that script did. Files are
+written by neither but the prepared corpus.
+
+Every stage is run `--rounds` times, those of both sides in turn, and the best counts. Memory is what a process and
+those it starts hold themselves, mapped files apart, sampled 20 times a second: of preparing the text, and of making an
+epoch's pairs and reading and masking examples; of the text as it is and of `--copies` times as much.
+"""
+
+import argparse
+import random
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from side_by_side import machine_of, positive
+from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, WordpieceTokenizer
+
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.models import TokenizerArguments, load_tokenizer
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
+from snugbert.trainers.pretraining.corpus import Corpus, _Worker, open_corpus, parts_of, prepare_corpus
+from snugbert.trainers.pretraining.documents import TextArguments, find_files, read_documents, split_sentences
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+
+BATCH_SIZE = 32
+READ_EXAMPLES = 20_000  # of an epoch, for masking and for memory
+SAMPLING_SECONDS = 0.05
+# The original script's defaults.
+SHORT_SEQ_PROB, MASKED_SHARE, MOST_MASKED = 0.1, 0.15, 20
+
+Sentence = list[str]
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
+    parser.add_argument("--tokenizer_name", required=True, help="a folder")
+    parser.add_argument("--max_seq_length", type=positive, default=128)
+    parser.add_argument("--num_workers", type=positive, default=2, help="processes that prepare")
+    parser.add_argument("--rounds", type=positive, default=2)
+    parser.add_argument("--copies", type=positive, default=8, help="how many times the text, for memory")
+    parser.add_argument("--skip_memory", action="store_true")
+    # What a process of its own does, whose memory is measured.
+    parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+# --- the original recipe ----------------------------------------------------------------------------------------
+
+
+def original_tokens(documents: list[list[str]], tokenizer: Any) -> list[list[Sentence]]:
+    """Documents of sentences as word pieces, which are strings."""
+    basic = BasicTokenizer(do_lower_case=tokenizer.do_lower_case)
+    word_piece = WordpieceTokenizer(tokenizer.get_vocab(), tokenizer.unk_token)
+    tokenized = (
+        [[piece for word in basic.tokenize(text) for piece in word_piece.tokenize(word)] for text in document]
+        for document in documents
+    )
+    return [[sentence for sentence in document if sentence] for document in tokenized if any(document)]
+
+
+def original_pairs(documents: list[list[Sentence]], max_seq_length: int, seed: int) -> list[tuple[Sentence, Sentence]]:
+    """Pairs of segments: sentences up to a target length that a document keeps, cut in two; half of them random."""
+    rng = random.Random(seed)
+    longest = max_seq_length - 3
+    pairs = []
+    for number, document in enumerate(documents):
+        target = rng.randint(2, longest) if rng.random() < SHORT_SEQ_PROB else longest
+        chunk: list[Sentence] = []
+        place = 0
+        while place < len(document):
+            chunk.append(document[place])
+            if place == len(document) - 1 or sum(map(len, chunk)) >= target:
+                cut = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
+                first = list(chain.from_iterable(chunk[:cut]))
+                second = list(chain.from_iterable(chunk[cut:]))
+                if len(chunk) == 1 or rng.random() < 0.5:
+                    place -= len(chunk) - cut  # what the real second half would have been is used later
+                    second = _random_second(documents, number, target - len(first), rng)
+                while len(first) + len(second) > longest:
+                    longer = first if len(first) > len(second) else second
+                    longer.pop(0 if rng.random() < 0.5 else -1)
+                pairs.append((first, second))
+                chunk = []
+            place += 1
+    rng.shuffle(pairs)
+    return pairs
+
+
+def _random_second(documents: list[list[Sentence]], number: int, wanted: int, rng: random.Random) -> Sentence:
+    other = number
+    while other == number:
+        other = rng.randrange(len(documents))
+    second: Sentence = []
+    for sentence in documents[other][rng.randrange(len(documents[other])) :]:
+        second += sentence
+        if len(second) >= wanted:
+            break
+    return second
+
+
+def original_masks(pairs: Iterable[tuple[Sentence, Sentence]], tokenizer: Any, seed: int) -> Iterator[Any]:
+    """Ids, segments, and positions and ids of the masked tokens of each pair."""
+    rng = random.Random(seed)
+    vocabulary = tokenizer.get_vocab()
+    words = list(vocabulary)
+    cls, sep, mask = tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token
+    for first, second in pairs:
+        tokens = [cls, *first, sep, *second, sep]
+        segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        candidates = [place for place, token in enumerate(tokens) if token not in (cls, sep)]
+        rng.shuffle(candidates)
+        number = min(MOST_MASKED, max(1, round(len(tokens) * MASKED_SHARE)))
+        hidden = list(tokens)
+        chosen = sorted(candidates[:number])
+        for place in chosen:
+            if rng.random() < 0.8:
+                hidden[place] = mask
+            elif rng.random() >= 0.5:
+                hidden[place] = rng.choice(words)
+        yield (
+            [vocabulary[token] for token in hidden],
+            segments,
+            chosen,
+            [vocabulary[tokens[place]] for place in chosen],
+        )
+
+
+# --- speed ------------------------------------------------------------------------------------------------------
+
+
+def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
+    """The rows of the table of stages."""
+    tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
+    collate = SnugBertDataCollatorForPreTraining(tokenizer)
+    files = find_files(args.train_file)
+    documents = list(read_documents(files))
+    sentences = [split_sentences(document, "en") for document in documents]
+    numbered = list(enumerate(sentences))
+    batches = [numbered[start : start + 256] for start in range(0, len(numbered), 256)]
+    seconds: dict[str, list[float]] = {}
+
+    def timed(stage: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = work()
+        seconds.setdefault(stage, []).append(time.perf_counter() - start)
+        return result
+
+    for round_ in range(args.rounds):
+        timed("read", lambda: [None for _ in read_documents(files)])
+        timed("split", lambda: [split_sentences(document, "en") for document in documents])
+        worker = _Worker(tokenizer, None)  # a new one: it remembers words
+        timed("tokenize", lambda worker=worker: [worker(batch) for batch in batches])
+        for workers in sorted({1, args.num_workers}):
+            corpus = timed(
+                f"prepare {workers}",
+                lambda at=folder / f"{round_}-{workers}", n=workers: prepare(args, at, tokenizer, n),
+            )
+        dataset = timed("pairs", lambda at=folder / f"epochs-{round_}": pairs_of(corpus, at, tokenizer, args))
+        read = min(READ_EXAMPLES, len(dataset))
+        read_tokens = timed("mask", lambda: read_and_mask(dataset, collate, read))
+        tokens = timed("original tokenize", lambda: original_tokens(sentences, tokenizer))
+        pairs = timed("original pairs", lambda: original_pairs(tokens, args.max_seq_length, round_))
+        timed("original mask", lambda: [None for _ in original_masks(pairs, tokenizer, round_)])
+    best = {stage: min(times) for stage, times in seconds.items()}
+    number = corpus.num_tokens
+    if (original_number := sum(len(sentence) for document in tokens for sentence in document)) != number:
+        raise SystemExit(f"error: {number:,} word pieces, but the original tokenizer gives {original_number:,}.")
+    original_masked = sum(len(first) + len(second) + 3 for first, second in pairs)
+    workers = f"prepare {args.num_workers}"
+    rates = [
+        ("reading files", number / best["read"], None),
+        ("splitting into sentences", number / best["split"], None),
+        ("word pieces of sentences", number / best["tokenize"], number / best["original tokenize"]),
+        ("the three together into a prepared corpus, 1 process", number / best["prepare 1"], None),
+        (f"the same, {args.num_workers} processes", number / best[workers], None),
+        ("pairs of an epoch", number / best["pairs"], number / best["original pairs"]),
+        ("masking and batching", read_tokens / best["mask"], original_masked / best["original mask"]),
+        (
+            f"text to pairs, {args.num_workers} processes / sentences to masked pairs, 1 process",
+            number / (best[workers] + best["pairs"]),
+            number / sum(best[f"original {stage}"] for stage in ("tokenize", "pairs", "mask")),
+        ),
+    ]
+    return [
+        f"{corpus}; word pieces a second:",
+        "",
+        "| stage | SnugBERT | original recipe | ratio |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {stage} | {ours:,.0f} | " + (f"{theirs:,.0f} | {ours / theirs:.1f} |" if theirs else " | |")
+            for stage, ours, theirs in rates
+        ),
+    ]
+
+
+def prepare(args: argparse.Namespace, folder: Path, tokenizer: Any, num_workers: int) -> Corpus:
+    """Prepares the text and opens it."""
+    parts = parts_of(TextArguments(train_file=args.train_file))
+    prepare_corpus(folder, parts, tokenizer, num_workers=num_workers, show_progress=False)
+    return open_corpus(folder, tokenizer)
+
+
+def pairs_of(corpus: Corpus, folder: Path, tokenizer: Any, args: argparse.Namespace) -> PretrainingDataset:
+    """The dataset, which makes the pairs of the first epoch."""
+    ids = tokenizer.cls_token_id, tokenizer.sep_token_id
+    return PretrainingDataset(corpus, *ids, folder, max_seq_length=args.max_seq_length)
+
+
+def read_and_mask(dataset: PretrainingDataset, collate: Any, examples: int) -> int:
+    """Makes batches of the first examples; the number of their tokens."""
+    return sum(
+        collate([dataset[index] for index in range(start, min(start + BATCH_SIZE, examples))])["input_ids"].numel()
+        for start in range(0, examples, BATCH_SIZE)
+    )
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def measure_memory(args: argparse.Namespace, folder: Path) -> list[str]:
+    """The rows of the table of memory."""
+    files = find_files(args.train_file)
+    copies = folder / "copies"
+    copies.mkdir()
+    for copy in range(args.copies):
+        for place, file in enumerate(files):
+            (copies / f"{copy}-{place}-{file.name}").symlink_to(file.resolve())
+    idle = peak_memory(args, "idle", files, folder)
+    rows = []
+    for text, names in (("the text", files), (f"{args.copies} times the text", sorted(copies.iterdir()))):
+        at = folder / f"memory-{len(names)}"
+        peaks = [peak_memory(args, task, names, at) for task in ("prepare", "read")]
+        stored = sum(file.stat().st_size for file in at.glob("*.arrow"))
+        rows.append(f"| {text} | {stored / 1e6:,.0f} | {peaks[0] / 1e6:,.0f} | {peaks[1] / 1e6:,.0f} |")
+    return [
+        f"Peak memory in MB, of which {idle / 1e6:,.0f} are the program itself, with torch and transformers:",
+        "",
+        f"| | prepared corpus on disk | preparing, {args.num_workers} processes | pairs of an epoch, "
+        f"and {READ_EXAMPLES:,} examples read and masked |",
+        "| --- | --- | --- | --- |",
+        *rows,
+    ]
+
+
+def peak_memory(args: argparse.Namespace, task: str, files: list[Path], folder: Path) -> int:
+    """The most bytes that a process with this task, and those that it starts, hold themselves at a time."""
+    command = [sys.executable, __file__, "--tokenizer_name", args.tokenizer_name, "--task", task]
+    command += ["--folder", str(folder), "--num_workers", str(args.num_workers)]
+    command += ["--max_seq_length", str(args.max_seq_length), "--train_file", *map(str, files)]
+    process = subprocess.Popen(command)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, sum(map(_own_memory, _family(process.pid))))
+        time.sleep(SAMPLING_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"error: the task {task!r} of measuring memory failed.")
+    return peak
+
+
+def _family(pid: int) -> list[int]:
+    """The process and those below it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return []
+    return [pid, *chain.from_iterable(_family(int(child)) for child in children)]
+
+
+def _own_memory(pid: int) -> int:
+    """Bytes of anonymous memory; what processes share is divided among them."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
+
+
+def run_task(args: argparse.Namespace) -> None:
+    """What a process does whose memory is measured."""
+    tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
+    if args.task == "prepare":
+        prepare(args, args.folder, tokenizer, args.num_workers)
+    elif args.task == "read":
+        dataset = pairs_of(open_corpus(args.folder, tokenizer), args.folder / "epochs", tokenizer, args)
+        read_and_mask(dataset, SnugBertDataCollatorForPreTraining(tokenizer), min(READ_EXAMPLES, len(dataset)))
+
+
+TASKS = ("idle", "prepare", "read")
+
+
+def main(argv: list[str]) -> None:
+    """Prints both tables."""
+    args = parse_arguments(argv)
+    try:
+        if args.task:
+            run_task(args)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            print(", ".join(f"{name} {value}" for name, value in machine_of("cpu").items()))
+            print(f"\n    python benchmarks/data_preparation.py {shlex.join(argv)}\n", flush=True)
+            print("\n".join(measure_speed(args, Path(folder))), flush=True)
+            if not args.skip_memory:
+                print("\n" + "\n".join(measure_memory(args, Path(folder))))
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

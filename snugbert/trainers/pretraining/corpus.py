@@ -1,0 +1,561 @@
+"""Text -> word pieces, once: a folder of memory-mapped Arrow files with sentence and document boundaries.
+
+    corpus/part-00000-of-00003.arrow ...
+
+A row is a document: `sentences`, lists of word piece ids, and `document`, its number in the part's text. A file says
+in its schema what it was made from: text, tokenizer and settings, by digest. `datasets.Dataset.from_file` opens it.
+
+A part is written block by block to `....arrow.partial` and renamed when it is whole. Whatever stops the work, a full
+disk or a killed process, the blocks that are there stay good and the next attempt goes on behind them. Memory holds a
+few batches of text and one block (about 4 million word pieces), whatever the size of the corpus.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from filelock import FileLock
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.pretraining.documents import (
+    TextArguments,
+    dataset_version,
+    find_files,
+    read_dataset_documents,
+    read_documents,
+    split_sentences,
+)
+
+FORMAT = 1  # of the files; another number is not read
+BLOCK_TOKENS = 2**22  # word pieces of a block, at least, but for the last of a part
+BATCH_CHARACTERS = 2**20  # of text that a process tokenizes at a time, at least
+MOST_PARTS = 256  # each is an open file
+PART_BYTES = 2**26  # of text files to a part, as long as that makes no more than MOST_PARTS
+REMEMBERED_CHARACTERS = 2**25  # of words whose pieces are remembered; English has a few million
+
+
+# --- a prepared corpus ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Block:
+    """Consecutive documents of a corpus.
+
+    Attributes:
+        tokens: word piece ids, no special tokens. *Shape:* (tokens,)
+        sentences: offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
+        documents: index in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
+    """
+
+    tokens: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+
+
+class Corpus:
+    """The blocks of a prepared corpus. No sentence and no document is empty.
+
+    Attributes:
+        blocks: memory-mapped; reading them costs no memory of the process's own.
+        digest: of the text, the tokenizer and the settings that it was made with.
+        sources: digest of each file, or of the dataset, that it was made from, by name.
+        settings: what else decides its content: tokenizer (its digest), language, documents.
+        document_starts: the number of documents before each block, and of all. *Shape:* (blocks + 1,)
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        digest: str,
+        sources: dict[str, str] | None = None,
+        settings: dict[str, Any] | None = None,
+    ):
+        self.blocks = list(blocks)
+        self.digest = digest
+        self.sources = sources or {}
+        self.settings = settings or {}
+        self.document_starts = np.cumsum([0, *(len(block.documents) - 1 for block in self.blocks)])
+
+    @property
+    def num_documents(self) -> int:
+        """The number of documents."""
+        return int(self.document_starts[-1])
+
+    @property
+    def num_sentences(self) -> int:
+        """The number of sentences."""
+        return sum(len(block.sentences) - 1 for block in self.blocks)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of word pieces."""
+        return sum(len(block.tokens) for block in self.blocks)
+
+    def __str__(self) -> str:
+        return f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} word pieces"
+
+
+def open_corpus(folder: Path, tokenizer: Any) -> Corpus:
+    """The corpus that [`prepare_corpus`] left in `folder`; nothing is read but boundaries and what it was made from.
+
+    Raises:
+        InputError: there is none, a part is missing, unfinished or damaged, parts do not belong together, or it was
+            made with another tokenizer.
+    """
+    files = sorted(folder.glob("part-*.arrow"))
+    if not files:
+        raise InputError(f"{folder} holds no prepared corpus; make one with `snugbert prepare`.")
+    number_of_parts = files[0].stem.rpartition("-")[2]
+    expected = [f"part-{part:05d}-of-{number_of_parts}.arrow" for part in range(int(number_of_parts))]
+    if stray := {file.name for file in files} - set(expected):
+        raise InputError(f"{folder}: {min(stray)} does not belong to the {number_of_parts} parts of the others.")
+    missing = [name for name in expected if not (folder / name).exists()]
+    if missing:
+        unfinished = " was begun but not finished" if (folder / f"{missing[0]}.partial").exists() else " is missing"
+        raise InputError(
+            f"{folder}: {missing[0]}{unfinished} ({len(missing)} of {len(expected)} parts are not there); run "
+            "`snugbert prepare` again, for all shards."
+        )
+    blocks: list[Block] = []
+    sources: dict[str, str] = {}
+    origins = []
+    for file in files:
+        try:
+            with pa.memory_map(str(file)) as stream:
+                reader = pa.ipc.open_stream(stream)
+                origins.append(_origin(reader.schema))
+                blocks += [_block(batch) for batch in reader]
+        except pa.ArrowInvalid as error:
+            raise InputError(f"{file} is damaged ({error}); remove it and run `snugbert prepare` again.") from error
+        if origins[-1]["settings"] != origins[0]["settings"]:
+            raise InputError(f"{file} was prepared with other settings or another tokenizer than {files[0].name}.")
+        sources |= {source["name"]: source["digest"] for source in origins[-1]["sources"]}
+    if origins[0]["settings"]["tokenizer"] != digest_of_tokenizer(tokenizer):
+        raise InputError(
+            f"the corpus in {folder} was prepared with another tokenizer; give that one, or prepare the text again."
+        )
+    content = [[source["digest"] for source in origin["sources"]] for origin in origins]
+    settings = origins[0]["settings"]
+    return Corpus(blocks, digest_of([settings, content]), sources, settings)
+
+
+def _block(batch: pa.RecordBatch) -> Block:
+    documents = batch.column("sentences")
+    sentences = documents.values
+    return Block(
+        tokens=sentences.values.to_numpy(zero_copy_only=True),
+        sentences=sentences.offsets.to_numpy(zero_copy_only=True),
+        documents=documents.offsets.to_numpy(zero_copy_only=True),
+    )
+
+
+def _origin(schema: pa.Schema) -> dict[str, Any]:
+    """What a part was made from: `settings`, and `sources` by name and digest."""
+    origin = json.loads((schema.metadata or {}).get(b"snugbert", b"{}"))
+    if origin.get("settings", {}).get("format") != FORMAT:
+        raise pa.ArrowInvalid("it is not a part of a corpus, or of another version of this program")
+    return origin
+
+
+def digest_of_tokenizer(tokenizer: Any) -> str:
+    """A digest of all that decides how a fast tokenizer cuts text; padding and truncation do not."""
+    return digest_of(_definition(tokenizer))
+
+
+def _definition(tokenizer: Any) -> dict[str, Any]:
+    return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+
+
+def digest_of(value: Any) -> str:
+    """A digest of what can be written as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+# --- the parts of a text ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one file of a prepared corpus is made from: some of the text files, or a share of a dataset.
+
+    Attributes:
+        number, of: its place among the parts.
+        text: where the text is found.
+        files: those of this part, none for a dataset.
+        keeps: which of its documents, by number.
+    """
+
+    number: int
+    of: int
+    text: TextArguments
+    files: tuple[Path, ...]
+    keeps: Callable[[int], bool]
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return f"part-{self.number:05d}-of-{self.of:05d}.arrow"
+
+    def documents(self) -> Iterator[tuple[int, list[str]]]:
+        """Its documents with their numbers."""
+        documents: Iterable[tuple[int, list[str]]]
+        if self.files:
+            documents = enumerate(read_documents(self.files, self.text.text_column_name))
+        else:  # every machine streams the whole dataset
+            everything = enumerate(read_dataset_documents(self.text))
+            documents = (document for document in everything if document[0] % self.of == self.number)
+        return ((number, document) for number, document in documents if self.keeps(number))
+
+    def sources(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Name and digest of its files or dataset.
+
+        Args:
+            known: what this gave an earlier time. A file that nothing has touched since is not read again.
+        """
+        if not self.files:
+            return [{"name": f"dataset {self.text.dataset_name}", "digest": dataset_version(self.text)}]
+        digests = {tuple(source.get("identity", ())): source["digest"] for source in known}
+        return [_source_of(file, digests) for file in self.files]
+
+
+def _source_of(file: Path, digests: dict[tuple, str]) -> dict[str, Any]:
+    stat = file.stat()
+    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    digest = digests.get(identity)
+    if digest is None:
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
+    return {"name": str(file), "digest": digest, "identity": identity}
+
+
+def _every(number: int) -> bool:
+    return True
+
+
+def parts_of(text: TextArguments, shards: int = 1, keeps: Callable[[int], bool] = _every) -> list[Part]:
+    """Divides text into parts, at least one for each of `shards` machines: files that follow each other make a part.
+
+    Args:
+        text: files or a dataset.
+        shards: how many machines share the work.
+        keeps: which documents of a part are wanted, by number.
+
+    Raises:
+        InputError: there is no text, or there are fewer files than shards.
+    """
+    if text.dataset_name is not None:
+        return [Part(number, shards, text, (), keeps) for number in range(shards)]
+    files = find_files(text.train_file)
+    if not files:
+        raise InputError("there is no text; name it with --train_file or --dataset_name.")
+    if len(files) < shards:
+        raise InputError(f"{len(files)} files cannot be shared among {shards} shards; split the text into more files.")
+    sizes = [file.stat().st_size for file in files]
+    part_bytes = max(sum(sizes) / MOST_PARTS, min(PART_BYTES, sum(sizes) / shards))
+    # A file goes where its middle falls.
+    places = ((np.cumsum(sizes) - np.array(sizes) / 2) / max(part_bytes, 1)).astype(int)
+    if len(set(places)) < shards:
+        places = np.arange(len(files)) * shards // len(files)
+    groups = [
+        tuple(file for file, at in zip(files, places, strict=True) if at == place) for place in sorted(set(places))
+    ]
+    return [Part(number, len(groups), text, group, keeps) for number, group in enumerate(groups)]
+
+
+# --- preparing --------------------------------------------------------------------------------------------------
+
+
+def prepare_corpus(
+    folder: Path,
+    parts: Sequence[Part],
+    tokenizer: Any,
+    language: str | None = "en",
+    documents: str = "all",
+    num_workers: int | None = None,
+    replace: bool = False,
+    show_progress: bool = True,
+) -> None:
+    """Makes those of `parts` that are not in `folder` yet, or whose text has changed since.
+
+    Several processes may call this at the same time: one works and the others wait.
+
+    Args:
+        folder: of the prepared corpus; created if need be.
+        parts: from [`parts_of`], all or those of a shard.
+        tokenizer: a fast tokenizer.
+        language: of the sentence splitter, an ISO 639-1 code; None when lines are sentences already.
+        documents: which documents the parts keep, in words; part of the settings.
+        num_workers: processes that tokenize; default: one for each core this process may use.
+        replace: whether parts of another division, tokenizer or settings may be replaced.
+        show_progress: whether to show a progress bar for each part, in documents.
+
+    Raises:
+        InputError: text that cannot be read, a part that is there and of other settings, a file that changes while
+            it is read, a disk that is full, or a worker that was killed.
+    """
+    settings = {
+        "format": FORMAT,
+        "tokenizer": digest_of_tokenizer(tokenizer),
+        "language": language,
+        "sentence_splitter": None if language is None else f"sentencex {version('sentencex')}",
+        "documents": documents,
+    }
+    worker: _Worker | None = None
+    num_workers = num_workers or len(os.sched_getaffinity(0))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            _check_others(folder, parts, settings, replace)
+            for part in parts:
+                known = _known(folder / part.name, settings)
+                sources = part.sources(known)
+                if known and [source["digest"] for source in known] == [source["digest"] for source in sources]:
+                    continue
+                worker = worker or _Worker(tokenizer, language)
+                _prepare(folder, part, {"settings": settings, "sources": sources}, worker, num_workers, show_progress)
+                if part.sources(sources) != sources:
+                    (folder / part.name).unlink()
+                    raise InputError(f"the text of {part.name} changed while it was read; run the same command again.")
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a process that tokenizes was killed, most likely for want of memory; finished parts stay: run the same "
+            "command again, with fewer processes (--preprocessing_num_workers)."
+        ) from error
+    except OSError as error:
+        if error.errno is None:  # not the system's
+            raise
+        raise InputError(
+            f"{error.filename or folder}: {os.strerror(error.errno)}; what has been prepared stays, run the same "
+            "command again when this is mended."
+        ) from error
+
+
+def _known(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sources of a part that is there, whole and of these settings; otherwise none."""
+    try:
+        with pa.memory_map(str(file)) as stream:
+            origin = _origin(pa.ipc.read_schema(stream))
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return []
+    return origin["sources"] if origin["settings"] == settings else []
+
+
+def _check_others(folder: Path, parts: Sequence[Part], settings: dict[str, Any], replace: bool) -> None:
+    """Removes, or refuses to mix with, parts of another division, tokenizer or settings."""
+    for file in sorted(folder.glob("part-*.arrow")):
+        of_another = not file.stem.endswith(f"-of-{parts[0].of:05d}") or not _known(file, settings)
+        if of_another and not replace:
+            raise InputError(
+                f"{folder} holds {file.name} of another text, tokenizer or settings; choose another folder or replace "
+                "what is there (--overwrite_output_dir)."
+            )
+        if of_another:
+            file.unlink()
+
+
+def _prepare(
+    folder: Path, part: Part, origin: dict[str, Any], worker: "_Worker", num_workers: int, show_progress: bool
+) -> None:
+    """Writes the Arrow stream of a part, from where an earlier attempt stopped."""
+    kind = pa.list_(pa.list_(pa.from_numpy_dtype(worker.dtype)))
+    metadata = {b"snugbert": json.dumps(origin).encode()}
+    schema = pa.schema([("document", pa.int64()), ("sentences", kind)], metadata=metadata)
+    partial = folder / f"{part.name}.partial"
+    last_document = _cut_to_whole_blocks(partial, schema)
+    batches = (batch for batch in _batches(part.documents()) if batch[0][0] > last_document)
+    with (
+        partial.open("ab") as stream,
+        tqdm(desc=f"preparing {part.number + 1}/{part.of}", unit=" documents", disable=not show_progress) as progress,
+    ):
+        if stream.tell() == 0:
+            stream.write(schema.serialize())
+        block: list[_Pieces] = []
+        tokens = 0
+        for pieces in _in_order(worker, batches, num_workers):
+            block.append(pieces)
+            tokens += len(pieces.tokens)
+            progress.update(pieces.documents_read)
+            if tokens >= BLOCK_TOKENS:
+                _write_block(stream, block, schema)
+                block, tokens = [], 0
+        if tokens:
+            _write_block(stream, block, schema)
+        stream.write(b"\xff\xff\xff\xff\x00\x00\x00\x00")  # end of an Arrow stream
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.rename(folder / part.name)
+
+
+def _cut_to_whole_blocks(partial: Path, schema: pa.Schema) -> int:
+    """Cuts off what an earlier attempt began and did not finish; the number of the last document that stays, or -1."""
+    last_document, end = -1, 0
+    try:
+        with pa.memory_map(str(partial)) as stream:
+            reader = pa.ipc.open_stream(stream)
+            if reader.schema.equals(schema, check_metadata=True):
+                end = stream.tell()
+                for batch in reader:
+                    last_document = batch.column("document")[-1].as_py()
+                    end = stream.tell()
+    except (FileNotFoundError, pa.ArrowInvalid, OSError):
+        pass  # none there, or cut off within a block
+    if partial.exists():
+        os.truncate(partial, end)
+    return last_document
+
+
+def _write_block(stream: Any, block: list["_Pieces"], schema: pa.Schema) -> None:
+    sentences = pa.ListArray.from_arrays(
+        _offsets([pieces.sentence_lengths for pieces in block]),
+        pa.array(np.concatenate([pieces.tokens for pieces in block])),
+    )
+    documents = pa.ListArray.from_arrays(_offsets([pieces.document_lengths for pieces in block]), sentences)
+    numbers = pa.array(np.concatenate([pieces.numbers for pieces in block]))
+    stream.write(pa.record_batch([numbers, documents], schema=schema).serialize())
+    stream.flush()
+
+
+def _offsets(lengths: list[np.ndarray]) -> pa.Array:
+    return pa.array(np.concatenate([[0], *lengths]).cumsum(), type=pa.int32())
+
+
+def _batches(documents: Iterable[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
+    """Documents that are tokenized together. Where a batch ends depends on the text alone."""
+    batch, characters = [], 0
+    for number, document in documents:
+        batch.append((number, document))
+        characters += sum(map(len, document))
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+# --- sentences and word pieces ----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Pieces:
+    """A batch of documents as word pieces; without documents and sentences that have none.
+
+    Attributes:
+        documents_read: number of documents of the batch, empty ones included.
+        numbers: of the documents that are left. *Shape:* (documents,)
+        document_lengths: in sentences. *Shape:* (documents,)
+        sentence_lengths: in word pieces. *Shape:* (sentences,)
+        tokens: word piece ids. *Shape:* (tokens,)
+    """
+
+    documents_read: int
+    numbers: np.ndarray
+    document_lengths: np.ndarray
+    sentence_lengths: np.ndarray
+    tokens: np.ndarray
+
+
+class _Worker:
+    """Cuts batches of documents into sentences and word pieces.
+
+    The library's tokenizer does the work, but only once for each run of characters between spaces: BERT's normalizer,
+    its pre-tokenizer and WordPiece never look across a space. With any other tokenizer whole sentences are tokenized.
+    """
+
+    def __init__(self, tokenizer: Any, language: str | None):
+        self.language = language
+        self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+        definition = _definition(tokenizer)
+        self.backend = Tokenizer.from_str(json.dumps(definition))
+        self.backend.encode_special_tokens = True  # "[MASK]" in a text is three pieces, not the token
+        kinds = [(definition[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
+        self.by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and all(
+            token["special"] for token in definition["added_tokens"]
+        )
+        self.known: dict[str, bytes] = {}
+        self.known_characters = 0
+
+    def __call__(self, batch: list[tuple[int, list[str]]]) -> _Pieces:
+        documents = [
+            document if self.language is None else split_sentences(document, self.language) for _, document in batch
+        ]
+        pieces = self._tokenize(list(chain.from_iterable(documents)))
+        lengths = np.array([len(sentence) for sentence in pieces], dtype=np.int64) // self.dtype.itemsize
+        ends = np.cumsum([len(document) for document in documents])
+        sentences_before = np.concatenate([[0], np.cumsum(lengths > 0)])
+        document_lengths = np.diff(sentences_before[ends], prepend=0)
+        return _Pieces(
+            documents_read=len(batch),
+            numbers=np.array([number for number, _ in batch])[document_lengths > 0],
+            document_lengths=document_lengths[document_lengths > 0],
+            sentence_lengths=lengths[lengths > 0],
+            tokens=np.frombuffer(b"".join(pieces), self.dtype),
+        )
+
+    def _tokenize(self, sentences: list[str]) -> list[bytes]:
+        if not self.by_word:
+            return self._encode(sentences)
+        if self.known_characters > REMEMBERED_CHARACTERS:
+            self.known.clear()
+            self.known_characters = 0
+        split = [sentence.split(" ") for sentence in sentences]
+        new = [word for word in dict.fromkeys(chain.from_iterable(split)) if word not in self.known]
+        self.known.update(zip(new, self._encode(new), strict=True))
+        self.known_characters += sum(map(len, new))
+        return [b"".join([self.known[word] for word in words]) for words in split]
+
+    def _encode(self, texts: list[str]) -> list[bytes]:
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, self.dtype).tobytes() for encoding in encodings]
+
+
+def _in_order(worker: _Worker, batches: Iterator[list[tuple[int, list[str]]]], num_workers: int) -> Iterator[_Pieces]:
+    """The pieces of each batch, in order, from as many processes as pay: for a single batch, from none but this."""
+    first, second = next(batches, None), next(batches, None)
+    if first is None:
+        return
+    if second is None or num_workers == 1:
+        yield from map(worker, chain([first], [] if second is None else [second], batches))
+        return
+    # Forked where that exists: a process then starts at once and shares the tokenizer.
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(worker,)) as executor:
+        try:
+            pending: deque = deque()
+            for batch in chain([first, second], batches):
+                pending.append(executor.submit(_work, batch))
+                if len(pending) > 2 * num_workers:  # enough to keep all busy; more would only fill memory
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+_worker: _Worker
+
+
+def _start(worker: _Worker) -> None:
+    global _worker
+    _worker = worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+
+
+def _work(batch: list[tuple[int, list[str]]]) -> _Pieces:
+    return _worker(batch)

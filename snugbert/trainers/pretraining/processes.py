@@ -1,0 +1,176 @@
+"""Trainer on any number of processes: DDP and FSDP2, and checkpoints that do not depend on which of them wrote.
+
+A checkpoint has one form, whether one process wrote it, several under DDP, or several under FSDP2: `model.safetensors`
+holds whole weights and `optimizer.pt` the whole optimizer state, keyed by the names of parameters. Each loads in the
+other, and `from_pretrained` opens all of them. BERT is small enough to be gathered on one process: large has 340M
+parameters, 4 GB with AdamW's state.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel, Trainer
+
+from snugbert.trainers.command_line import InputError
+
+logger = logging.getLogger(__name__)
+
+GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on the first process; the others get nothing
+
+
+class ProcessesTrainer(Trainer):
+    """Trainer whose checkpoints have one form under DDP, under FSDP2 and in one process.
+
+    A run goes on from a checkpoint in any of the three. In as many processes of the same kind it does so bit for bit,
+    otherwise within rounding, but for dropout, whose random numbers belong to a process.
+    """
+
+    # --- FSDP2 --------------------------------------------------------------------------------------------------
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As in Trainer; `--fsdp` shards on CPUs too."""
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp_plugin_args and self.accelerator.distributed_type == DistributedType.MULTI_CPU:
+            # accelerate (1.15) leaves FSDP out on CPUs without a word, and the run is DDP. torch's works there.
+            plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            if self.accelerator.mixed_precision != "no":
+                plugin.set_mixed_precision(self.accelerator.mixed_precision)
+            state = self.accelerator.state
+            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+            state.fsdp_plugin = plugin
+            self.is_fsdp_enabled = True
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer; under FSDP2 everything but the layers is one group."""
+        if self.args.world_size > 1:
+            how = "each with a share of the weights (FSDP2)" if self.is_fsdp_enabled else "each with all weights (DDP)"
+            logger.info("%d processes, %s", self.args.world_size, how)
+        if not self.is_fsdp_enabled or isinstance(self.model, FSDPModule):
+            return super()._prepare_for_training(*args, **kwargs)
+        # The vocabulary projection shares its weight with the word embeddings and its bias with the head. Parameters
+        # that are shared must be in one group, but accelerate makes groups of the embeddings (`_no_split_modules`) and
+        # of the two modules that these methods name.
+        model, plugin = self.model, self.accelerator.state.fsdp_plugin
+        plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or ["SnugBertLayer"]
+        model.get_input_embeddings = model.get_output_embeddings = lambda: None
+        try:
+            return super()._prepare_for_training(*args, **kwargs)
+        finally:
+            del model.get_input_embeddings, model.get_output_embeddings
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        with _writing(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"):
+            super()._save_checkpoint(model, trial)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer; whole weights under FSDP2 too."""
+        with _writing(Path(output_dir or self.args.output_dir)):
+            if not isinstance(self.model, FSDPModule):
+                return super().save_model(output_dir, _internal_call)
+            sharded, weights = self.model, get_model_state_dict(self.model, options=GATHERED)
+            if self.args.should_save:
+                self.model = _unsharded(sharded, weights)
+                self._save(output_dir)
+                self.model = sharded
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        optimizer = _bare(self.optimizer)
+        state = get_optimizer_state_dict(self.model, optimizer, options=GATHERED)
+        if self.args.should_save:
+            torch.save({"optimizer": type(optimizer).__name__, **state}, Path(output_dir) / "optimizer.pt")
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        model = self.model if model is None else model
+        if not isinstance(model, FSDPModule):
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        weights = {}
+        if self.args.process_index == 0:
+            weights = load_file(Path(resume_from_checkpoint) / "model.safetensors")
+            weights |= {name: weights[of] for name, of in self.model.get_expanded_tied_weights_keys(True).items()}
+        set_model_state_dict(model, weights, options=self._spread)
+
+    def _load_best_model(self) -> None:
+        if isinstance(self.model, FSDPModule):
+            return self._load_from_checkpoint(self.state.best_model_checkpoint)
+        return super()._load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        optimizer = _bare(self.optimizer)
+        state = {}
+        if self.args.process_index == 0:
+            state = _load_optimizer_state(Path(checkpoint) / "optimizer.pt", optimizer)
+        set_optimizer_state_dict(self.model, optimizer, state, options=self._spread)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
+
+    @property
+    def _spread(self) -> StateDictOptions:
+        """From the first process, which alone reads the file, to all."""
+        return StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
+
+
+def _bare(optimizer: Any) -> torch.optim.Optimizer:
+    # accelerate's wrapper would leave out a step, of which torch makes one to fill in an empty state.
+    return optimizer.optimizer
+
+
+def _unsharded(model: Any, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """A model of the same class as `model` was before it was sharded, with whole `weights`."""
+    model_class = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
+    with torch.device("meta"):
+        whole = model_class(model.config)
+    whole.load_state_dict(weights, assign=True)
+    whole.tie_weights()
+    return whole
+
+
+def _load_optimizer_state(file: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What [`ProcessesTrainer`] wrote to `file`; refuses what it did not write, or for another optimizer."""
+    content = torch.load(file, map_location="cpu", weights_only=True)
+    name = content.pop("optimizer", None)
+    if name is None:
+        raise InputError(
+            f"{file} is not from this version of SnugBERT, whose optimizer states are keyed by parameter names; start "
+            f"from its weights instead (--model_name_or_path {file.parent})."
+        )
+    if name != type(optimizer).__name__:
+        raise InputError(f"{file} is the state of {name}, not of {type(optimizer).__name__}; resume with that --optim.")
+    return content
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turns what goes wrong while `folder` is written, a full disk most often, into a sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # torch's writer and safetensors' each have words of their own for a system call that failed.
+        words = str(error)
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in words and "inline_container" not in words:
+            raise
+        reason = words.splitlines()[0]
+        raise InputError(
+            f"{folder} could not be written ({reason}); make room there and resume (--resume_from_checkpoint true)."
+        ) from error

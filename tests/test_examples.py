@@ -1,0 +1,43 @@
+"""The recipes: what they set are arguments of the command, and their comments give the commands they say."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from snugbert.cli import main
+from snugbert.trainers.command_line import parse_arguments
+from snugbert.trainers.models import ModelArguments
+from snugbert.trainers.pretraining.command import DataArguments
+from snugbert.trainers.pretraining.trainer import PretrainingArguments
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "examples").glob("pretrain_*.yaml"))
+
+
+# Sequences of a step, and GPUs that share them, as the comments say.
+STEPS = {"mini": (64, 1), "base_1_gpu": (256, 1), "base_8_gpus": (1024, 8), "large": (32768, 64)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_recipes_are_arguments_of_the_command(recipe, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    types = (ModelArguments, DataArguments, PretrainingArguments)
+    argv = ["--config", str(recipe), "--use_cpu", "true"]  # a machine without a GPU must do for parsing
+    _, data_args, training_args = parse_arguments(types, argv, "snugbert pretrain", "")
+    sequences, processes = STEPS[recipe.stem.removeprefix("pretrain_")]
+    of_a_process = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
+    assert of_a_process * processes == sequences
+    assert data_args.lengths_and_shares[0][1] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_comments_name_commands_and_flags_that_exist(recipe, capsys):
+    comment = "\n".join(re.findall(r"^#   (.*)", recipe.read_text(), flags=re.MULTILINE)).replace("\\\n", " ")
+    assert f"snugbert pretrain --config examples/{recipe.name}" in comment
+    for command, arguments in re.findall(r"snugbert (vocabulary|prepare|pretrain) (.*)", comment):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        known = set(re.findall(r"--\w+", capsys.readouterr().out))
+        assert {word for word in shlex.split(arguments) if word.startswith("--")} <= known
