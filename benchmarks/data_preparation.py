@@ -2,10 +2,10 @@
 
     python benchmarks/data_preparation.py --train_file 'books/train-*.txt.gz' --tokenizer_name tok
 
-The original is the script of 2018 that made the paper's examples: lines of sentences are cut into word pieces in Python,
-put together to pairs and masked, all in memory and in one process. Here its recipe is written anew, around the
-tokenizer in Python that transformers keeps; it gets sentences that were split before, as that script did. Files are
-written by neither but the prepared corpus.
+The original is the script of 2018 that made the paper's examples: sentences are cut into word pieces in Python, put
+together to pairs and masked, all in memory and in one process. Here its recipe is written anew, around the tokenizer
+in Python that transformers keeps; it gets sentences that were split before, as that script did, and its files are not
+written. Both tokenizers must give the same number of word pieces.
 
 Every stage is run `--rounds` times, those of both sides in turn, and the best counts. Memory is what a process and
 those it starts hold themselves, mapped files apart, sampled 20 times a second: of preparing the text, and of making an
@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -81,10 +83,11 @@ def original_pairs(documents: list[list[Sentence]], max_seq_length: int, seed: i
     for number, document in enumerate(documents):
         target = rng.randint(2, longest) if rng.random() < SHORT_SEQ_PROB else longest
         chunk: list[Sentence] = []
-        place = 0
+        length = place = 0
         while place < len(document):
             chunk.append(document[place])
-            if place == len(document) - 1 or sum(map(len, chunk)) >= target:
+            length += len(document[place])
+            if place == len(document) - 1 or length >= target:
                 cut = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
                 first = list(chain.from_iterable(chunk[:cut]))
                 second = list(chain.from_iterable(chunk[cut:]))
@@ -95,7 +98,7 @@ def original_pairs(documents: list[list[Sentence]], max_seq_length: int, seed: i
                     longer = first if len(first) > len(second) else second
                     longer.pop(0 if rng.random() < 0.5 else -1)
                 pairs.append((first, second))
-                chunk = []
+                chunk, length = [], 0
             place += 1
     rng.shuffle(pairs)
     return pairs
@@ -152,30 +155,32 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
     sentences = [split_sentences(document, "en") for document in documents]
     numbered = list(enumerate(sentences))
     batches = [numbered[start : start + 256] for start in range(0, len(numbered), 256)]
-    seconds: dict[str, list[float]] = {}
-
-    def timed(stage: str, work: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
-        result = work()
-        seconds.setdefault(stage, []).append(time.perf_counter() - start)
-        return result
-
+    seconds: dict[str, list[float]] = defaultdict(list)
     for round_ in range(args.rounds):
-        timed("read", lambda: [None for _ in read_documents(files)])
-        timed("split", lambda: [split_sentences(document, "en") for document in documents])
-        worker = _Worker(tokenizer, None)  # a new one: it remembers words
-        timed("tokenize", lambda worker=worker: [worker(batch) for batch in batches])
+        with timed(seconds["read"]):
+            for _ in read_documents(files):
+                pass
+        with timed(seconds["split"]):
+            for document in documents:
+                split_sentences(document, "en")
+        worker = _Worker(tokenizer, None)  # a new one each round: it remembers words
+        with timed(seconds["tokenize"]):
+            for batch in batches:
+                worker(batch)
         for workers in sorted({1, args.num_workers}):
-            corpus = timed(
-                f"prepare {workers}",
-                lambda at=folder / f"{round_}-{workers}", n=workers: prepare(args, at, tokenizer, n),
-            )
-        dataset = timed("pairs", lambda at=folder / f"epochs-{round_}": pairs_of(corpus, at, tokenizer, args))
-        read = min(READ_EXAMPLES, len(dataset))
-        read_tokens = timed("mask", lambda: read_and_mask(dataset, collate, read))
-        tokens = timed("original tokenize", lambda: original_tokens(sentences, tokenizer))
-        pairs = timed("original pairs", lambda: original_pairs(tokens, args.max_seq_length, round_))
-        timed("original mask", lambda: [None for _ in original_masks(pairs, tokenizer, round_)])
+            with timed(seconds[f"prepare {workers}"]):
+                corpus = prepare(args, folder / f"{round_}-{workers}", tokenizer, workers)
+        with timed(seconds["pairs"]):
+            dataset = pairs_of(corpus, folder / f"epochs-{round_}", tokenizer, args)
+        with timed(seconds["mask"]):
+            masked = read_and_mask(dataset, collate)
+        with timed(seconds["original tokenize"]):
+            tokens = original_tokens(sentences, tokenizer)
+        with timed(seconds["original pairs"]):
+            pairs = original_pairs(tokens, args.max_seq_length, seed=round_)
+        with timed(seconds["original mask"]):
+            for _ in original_masks(pairs, tokenizer, seed=round_):
+                pass
     best = {stage: min(times) for stage, times in seconds.items()}
     number = corpus.num_tokens
     if (original_number := sum(len(sentence) for document in tokens for sentence in document)) != number:
@@ -189,7 +194,7 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
         ("the three together into a prepared corpus, 1 process", number / best["prepare 1"], None),
         (f"the same, {args.num_workers} processes", number / best[workers], None),
         ("pairs of an epoch", number / best["pairs"], number / best["original pairs"]),
-        ("masking and batching", read_tokens / best["mask"], original_masked / best["original mask"]),
+        ("masking and batching", masked / best["mask"], original_masked / best["original mask"]),
         (
             f"text to pairs, {args.num_workers} processes / sentences to masked pairs, 1 process",
             number / (best[workers] + best["pairs"]),
@@ -208,6 +213,14 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
     ]
 
 
+@contextmanager
+def timed(seconds: list[float]) -> Iterator[None]:
+    """Adds the seconds that its block takes."""
+    start = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - start)
+
+
 def prepare(args: argparse.Namespace, folder: Path, tokenizer: Any, num_workers: int) -> Corpus:
     """Prepares the text and opens it."""
     parts = parts_of(TextArguments(train_file=args.train_file))
@@ -221,12 +234,11 @@ def pairs_of(corpus: Corpus, folder: Path, tokenizer: Any, args: argparse.Namesp
     return PretrainingDataset(corpus, *ids, folder, max_seq_length=args.max_seq_length)
 
 
-def read_and_mask(dataset: PretrainingDataset, collate: Any, examples: int) -> int:
-    """Makes batches of the first examples; the number of their tokens."""
-    return sum(
-        collate([dataset[index] for index in range(start, min(start + BATCH_SIZE, examples))])["input_ids"].numel()
-        for start in range(0, examples, BATCH_SIZE)
-    )
+def read_and_mask(dataset: PretrainingDataset, collate: Any) -> int:
+    """Makes batches of the first `READ_EXAMPLES` examples; the number of their tokens."""
+    number = min(READ_EXAMPLES, len(dataset))
+    ranges = [range(start, min(start + BATCH_SIZE, number)) for start in range(0, number, BATCH_SIZE)]
+    return sum(collate([dataset[index] for index in indices])["input_ids"].numel() for indices in ranges)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------
@@ -297,7 +309,7 @@ def run_task(args: argparse.Namespace) -> None:
         prepare(args, args.folder, tokenizer, args.num_workers)
     elif args.task == "read":
         dataset = pairs_of(open_corpus(args.folder, tokenizer), args.folder / "epochs", tokenizer, args)
-        read_and_mask(dataset, SnugBertDataCollatorForPreTraining(tokenizer), min(READ_EXAMPLES, len(dataset)))
+        read_and_mask(dataset, SnugBertDataCollatorForPreTraining(tokenizer))
 
 
 TASKS = ("idle", "prepare", "read")

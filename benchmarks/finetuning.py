@@ -61,7 +61,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def make_works(args: argparse.Namespace) -> Iterator[Work]:
     """A row for each task."""
     dropout = f"hidden_dropout_prob={args.dropout},attention_probs_dropout_prob={args.dropout}"
-    model_args = ModelArguments(args.model_name_or_path or default_checkpoint(), config_overrides=dropout)
+    model_args = ModelArguments(
+        model_name_or_path=args.model_name_or_path or default_checkpoint(), config_overrides=dropout
+    )
     tokenizer = load_tokenizer(model_args)
     for task in args.tasks:
         features, num_labels = features_of_task(task, examples_needed(args), tokenizer, args)

@@ -28,7 +28,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def make_works(args: argparse.Namespace) -> Iterator[Work]:
     """A row for each task."""
-    model_args = ModelArguments(args.model_name_or_path or default_checkpoint())
+    model_args = ModelArguments(model_name_or_path=args.model_name_or_path or default_checkpoint())
     tokenizer = load_tokenizer(model_args)
     for task in args.tasks:
         features = glue_features(task, args.glue_dir, "validation", tokenizer, args.max_samples, seed=None)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from side_by_side import SIDES, machine_of, positive
+from side_by_side import SIDES, machine_of, padded, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from snugbert.configuration_snugbert import SIZES
@@ -168,18 +168,6 @@ def examples_of(
         max_seq_length=args.max_seq_length,
         seed=seed,
     )
-
-
-def padded(batch: Batch, pad_token_id: int) -> Batch:
-    """A packed batch as stock BERT wants it. *Shape:* (N, tokens of the longest)."""
-    lengths = batch["cu_seq_lens_q"].diff().tolist()
-    padding = {"input_ids": pad_token_id, "token_type_ids": 0, "labels": IGNORE_INDEX}
-    columns = {
-        name: torch.nn.utils.rnn.pad_sequence(batch[name][0].split(lengths), batch_first=True, padding_value=value)
-        for name, value in padding.items()
-    }
-    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-    return {**columns, "attention_mask": mask, "next_sentence_label": batch["next_sentence_label"]}
 
 
 class Recorder(TrainerCallback):

@@ -8,21 +8,22 @@ for both, only with `--optimizer`. What is measured and how: `side_by_side.py`.
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
-from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, report
+from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, padded, report
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
-from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.pretraining.documents import find_files, read_documents, tokenize_corpus
-from snugbert.trainers.pretraining.masking import mask_tokens
-from snugbert.trainers.pretraining.sentence_pairs import SentencePairDataset
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
+from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
+from snugbert.trainers.pretraining.documents import TextArguments
+from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -64,39 +65,27 @@ def make_work(args: argparse.Namespace) -> Iterator[Work]:
 
 def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
     """Masked batches, padded to their longest pair."""
-    documents = read_documents(find_files(args.train_file))
-    corpus = tokenize_corpus(documents, tokenizer, "en", show_progress=False)
-    dataset = SentencePairDataset(
-        corpus, tokenizer.cls_token_id, tokenizer.sep_token_id, args.max_seq_length, args.short_seq_prob, args.seed
-    )
+    collate = SnugBertDataCollatorForPreTraining(tokenizer)
     needed = examples_needed(args)
-    if len(dataset) < needed:
-        raise InputError(f"{needed} pairs are needed, --train_file gives {len(dataset)}; name more text.")
-    examples = [dataset[index] for index in range(needed)]
-    return [collate(examples[i : i + args.batch_size], tokenizer) for i in range(0, needed, args.batch_size)]
-
-
-def collate(examples: list[dict], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-    """A masked, padded batch; not by the package's collator, which may pack what stock BERT wants padded."""
-    special = tokenizer.all_special_ids
-    replacements = np.setdiff1d(np.arange(len(tokenizer)), special)
-    columns: dict[str, list[torch.Tensor]] = {name: [] for name in ("input_ids", "token_type_ids", "labels")}
-    for example in examples:
-        ids = example["input_ids"]
-        candidates = ~np.isin(ids, special)
-        rng = np.random.default_rng(example["mask_seed"])
-        masked, labels = mask_tokens(ids, candidates, tokenizer.mask_token_id, replacements, rng)
-        for name, values in (("input_ids", masked), ("token_type_ids", example["token_type_ids"]), ("labels", labels)):
-            columns[name].append(torch.from_numpy(values))
-    lengths = torch.tensor([len(ids) for ids in columns["input_ids"]])
-    padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": 0, "labels": IGNORE_INDEX}
-    batch = {
-        name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=padding[name])
-        for name, values in columns.items()
-    }
-    batch["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-    batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
-    return batch
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare_corpus(folder, parts_of(TextArguments(train_file=args.train_file)), tokenizer, show_progress=False)
+        dataset = PretrainingDataset(
+            open_corpus(folder, tokenizer),
+            tokenizer.cls_token_id,
+            tokenizer.sep_token_id,
+            folder / "epochs",
+            max_seq_length=args.max_seq_length,
+            short_seq_prob=args.short_seq_prob,
+            seed=args.seed,
+        )
+        if len(dataset) < needed:
+            raise InputError(f"{needed} pairs are needed, --train_file gives {len(dataset)}; name more text.")
+        examples = [dataset[index] for index in range(needed)]
+    return [
+        padded(collate(examples[start : start + args.batch_size]), tokenizer.pad_token_id)
+        for start in range(0, needed, args.batch_size)
+    ]
 
 
 def main(argv: list[str]) -> None:

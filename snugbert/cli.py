@@ -61,6 +61,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"snugbert {command}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\nsnugbert {command}: interrupted; checkpoints stay (--resume_from_checkpoint true)", file=sys.stderr)
+        print(
+            f"\nsnugbert {command}: interrupted; what was written stays (checkpoints: --resume_from_checkpoint true)",
+            file=sys.stderr,
+        )
         return 130
     return 0

@@ -1,7 +1,10 @@
 """Every benchmark runs, says what it should, and refuses to measure two sides that do not compute the same."""
 
 import json
+import os
+import re
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -143,3 +146,95 @@ def test_sides_that_differ_are_not_measured(head, trains, monkeypatch):
     monkeypatch.setattr(side_by_side, "build", another)
     with pytest.raises(SystemExit, match=r"it: .* of ours and stock differ by .* in float32; not measured"):
         side_by_side.check_agreement(work, args)
+
+
+def test_data_preparation(data_dir, minilm, capsys):
+    from data_preparation import main
+
+    text = str(data_dir / "sample_text/sample_text.txt")
+    settings = ["--max_seq_length", "64", "--num_workers", "1", "--rounds", "1", "--skip_memory"]
+    main(["--train_file", text, "--tokenizer_name", str(minilm), *settings])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    table = [row for row in rows if len(row) == 4][2:]  # without the header
+    rates = {row[0]: [float(cell.replace(",", "")) for cell in row[1:] if cell] for row in table}
+    both = [stage for stage, cells in rates.items() if len(cells) == 3]
+    assert len(both) == 4 and len(rates) - len(both) == 4
+    for stage in both:
+        ours, theirs, ratio = rates[stage]
+        assert ratio == pytest.approx(ours / theirs, abs=0.06)
+
+
+def test_the_original_recipe_is_what_it_was(minilm):
+    from data_preparation import original_masks, original_pairs, original_tokens
+
+    tokenizer = SnugBertTokenizer.from_pretrained(minilm)
+    texts = [[f"Sentence {name}{number} is not the last, naïvely." for number in range(30)] for name in "abc"]
+    tokens = original_tokens(texts, tokenizer)
+    assert tokens == [[tokenizer.tokenize(text) for text in document] for document in texts]
+    pairs = original_pairs(tokens, 64, seed=0)
+    documents = ["".join(piece for sentence in document for piece in sentence) for document in tokens]
+    same = 0
+    for first, second in pairs:
+        assert 0 < len(first) and 0 < len(second) and len(first) + len(second) <= 61
+        (home,) = [number for number, document in enumerate(documents) if "".join(first) in document]
+        same += "".join(second) in documents[home]
+    assert 0.3 < same / len(pairs) < 0.7
+    for (first, second), (ids, segments, places, labels) in zip(
+        pairs, original_masks(pairs, tokenizer, 0), strict=True
+    ):
+        plain = tokenizer.convert_tokens_to_ids(["[CLS]", *first, "[SEP]", *second, "[SEP]"])
+        assert segments == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        assert len(places) == round(len(plain) * 0.15) and [plain[place] for place in places] == labels
+        assert {place for place, (shown, true) in enumerate(zip(ids, plain, strict=True)) if shown != true} <= {
+            *places
+        }
+
+
+def test_memory_is_a_process_its_own(tmp_path):
+    from data_preparation import _family, _own_memory
+
+    def held() -> int:
+        return sum(map(_own_memory, _family(os.getpid())))
+
+    before = held()
+    filled = np.ones(10**8, dtype=np.uint8)
+    filled.tofile(tmp_path / "file")
+    with_array = held()
+    assert with_array - before == pytest.approx(len(filled), rel=0.1)
+    mapped = np.memmap(tmp_path / "file", mode="r")
+    assert int(mapped.sum()) == len(filled)  # every page of it is resident now
+    assert held() - with_array < 0.1 * len(filled)
+
+
+def test_both_sides_of_a_pretraining_run_learn_the_same(data_dir, minilm, tmp_path, capsys):
+    from pretraining_run import main
+
+    text = str(data_dir / "sample_text/sample_text.txt")
+    argv = ["--train_file", text, "--validation_file", text, "--tokenizer_name", str(minilm), "--config_name", "tiny"]
+    argv += ["--config_overrides", "hidden_dropout_prob=0,attention_probs_dropout_prob=0", "--max_seq_length", "32"]
+    argv += ["--max_steps", "4", "--eval_steps", "2", "--logging_steps", "1", "--per_device_train_batch_size", "8"]
+    argv += ["--max_eval_samples", "20", "--learning_rate", "1e-3", "--use_cpu", "--output_dir", str(tmp_path)]
+    logs = {}
+    for side in ("ours", "stock"):
+        main([*argv, "--side", side])
+        logs[side] = [json.loads(line) for line in (tmp_path / f"{side}.jsonl").read_text().splitlines()]
+    assert len(logs["ours"]) == len(logs["stock"]) == 4 + 3
+    for ours, stock in zip(*logs.values(), strict=True):
+        assert ours.keys() == stock.keys()
+        for name in ours.keys() - {"seconds"}:
+            assert ours[name] == pytest.approx(stock[name], rel=1e-4), name
+    assert logs["ours"][0]["eval_mlm_loss"] - logs["ours"][-2]["eval_mlm_loss"] > 0.01
+
+    (tmp_path / "command.json").write_text(json.dumps(argv))
+    main(["--report", "--output_dir", str(tmp_path)])
+    table = capsys.readouterr().out
+    ratio = logs["stock"][-2]["seconds"] / logs["ours"][-2]["seconds"]
+    assert f"Stock's time / ours: {ratio:.2f}." in table
+    assert re.search(rf"masked token loss, nats \| {logs['ours'][-2]['eval_mlm_loss']:.3f} \|", table)
+    assert (tmp_path / "pretraining_run.png").stat().st_size > 10_000
+
+    # Other examples, as the number of their tokens tells: no comparison.
+    logs["stock"][1]["tokens"] += 1
+    (tmp_path / "stock.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs["stock"]))
+    with pytest.raises(SystemExit, match="not of the same steps and examples"):
+        main(["--report", "--output_dir", str(tmp_path)])

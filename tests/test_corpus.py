@@ -7,13 +7,16 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from itertools import chain
 from pathlib import Path
 
 import datasets
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
+from filelock import FileLock
 
 import snugbert
 from snugbert.cli import main as snugbert_command
@@ -159,6 +162,7 @@ def test_hard_text(tmp_path, tokenizer):
         "empty.txt": "\n \n\n" * 10_000,
         "empty.jsonl": '{"text": ""}\n{"text": null}\n' * 5_000,
         "one.txt": "A document of one sentence.",
+        "half.jsonl": '{"text": "Half a \\ud83d character."}',
         "nul.txt": "One \0 sentence\0. And another.",
         "words.txt": "word " * 2_000_000,
         "unbroken.txt": "x" * 1_000_000,
@@ -166,9 +170,9 @@ def test_hard_text(tmp_path, tokenizer):
     for name, text in lines.items():
         (tmp_path / name).write_text(text)
     corpus = prepare(tmp_path / "corpus", tokenizer, *(tmp_path / name for name in lines))
-    one, nul, words, unbroken = content(corpus)
-    decoded = [tokenizer.decode(sentence) for sentence in chain(one, nul)]
-    assert decoded == ["a document of one sentence.", "one sentence.", "and another."]
+    one, half, nul, words, unbroken = content(corpus)
+    decoded = [tokenizer.decode(sentence) for sentence in chain(one, half, nul)]
+    assert decoded == ["a document of one sentence.", "half a character.", "one sentence.", "and another."]
     assert (len(words), len(words[0]), set(words[0])) == (1, 2_000_000, {tokenizer.vocab["word"]})
     assert unbroken == [[tokenizer.unk_token_id]]  # WordPiece gives up on words of more than 100 characters
 
@@ -203,6 +207,39 @@ def test_an_interrupted_preparation_goes_on_where_it_stopped(data_dir, tmp_path,
     partial.write_bytes(whole[: len(whole) * 2 // 3])
     prepare(partial.parent, other, file, num_workers=1)
     assert content(open_corpus(partial.parent, other)) == content(open_corpus(tmp_path / "straight", tokenizer))
+
+
+SLOW_PREPARATION = """
+import sys, time
+from pathlib import Path
+import snugbert
+from snugbert.trainers.pretraining import corpus
+from snugbert.trainers.pretraining.documents import TextArguments
+
+tokenize = corpus._Worker.__call__
+corpus._Worker.__call__ = lambda worker, batch: (time.sleep(0.1), tokenize(worker, batch))[1]
+corpus.BLOCK_TOKENS = corpus.BATCH_CHARACTERS = 10_000
+tokenizer = snugbert.SnugBertTokenizer(vocab=sys.argv[1])
+parts = corpus.parts_of(TextArguments(train_file=[sys.argv[2]]))
+corpus.prepare_corpus(Path(sys.argv[3]), parts, tokenizer, num_workers=2, show_progress=False)
+"""
+
+
+def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path):
+    arguments = [data_dir / "vocab/bert-base-uncased-vocab.txt", data_dir / "wikitext2/valid.docs.txt.gz", tmp_path]
+    process = subprocess.Popen([sys.executable, "-c", SLOW_PREPARATION, *map(str, arguments)])
+    partial = tmp_path / "part-00000-of-00001.arrow.partial"
+    while not partial.exists() or partial.stat().st_size < 50_000:
+        assert process.poll() is None
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 2
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    with FileLock(tmp_path / ".part-00000-of-00001.arrow.lock", timeout=20):
+        assert not list(tmp_path.glob("*.arrow"))
 
 
 def test_a_changed_text_is_never_taken_for_the_old_one(tmp_path, tokenizer):
@@ -246,7 +283,13 @@ def test_a_corpus_is_refused_with_another_tokenizer_or_in_part(tmp_path, tokeniz
     other = snugbert.SnugBertTokenizer({**tokenizer.get_vocab(), "zzzz": len(tokenizer)})
     with pytest.raises(InputError, match="was prepared with another tokenizer"):
         open_corpus(store, other)
-    # Parts of another division or other settings are not mixed in.
+    # Parts of another text, division or settings are not mixed in.
+    (tmp_path / "other").mkdir()
+    for name in names[:3]:
+        shutil.copy(tmp_path / name, tmp_path / "other")
+    others = [*arguments[:-1], str(tmp_path / "other/*.txt")]
+    assert snugbert_command([*others, "--output_dir", str(store), "--shard", "1/3"]) == 2
+    assert "of another text, tokenizer or settings" in capsys.readouterr().err
     assert snugbert_command([*arguments, "--output_dir", str(store), "--shard", "1/2"]) == 2
     assert "of another text, tokenizer or settings" in capsys.readouterr().err
     assert snugbert_command([*arguments, "--output_dir", str(store), "--lines_are_sentences", "true"]) == 2
@@ -320,6 +363,9 @@ def test_a_dataset_is_prepared_by_rows_and_notices_a_change(tmp_path, tokenizer)
     shards = content(open_corpus(tmp_path / "shards", tokenizer))
     assert sorted(shards) == sorted(content(corpus))
     assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
+    title = TextArguments(dataset_name=str(data), text_column_name="title")
+    with pytest.raises(InputError, match="another text, tokenizer or settings"):
+        prepare_corpus(tmp_path / "shards", parts_of(title, shards=3), tokenizer, show_progress=False)
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
     _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)

@@ -139,13 +139,108 @@ def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
     assert "masked token loss" in capsys.readouterr().out
 
 
+def test_a_run_leaves_curves_log_and_card(small_run, tmp_path):
+    run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
+    assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
+    assert (tmp_path / "training.png").stat().st_size > 10_000
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.pipeline_tag == "fill-mask"
+    assert "120 documents" in card.text and "8 of 16 examples of at most 40 tokens" in card.text
+    assert not (tmp_path / "epochs").exists()  # of no use without the run
+
+
+@pytest.mark.parametrize("flag", ["no_nsp", "sentence_order"])
+def test_other_objectives(small_run, tmp_path, capsys, flag):
+    more = {flag: "true", "max_steps": 40, "learning_rate": 2e-3, "whole_word_mask": "true", "save_strategy": "no"}
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    results = json.loads((tmp_path / "eval_results.json").read_text())
+    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"]
+    assert ("eval_nsp_loss" in results) == (flag == "sentence_order")
+    assert ("sentence order accuracy" in capsys.readouterr().out) == (flag == "sentence_order")
+    kind = snugbert.SnugBertForMaskedLM if flag == "no_nsp" else snugbert.SnugBertForPreTraining
+    _, loading = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+
+
+def test_one_long_document_will_do_without_next_sentences(small_run, tmp_path):
+    (tmp_path / "text.txt").write_text(small_run["train_file"].read_text().replace("\n\n", "\n"))
+    more = {"train_file": tmp_path / "text.txt", "validation_file": None, "max_steps": 1, "logging_steps": 1}
+    assert run(small_run | more, output_dir=tmp_path / "mlm", no_nsp="true") == 0
+    assert run(small_run | more, output_dir=tmp_path / "sop", sentence_order="true") == 0
+
+
+def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
+    """Two lengths in one run, from `snugbert prepare`; resumed in the second phase it is the straight run."""
+    text = ["--train_file", str(small_run["train_file"]), "--lines_are_sentences", "true"]
+    tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
+    assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
+    more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
+    with caplog.at_level("INFO", logger="snugbert"):
+        run(small_run | more, output_dir=tmp_path / "straight")
+    assert "training: 6 steps of 16 examples of 20 tokens" in caplog.text
+    assert "training: 2 steps of 8 examples of 40 tokens" in caplog.text
+    shutil.copytree(tmp_path / "straight/checkpoint-7", tmp_path / "resumed/checkpoint-7")
+    run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
+    assert weights[0] == weights[1]
+
+
+def test_a_run_does_not_go_on_with_other_data_unless_told(small_run, tmp_path, capsys):
+    text = tmp_path / "text"
+    text.mkdir()
+    lines = small_run["train_file"].read_text()
+    for name in ("a", "b"):
+        (text / f"{name}.txt").write_text(lines)
+    small_run = small_run | {"train_file": text / "*.txt", "validation_file": None, "save_steps": 4, "max_steps": 4}
+    run(small_run, output_dir=tmp_path / "run")
+    capsys.readouterr()
+    resume = {"output_dir": tmp_path / "run", "resume_from_checkpoint": "true", "max_steps": 6}
+
+    def refusal(**more) -> str:
+        assert run(small_run | resume, **more) == 2
+        error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]
+        assert len(error.splitlines()) == 1 and "--allow_changed_data" in error
+        return error
+
+    text.rename(tmp_path / "moved")  # as a whole it may
+    assert run(small_run | resume | {"train_file": tmp_path / "moved/*.txt", "max_steps": 4}) == 0
+    (tmp_path / "moved").rename(text)
+    assert "short_seq_prob" in refusal(short_seq_prob=0.2)
+    assert "seed" in refusal(seed=7)
+    assert "batch" in refusal(per_device_train_batch_size=8)
+    (text / "b.txt").write_text(lines.replace("w0a", "w0b"))
+    changed = refusal()
+    assert "b.txt" in changed and "a.txt" not in changed
+    (text / "b.txt").unlink()
+    missing = refusal()
+    assert "b.txt" in missing and "missing" in missing
+    assert run(small_run | resume, allow_changed_data="true") == 0
+    # The same batch in other pieces is no change.
+    more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    assert run(small_run | resume | {"max_steps": 8}, **more) == 0
+
+
+def test_examples_are_shown(small_run, capsys):
+    more = {"show": 3, "validation_file": None}
+    assert run(small_run, **more) == 0
+    shown = capsys.readouterr().out
+    assert "[MASK]{" in shown and shown.count("to predict") == 3 and "\n3. B is " in shown
+    run(small_run, **more, no_nsp="true")
+    assert "- " in capsys.readouterr().out
+
+
 def test_an_output_folder_with_a_run_is_kept(small_run, tmp_path, capsys):
     run(small_run, output_dir=tmp_path, save_steps=4)
     weights = (tmp_path / "model.safetensors").read_bytes()
     assert run(small_run, output_dir=tmp_path, seed=1) == 2
     assert "already holds a run" in capsys.readouterr().err
     # Even --overwrite_output_dir removes nothing before the new run is about to train.
-    assert run(small_run, output_dir=tmp_path, train_file="typo.txt", overwrite_output_dir="true") == 2
+    for typo in ({"train_file": "typo.txt"}, {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 8}):
+        assert run(small_run | typo, output_dir=tmp_path, overwrite_output_dir="true") == 2
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
     assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
     assert (tmp_path / "model.safetensors").read_bytes() == weights
     assert run(small_run, output_dir=tmp_path, seed=1, save_strategy="no", overwrite_output_dir="true") == 0
@@ -162,6 +257,18 @@ def test_a_run_goes_on_from_its_newest_whole_checkpoint(small_run, tmp_path, cap
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 10
     assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
+
+
+def test_one_command_begins_and_resumes(small_run, tmp_path, capsys):
+    """For jobs that may be stopped at any time; but a finished run without checkpoints is not begun again."""
+    more = {"resume_from_checkpoint": "true", "save_steps": 4, "output_dir": tmp_path}
+    assert run(small_run, **more, max_steps=4) == 0
+    assert run(small_run, **more) == 0
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 8
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    assert run(small_run, **more) == 2
+    assert "holds no whole checkpoint" in capsys.readouterr().err
 
 
 def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
@@ -231,7 +338,6 @@ BAD = [
     ({"corpus": "empty"}, "either a prepared corpus (--corpus) or text"),
     ({"corpus": "no_special", "train_file": None}, "no_special holds no prepared corpus"),
     ({"optim": "lion"}, "lion"),
-    ({"resume_from_checkpoint": "true"}, "holds no whole checkpoint"),
     ({"learning_rat": 1}, "unknown arguments: --learning_rat 1"),
     ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
     ({"config": "nowhere.yaml"}, "there is no file nowhere.yaml"),

@@ -26,7 +26,7 @@ def log_line(number: int, next_sentences: bool) -> dict[str, float]:
 
 
 def evaluated(line: dict[str, float]) -> dict[str, float]:
-    return {"tokens": line["tokens"]} | {f"eval_{name}": value / 2 for name, value in line.items() if "_" in name}
+    return {"step": line["step"]} | {f"eval_{name}": value / 2 for name, value in line.items() if "_" in name}
 
 
 def pixels(image_file, color: tuple[int, int, int]) -> int:
@@ -48,7 +48,7 @@ def test_training_alone_and_with_validation(tmp_path, lines):
 
     # A run that was killed leaves half a line; next sentences are a second column.
     training = [log_line(number, next_sentences=True) for number in range(1, lines + 1)]
-    mixed = [*training, evaluated(training[-1]), {"train_runtime": 3.0}]
+    mixed = [*training, evaluated(training[-1]), {"step": lines, "train_runtime": 3.0}]
     log.write_text("".join(json.dumps(line) + "\n" for line in mixed) + '{"tokens": 4096, "mlm_lo')
     draw_training(log, picture, {"mlm_loss": 6.5, "mlm_accuracy": 0.05, "nsp_accuracy": 0.5})
     assert pixels(picture, BLUE) > 1.5 * blue and pixels(picture, ORANGE) > 50
@@ -56,7 +56,7 @@ def test_training_alone_and_with_validation(tmp_path, lines):
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"train_runtime": 3.0}\n\n{"tok')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "train_runtime": 3.0}\n\n{"tok')
     draw_training(tmp_path / "metrics.jsonl", tmp_path / "training.png")
     assert not (tmp_path / "training.png").exists()
 

@@ -122,8 +122,8 @@ def set_up(training_args: TrainingArguments) -> None:
     Raises:
         InputError: a negative learning rate or seed.
     """
-    for name in ("learning_rate", "seed"):
-        if getattr(training_args, name) < 0:
+    for name in ("learning_rate", "seed", "data_seed"):
+        if (getattr(training_args, name) or 0) < 0:
             raise InputError(f"--{name} {getattr(training_args, name)} must not be negative.")
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     level = logging.INFO if training_args.should_log else logging.ERROR
@@ -146,7 +146,8 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
 
     Args:
         training_args: `output_dir` is looked at; `resume_from_checkpoint` may be a folder or "true" for the newest
-            whole checkpoint of `output_dir`.
+            whole checkpoint of `output_dir`, if any run was begun there: a job that may be stopped at any time, or not
+            have begun yet, has one command.
         overwrite: the run that is there may be replaced, see [`clear_output_dir`].
 
     Returns:
@@ -161,7 +162,7 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     checkpoint = None
     if resume.lower() == "true":
         checkpoint = newest_checkpoint(output_dir)
-        if checkpoint is None:
+        if checkpoint is None and _files_of_a_run(output_dir):
             raise InputError(f"--resume_from_checkpoint true: {output_dir} holds no whole checkpoint to resume from.")
     elif resume.lower() != "false":
         checkpoint = Path(resume)

@@ -143,6 +143,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         first_example = first_step = 0
         for phase in self.phases:
             for step in range(max(self.first_step - first_step, 0), phase.steps):
+                phase.dataset.make_ready((step + 1) * phase.batch - 1)  # here, not in each data worker
                 start = first_example + step * phase.batch
                 for part in mine:
                     first, last = part * phase.batch // parts, (part + 1) * phase.batch // parts

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
@@ -38,7 +39,7 @@ from snugbert.trainers.pretraining.batches import Phase, parse_phases, plan_phas
 from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
 from snugbert.trainers.pretraining.documents import TextArguments
-from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, Objective, PretrainingDataset
+from snugbert.trainers.pretraining.examples import RECIPE_VERSION, SHORTEST_EXAMPLE, Objective, PretrainingDataset
 from snugbert.trainers.pretraining.prepare import PreparationArguments, prepare_in_cache
 from snugbert.trainers.pretraining.report import PICTURE, draw_training, write_model_card
 from snugbert.trainers.pretraining.trainer import (
@@ -189,7 +190,7 @@ def main(argv: list[str]) -> None:
         raise InputError(str(error)) from error
     if do_train:
         if checkpoint is None:
-            clear_output_dir(training_args)
+            trainer.add_callback(ClearOutputDir())
         result = trainer.train(resume_from_checkpoint=checkpoint)
         if trainer.interrupted:
             return
@@ -223,6 +224,14 @@ def main(argv: list[str]) -> None:
             f"\nThe model is in {output_dir}, with its curves ({PICTURE}) and a model card (README.md).\n"
             f"Next, fine-tune it:\n  snugbert glue --model_name_or_path {output_dir} --task_name sst2 ..."
         )
+
+
+class ClearOutputDir(TrainerCallback):
+    """Removes the run that is replaced as late as can be: optimizer and schedule have been made, too."""
+
+    def on_train_begin(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step."""
+        clear_output_dir(args)
 
 
 def _data_seed(training_args: TrainingArguments) -> int:
@@ -354,6 +363,7 @@ def _show(
     collator: SnugBertDataCollatorForPreTraining,
 ) -> None:
     """Prints the first examples of training as the model will see them."""
+    data_args.validation_file, training_args.do_eval = [], False
     corpus, _ = _load_corpora(data_args, training_args, cache_dir, tokenizer)
     if corpus is None:
         raise InputError("--show is for training text; name it with --train_file, --dataset_name or --corpus.")
@@ -408,9 +418,10 @@ def _data_settings(
     """All that decides which examples a step sees, as a checkpoint remembers it."""
     names = ("short_seq_prob", "mlm_probability", "mask_replace_prob", "random_replace_prob", "whole_word_mask")
     settings: dict[str, Any] = {
-        **{f"text {name}": digest for name, digest in corpus.sources.items()},
-        **{name: value for name, value in corpus.settings.items() if value is not None},
+        "text": corpus.sources,
+        **corpus.settings,
         "objective": data_args.objective,
+        "recipe": RECIPE_VERSION,
         "seed": _data_seed(training_args),
         **{name: getattr(data_args, name) for name in names},
         "lengths": [phase.dataset.max_seq_length for phase in phases],
@@ -486,12 +497,15 @@ def _counts(corpus: Corpus, vocab_size: int) -> np.ndarray:
 
 def _facts_of_text(data_args: DataArguments, train: Corpus, validation: Corpus | None) -> dict[str, Any]:
     """What the model card says of the text."""
-    source = data_args.dataset_name or ", ".join(sorted(Path(name).name for name in train.sources))
-    facts = {"training text": f"{source}: {train}"}
+    facts = {"training text": f"{data_args.dataset_name or _names(train)}: {train}"}
     if validation is not None:
-        files = ", ".join(sorted(Path(name).name for name in validation.sources))
-        facts["validation text"] = f"{files}: {validation}"
+        facts["validation text"] = f"{_names(validation)}: {validation}"
     return facts
+
+
+def _names(corpus: Corpus) -> str:
+    names = sorted(Path(name).name for name in corpus.sources)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def _facts_of_training(

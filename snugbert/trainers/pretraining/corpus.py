@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pyarrow as pa
 from filelock import FileLock
@@ -44,9 +46,9 @@ from snugbert.trainers.pretraining.documents import (
 FORMAT = 1  # of the files; another number is not read
 BLOCK_TOKENS = 2**22  # word pieces of a block, at least, but for the last of a part
 BATCH_CHARACTERS = 2**20  # of text that a process tokenizes at a time, at least
-MOST_PARTS = 256  # each is an open file
+MOST_PARTS = 256  # each is a file to open and map
 PART_BYTES = 2**26  # of text files to a part, as long as that makes no more than MOST_PARTS
-REMEMBERED_CHARACTERS = 2**25  # of words whose pieces are remembered; English has a few million
+REMEMBERED_CHARACTERS = 2**22  # of words whose pieces a process remembers, some 100 MB; 80 books have 2 million
 
 
 # --- a prepared corpus ------------------------------------------------------------------------------------------
@@ -73,6 +75,7 @@ class Corpus:
     Attributes:
         blocks: memory-mapped; reading them costs no memory of the process's own.
         digest: of the text, the tokenizer and the settings that it was made with.
+        folder: where its files are; None if it was made in memory.
         sources: digest of each file, or of the dataset, that it was made from, by name.
         settings: what else decides its content: tokenizer (its digest), language, documents.
         document_starts: the number of documents before each block, and of all. *Shape:* (blocks + 1,)
@@ -82,11 +85,13 @@ class Corpus:
         self,
         blocks: Sequence[Block],
         digest: str,
+        folder: Path | None = None,
         sources: dict[str, str] | None = None,
         settings: dict[str, Any] | None = None,
     ):
         self.blocks = list(blocks)
         self.digest = digest
+        self.folder = folder
         self.sources = sources or {}
         self.settings = settings or {}
         self.document_starts = np.cumsum([0, *(len(block.documents) - 1 for block in self.blocks)])
@@ -106,6 +111,10 @@ class Corpus:
         """The number of word pieces."""
         return sum(len(block.tokens) for block in self.blocks)
 
+    def __reduce__(self) -> Any:
+        # A data worker that is not forked maps the files itself; pickled, their content would be copied.
+        return super().__reduce__() if self.folder is None else (_open, (self.folder, self.digest))
+
     def __str__(self) -> str:
         return f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} word pieces"
 
@@ -117,6 +126,15 @@ def open_corpus(folder: Path, tokenizer: Any) -> Corpus:
         InputError: there is none, a part is missing, unfinished or damaged, parts do not belong together, or it was
             made with another tokenizer.
     """
+    corpus = _open(folder)
+    if corpus.settings["tokenizer"] != digest_of_tokenizer(tokenizer):
+        raise InputError(
+            f"the corpus in {folder} was prepared with another tokenizer; give that one, or prepare the text again."
+        )
+    return corpus
+
+
+def _open(folder: Path, digest: str | None = None) -> Corpus:
     files = sorted(folder.glob("part-*.arrow"))
     if not files:
         raise InputError(f"{folder} holds no prepared corpus; make one with `snugbert prepare`.")
@@ -140,18 +158,17 @@ def open_corpus(folder: Path, tokenizer: Any) -> Corpus:
                 reader = pa.ipc.open_stream(stream)
                 origins.append(_origin(reader.schema))
                 blocks += [_block(batch) for batch in reader]
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{file} is damaged ({error}); remove it and run `snugbert prepare` again.") from error
         if origins[-1]["settings"] != origins[0]["settings"]:
             raise InputError(f"{file} was prepared with other settings or another tokenizer than {files[0].name}.")
         sources |= {source["name"]: source["digest"] for source in origins[-1]["sources"]}
-    if origins[0]["settings"]["tokenizer"] != digest_of_tokenizer(tokenizer):
-        raise InputError(
-            f"the corpus in {folder} was prepared with another tokenizer; give that one, or prepare the text again."
-        )
-    content = [[source["digest"] for source in origin["sources"]] for origin in origins]
     settings = origins[0]["settings"]
-    return Corpus(blocks, digest_of([settings, content]), sources, settings)
+    content = [[source["digest"] for source in origin["sources"]] for origin in origins]
+    corpus = Corpus(blocks, digest_of([settings, content]), folder, sources, settings)
+    if digest not in (None, corpus.digest):
+        raise InputError(f"the corpus in {folder} was replaced while it was in use; start again.")
+    return corpus
 
 
 def _block(batch: pa.RecordBatch) -> Block:
@@ -211,6 +228,11 @@ class Part:
         """Name of its file."""
         return f"part-{self.number:05d}-of-{self.of:05d}.arrow"
 
+    @property
+    def names(self) -> list[str]:
+        """Where its text is found: paths, or the dataset."""
+        return [str(file.resolve()) for file in self.files] or [f"dataset {self.text.dataset_name}"]
+
     def documents(self) -> Iterator[tuple[int, list[str]]]:
         """Its documents with their numbers."""
         documents: Iterable[tuple[int, list[str]]]
@@ -228,7 +250,7 @@ class Part:
             known: what this gave an earlier time. A file that nothing has touched since is not read again.
         """
         if not self.files:
-            return [{"name": f"dataset {self.text.dataset_name}", "digest": dataset_version(self.text)}]
+            return [{"name": self.names[0], "digest": dataset_version(self.text)}]
         digests = {tuple(source.get("identity", ())): source["digest"] for source in known}
         return [_source_of(file, digests) for file in self.files]
 
@@ -240,7 +262,7 @@ def _source_of(file: Path, digests: dict[tuple, str]) -> dict[str, Any]:
     if digest is None:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
-    return {"name": str(file), "digest": digest, "identity": identity}
+    return {"name": str(file.resolve()), "digest": digest, "identity": identity}
 
 
 def _every(number: int) -> bool:
@@ -292,7 +314,7 @@ def prepare_corpus(
 ) -> None:
     """Makes those of `parts` that are not in `folder` yet, or whose text has changed since.
 
-    Several processes may call this at the same time: one works and the others wait.
+    Several processes may call this at the same time: one works on a part and the others wait for it.
 
     Args:
         folder: of the prepared corpus; created if need be.
@@ -314,14 +336,16 @@ def prepare_corpus(
         "language": language,
         "sentence_splitter": None if language is None else f"sentencex {version('sentencex')}",
         "documents": documents,
+        "source": [parts[0].text.text_column_name, parts[0].text.dataset_config_name, parts[0].text.dataset_split],
     }
     worker: _Worker | None = None
-    num_workers = num_workers or len(os.sched_getaffinity(0))
+    num_workers = num_workers or joblib.cpu_count()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             _check_others(folder, parts, settings, replace)
-            for part in parts:
+        for part in parts:
+            with FileLock(folder / f".{part.name}.lock"):  # other machines may work on other parts
                 known = _known(folder / part.name, settings)
                 sources = part.sources(known)
                 if known and [source["digest"] for source in known] == [source["digest"] for source in sources]:
@@ -350,21 +374,23 @@ def _known(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         with pa.memory_map(str(file)) as stream:
             origin = _origin(pa.ipc.read_schema(stream))
-    except (FileNotFoundError, pa.ArrowInvalid):
+    except (OSError, pa.ArrowInvalid):
         return []
     return origin["sources"] if origin["settings"] == settings else []
 
 
 def _check_others(folder: Path, parts: Sequence[Part], settings: dict[str, Any], replace: bool) -> None:
-    """Removes, or refuses to mix with, parts of another division, tokenizer or settings."""
+    """Removes, or refuses to mix with, parts of another text, division, tokenizer or settings."""
+    names = {part.name: part.names for part in parts}
     for file in sorted(folder.glob("part-*.arrow")):
-        of_another = not file.stem.endswith(f"-of-{parts[0].of:05d}") or not _known(file, settings)
-        if of_another and not replace:
+        known = [source["name"] for source in _known(file, settings)]
+        belongs = file.stem.endswith(f"-of-{parts[0].of:05d}") and known and known == names.get(file.name, known)
+        if not belongs and not replace:
             raise InputError(
                 f"{folder} holds {file.name} of another text, tokenizer or settings; choose another folder or replace "
                 "what is there (--overwrite_output_dir)."
             )
-        if of_another:
+        if not belongs:
             file.unlink()
 
 
@@ -386,7 +412,7 @@ def _prepare(
             stream.write(schema.serialize())
         block: list[_Pieces] = []
         tokens = 0
-        for pieces in _in_order(worker, batches, num_workers):
+        for pieces in in_order(worker, batches, num_workers):
             block.append(pieces)
             tokens += len(pieces.tokens)
             progress.update(pieces.documents_read)
@@ -412,7 +438,7 @@ def _cut_to_whole_blocks(partial: Path, schema: pa.Schema) -> int:
                 for batch in reader:
                     last_document = batch.column("document")[-1].as_py()
                     end = stream.tell()
-    except (FileNotFoundError, pa.ArrowInvalid, OSError):
+    except (OSError, pa.ArrowInvalid):
         pass  # none there, or cut off within a block
     if partial.exists():
         os.truncate(partial, end)
@@ -523,22 +549,22 @@ class _Worker:
         return [np.array(encoding.ids, self.dtype).tobytes() for encoding in encodings]
 
 
-def _in_order(worker: _Worker, batches: Iterator[list[tuple[int, list[str]]]], num_workers: int) -> Iterator[_Pieces]:
-    """The pieces of each batch, in order, from as many processes as pay: for a single batch, from none but this."""
-    first, second = next(batches, None), next(batches, None)
+def in_order(function: Callable[[Any], Any], items: Iterator[Any], num_workers: int) -> Iterator[Any]:
+    """`map`, in as many processes as pay: for a single item, or within a data worker, in none but this."""
+    first, second = next(items, None), next(items, None)
     if first is None:
         return
-    if second is None or num_workers == 1:
-        yield from map(worker, chain([first], [] if second is None else [second], batches))
+    if second is None or num_workers == 1 or multiprocessing.current_process().daemon:
+        yield from map(function, chain([first], [] if second is None else [second], items))
         return
-    # Forked where that exists: a process then starts at once and shares the tokenizer.
+    # Forked where that exists: a process then starts at once and shares what the function holds.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     context = multiprocessing.get_context(method)
-    with ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(worker,)) as executor:
+    with ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(function,)) as executor:
         try:
             pending: deque = deque()
-            for batch in chain([first, second], batches):
-                pending.append(executor.submit(_work, batch))
+            for item in chain([first, second], items):
+                pending.append(executor.submit(_work, item))
                 if len(pending) > 2 * num_workers:  # enough to keep all busy; more would only fill memory
                     yield pending.popleft().result()
             while pending:
@@ -547,15 +573,24 @@ def _in_order(worker: _Worker, batches: Iterator[list[tuple[int, list[str]]]], n
             executor.shutdown(cancel_futures=True)
 
 
-_worker: _Worker
+_function: Callable[[Any], Any]
 
 
-def _start(worker: _Worker) -> None:
-    global _worker
-    _worker = worker
+def _start(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _work(batch: list[tuple[int, list[str]]]) -> _Pieces:
-    return _worker(batch)
+def _end_with_parent() -> None:
+    # When the main process is killed, its children would wait for work for ever.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(item: Any) -> Any:
+    return _function(item)

@@ -113,8 +113,8 @@ def dataset_version(text: TextArguments) -> str:
     Raises:
         InputError: as [`read_dataset_documents`].
     """
-    builder = _dataset_builder(text)
-    return f"{builder.cache_dir}"
+    # Name, configuration and version, by which `datasets` itself tells what it has in its cache.
+    return "/".join(Path(_dataset_builder(text).cache_dir).parts[-4:])
 
 
 def _dataset_builder(text: TextArguments) -> Any:
@@ -152,7 +152,9 @@ def _documents_of_rows(
             raise InputError(
                 f"{source}, row {number}: column {text_column!r} holds a {type(text).__name__}, not text."
             )
-        document = [stripped for line in (text or "").splitlines() if (stripped := line.strip())]
+        # JSON can hold half of a character that takes two; it is none.
+        text = (text or "").encode("utf-8", "ignore").decode("utf-8")
+        document = [stripped for line in text.splitlines() if (stripped := line.strip())]
         if document:
             yield document
 

@@ -4,6 +4,7 @@ Memory does not grow with the corpus: an epoch's examples are made block by bloc
 all processes and workers of a machine read them, and their order is a function, not a list.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -14,11 +15,12 @@ from math import isqrt
 from pathlib import Path
 from typing import Any, Literal
 
+import joblib
 import numpy as np
 import torch
 from filelock import FileLock
 
-from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.pretraining.corpus import Corpus, in_order
 from snugbert.trainers.pretraining.sentence_pairs import (
     Example,
     full_sentences,
@@ -134,6 +136,14 @@ class PretrainingDataset(torch.utils.data.Dataset):
             example["next_sentence_label"] = label
         return example
 
+    def make_ready(self, index: int) -> None:
+        """Makes the table of the epoch that example `index` belongs to, on all cores, if no process has.
+
+        A data worker that needs a table makes it, too, but on one core.
+        """
+        if index // self.epoch_length != self._epoch:
+            self._open_epoch(index // self.epoch_length)
+
     def _document_starts(self, number: int, start: int, length: int) -> list[int]:
         """Where documents begin within a span, counted from its first word piece, which does not count."""
         block = self.corpus.blocks[number]
@@ -152,17 +162,23 @@ class PretrainingDataset(torch.utils.data.Dataset):
         """Maps the table of `epoch` into memory, making it first if no other process has."""
         settings = [self.corpus.digest, self.objective, self.max_seq_length, self.short_seq_prob, self.seed]
         name = hashlib.sha256(json.dumps([RECIPE_VERSION, *settings]).encode()).hexdigest()[:16]
-        self.epochs_dir.mkdir(parents=True, exist_ok=True)
         file = self.epochs_dir / f"{name}-{epoch}.examples"
-        with FileLock(self.epochs_dir / f"{name}.lock"):
-            if not file.exists():
-                self._write_epoch(epoch, file)
-                # Epoch 0 says how long an epoch is; with the one before, other workers may not be done. One that is
-                # mapped somewhere stays there, one that is missed is made again.
-                for old in self.epochs_dir.glob(f"{name}-*.examples"):
-                    if 0 < int(old.stem.rpartition("-")[2]) < epoch - 1:
-                        old.unlink()
-            self._table = np.memmap(file, dtype=ROW, mode="r")
+        try:
+            self.epochs_dir.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.epochs_dir / f"{name}.lock"):
+                if not file.exists():
+                    self._write_epoch(epoch, file)
+                    # Epoch 0 says how long an epoch is; with the one before, other workers may not be done. A table
+                    # that is mapped somewhere stays there, and one that is missed is made again.
+                    for old in self.epochs_dir.glob(f"{name}-*.examples"):
+                        if 0 < int(old.stem.rpartition("-")[2]) < epoch - 1:
+                            old.unlink()
+                self._table = np.memmap(file, dtype=ROW, mode="r")
+        except OSError as error:
+            raise OSError(
+                f"the examples of epoch {epoch} cannot be kept in {self.epochs_dir} ({error.strerror}); they take "
+                f"{ROW.itemsize} bytes each."
+            ) from error
         self._epoch = epoch
 
     def _write_epoch(self, epoch: int, file: Path) -> None:
@@ -171,20 +187,19 @@ class PretrainingDataset(torch.utils.data.Dataset):
         unfinished = file.with_suffix(".unfinished")
         try:
             with unfinished.open("wb") as table:
-                for number in range(len(self.corpus.blocks)):
-                    table.write(np.array(self._examples_of_block(number, epoch), dtype=ROW).tobytes())
+                rows_of_block = functools.partial(self._rows_of_block, epoch)
+                for rows in in_order(rows_of_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
+                    table.write(rows)
                 table.flush()
                 os.fsync(table.fileno())  # some file systems say only now that they are full
                 if not table.tell():
                     raise ValueError("The text gives no example.")
             unfinished.replace(file)
-        except OSError as error:
-            raise OSError(
-                f"the examples of epoch {epoch} cannot be written to {file.parent} ({error.strerror}); make room "
-                "there, they take 21 bytes each."
-            ) from error
         finally:
             unfinished.unlink(missing_ok=True)
+
+    def _rows_of_block(self, epoch: int, number: int) -> bytes:
+        return np.array(self._examples_of_block(number, epoch), dtype=ROW).tobytes()
 
     def _examples_of_block(self, number: int, epoch: int) -> list[Example]:
         block, length, share = self.corpus.blocks[number], self.max_seq_length, self.short_seq_prob

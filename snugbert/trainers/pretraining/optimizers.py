@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 from snugbert.trainers.command_line import InputError
 
 OPTIMIZERS = ("lamb", "muon")  # what `--optim` takes besides transformers' names
-WSD_DECAY = 0.1  # share of the steps; Hu et al. (2024), MiniCPM, section 4.3: 10 % of the tokens are enough
+WSD_DECAY = 0.1  # share of the steps; Hu et al. (2024), MiniCPM, section 4: 10 % of the tokens are enough
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -72,7 +72,8 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
         decayed: names of the parameters that weight decay is for; not for biases and LayerNorm.
 
     Raises:
-        InputError: the library is missing, or `optim_args` are not the optimizer's.
+        InputError: LAMB's library is missing, or the model is in shards, which it cannot; `optim_args` are not the
+            optimizer's.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     common = {
@@ -83,8 +84,9 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
     }
     try:
         options = _options(args.optim_args)
-        make = _muon if args.optim == "muon" else _lamb
-        return make(named, set(decayed), common, options)
+        if args.optim == "muon":
+            return _muon(named, set(decayed), common, options)
+        return _lamb(named, set(decayed), common, options, sharded=bool(args.fsdp))
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -101,7 +103,7 @@ def _muon(
 ) -> MuonWithAdamW:
     matrices = {name for name, parameter in named.items() if ".encoder.layer." in name and parameter.ndim == 2}
     rest = named.keys() - matrices
-    others = [
+    others: list[dict[str, Any]] = [
         {"params": [named[name] for name in named if name in rest & decayed]},
         {"params": [named[name] for name in named if name in rest - decayed], "weight_decay": 0.0},
     ]
@@ -109,20 +111,23 @@ def _muon(
 
 
 def _lamb(
-    named: dict[str, nn.Parameter], decayed: set[str], common: dict[str, Any], options: dict[str, Any]
+    named: dict[str, nn.Parameter],
+    decayed: set[str],
+    common: dict[str, Any],
+    options: dict[str, Any],
+    sharded: bool,
 ) -> torch.optim.Optimizer:
     """LAMB as its authors trained BERT with it (You et al., 2019; `lamb_optimizer.py` in google-research/albert)."""
-    if sharded:
-        raise InputError("--optim lamb has no --fsdp; BERT-large and its optimizer fit on one GPU, so leave --fsdp out.")
+    if sharded:  # its in-place operations on norms are not what torch's sharded tensors can do
+        raise InputError("--optim lamb has no --fsdp; leave it out, for BERT-large and its optimizer fit on one GPU.")
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:
         raise InputError("--optim lamb needs a library: pip install 'snugbert[lamb]'.") from error
-    groups = [
-        {"params": [parameter for name, parameter in named.items() if name in decayed]},
-        # Neither weight decay nor a trust ratio: what the library calls adam.
-        {"params": [parameter for name, parameter in named.items() if name not in decayed], "weight_decay": 0.0}
-        | {"adam": True},
+    groups: list[dict[str, Any]] = [
+        {"params": [named[name] for name in named if name in decayed]},
+        # "adam": no trust ratio
+        {"params": [named[name] for name in named if name not in decayed], "weight_decay": 0.0, "adam": True},
     ]
     # Weight decay is part of the update that the trust ratio scales. Without correction of the bias, as in the
     # authors' code: warmup does the same. (The library's own default divides the learning rate by 1 - beta1^t, ten
@@ -132,7 +137,7 @@ def _lamb(
     return optimizer
 
 
-def wsd_arguments(kwargs: dict[str, Any] | None, warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
+def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
     """Arguments for transformers' `get_wsd_schedule`, with the number of steps of decay as such.
 
     Args:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from transformers import PreTrainedModel, Trainer
 
 from snugbert.trainers.command_line import InputError
@@ -43,12 +44,15 @@ class ProcessesTrainer(Trainer):
     otherwise within rounding, but for dropout, whose random numbers belong to a process.
     """
 
+    model: Any
+    lr_scheduler: Any
+
     # --- FSDP2 --------------------------------------------------------------------------------------------------
 
     def create_accelerator_and_postprocess(self) -> None:
         """As in Trainer; `--fsdp` shards on CPUs too."""
         super().create_accelerator_and_postprocess()
-        if self.args.fsdp_plugin_args and self.accelerator.distributed_type == DistributedType.MULTI_CPU:
+        if self.args.fsdp_plugin_args and self.args.world_size > 1 and not self.is_fsdp_enabled:
             # accelerate (1.15) leaves FSDP out on CPUs without a word, and the run is DDP. torch's works there.
             plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             if self.accelerator.mixed_precision != "no":
@@ -63,12 +67,15 @@ class ProcessesTrainer(Trainer):
         if self.args.world_size > 1:
             how = "each with a share of the weights (FSDP2)" if self.is_fsdp_enabled else "each with all weights (DDP)"
             logger.info("%d processes, %s", self.args.world_size, how)
-        if not self.is_fsdp_enabled or isinstance(self.model, FSDPModule):
+        if not self.is_fsdp_enabled or self._is_sharded:
             return super()._prepare_for_training(*args, **kwargs)
         # The vocabulary projection shares its weight with the word embeddings and its bias with the head. Parameters
         # that are shared must be in one group, but accelerate makes groups of the embeddings (`_no_split_modules`) and
         # of the two modules that these methods name.
         model, plugin = self.model, self.accelerator.state.fsdp_plugin
+        if policy := plugin.mixed_precision_policy:
+            # Gradients are added up over processes, and losses returned, in float32; accelerate's way rounds both.
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(policy.param_dtype, reduce_dtype=torch.float32)
         plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or ["SnugBertLayer"]
         model.get_input_embeddings = model.get_output_embeddings = lambda: None
         try:
@@ -84,8 +91,8 @@ class ProcessesTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer; whole weights under FSDP2 too."""
-        with _writing(Path(output_dir or self.args.output_dir)):
-            if not isinstance(self.model, FSDPModule):
+        with _writing(Path(output_dir or self.args.output_dir or "")):
+            if not self._is_sharded:
                 return super().save_model(output_dir, _internal_call)
             sharded, weights = self.model, get_model_state_dict(self.model, options=GATHERED)
             if self.args.should_save:
@@ -101,18 +108,17 @@ class ProcessesTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        model = self.model if model is None else model
-        if not isinstance(model, FSDPModule):
+        if not self._is_sharded:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        weights = {}
+        weights: Any = {}
         if self.args.process_index == 0:
             weights = load_file(Path(resume_from_checkpoint) / "model.safetensors")
             weights |= {name: weights[of] for name, of in self.model.get_expanded_tied_weights_keys(True).items()}
-        set_model_state_dict(model, weights, options=self._spread)
+        set_model_state_dict(self.model, weights, options=self._spread)
 
     def _load_best_model(self) -> None:
-        if isinstance(self.model, FSDPModule):
-            return self._load_from_checkpoint(self.state.best_model_checkpoint)
+        if self._is_sharded:
+            return self._load_from_checkpoint(str(self.state.best_model_checkpoint))
         return super()._load_best_model()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -126,6 +132,10 @@ class ProcessesTrainer(Trainer):
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
 
     @property
+    def _is_sharded(self) -> bool:
+        return isinstance(self.model, FSDPModule)
+
+    @property
     def _spread(self) -> StateDictOptions:
         """From the first process, which alone reads the file, to all."""
         return StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
@@ -136,9 +146,9 @@ def _bare(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer.optimizer
 
 
-def _unsharded(model: Any, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
+def _unsharded(model: Any, weights: Any) -> PreTrainedModel:
     """A model of the same class as `model` was before it was sharded, with whole `weights`."""
-    model_class = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
+    model_class: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
     with torch.device("meta"):
         whole = model_class(model.config)
     whole.load_state_dict(weights, assign=True)
@@ -148,15 +158,17 @@ def _unsharded(model: Any, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
 
 def _load_optimizer_state(file: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What [`ProcessesTrainer`] wrote to `file`; refuses what it did not write, or for another optimizer."""
-    content = torch.load(file, map_location="cpu", weights_only=True)
+    content = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
     name = content.pop("optimizer", None)
     if name is None:
         raise InputError(
-            f"{file} is not from this version of SnugBERT, whose optimizer states are keyed by parameter names; start "
-            f"from its weights instead (--model_name_or_path {file.parent})."
+            f"{file} is missing or of an older version, which did not name its parameters; start from the weights "
+            f"instead (--model_name_or_path {file.parent})."
         )
     if name != type(optimizer).__name__:
-        raise InputError(f"{file} is the state of {name}, not of {type(optimizer).__name__}; resume with that --optim.")
+        raise InputError(
+            f"{file} is the state of {name}, not of {type(optimizer).__name__}; resume with the checkpoint's --optim."
+        )
     return content
 
 
@@ -166,11 +178,11 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # torch's writer and safetensors' each have words of their own for a system call that failed.
-        words = str(error)
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in words and "inline_container" not in words:
+        # torch's writer does not say why a file could not be written, only that, in a RuntimeError as any other.
+        raised_in = extract_tb(error.__traceback__)[-1].filename
+        if isinstance(error, RuntimeError) and raised_in != torch.serialization.__file__:
             raise
-        reason = words.splitlines()[0]
         raise InputError(
-            f"{folder} could not be written ({reason}); make room there and resume (--resume_from_checkpoint true)."
+            f"{folder} could not be written, most likely for want of room ({str(error).splitlines()[0]}); "
+            "make some and resume (--resume_from_checkpoint true)."
         ) from error

@@ -1,8 +1,8 @@
 """What a pretraining run leaves beside its model: `training.png`, the curves of its log, and a model card.
 
-The log is `metrics.jsonl`, a JSON object a line. A line of training has `tokens` (word pieces seen so far),
+The log is `metrics.jsonl`, a JSON object a line. A line of training has `step`, `tokens` (word pieces seen so far),
 `learning_rate`, `mlm_loss` and `mlm_accuracy`, with next sentences `nsp_loss` and `nsp_accuracy`; a line of an
-evaluation has `tokens` and the same figures as `eval_mlm_loss` and so on. Losses are in nats, accuracies from 0 to 1.
+evaluation has `step` and the same figures as `eval_mlm_loss` and so on. Losses are in nats, accuracies from 0 to 1.
 """
 
 import json
@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from huggingface_hub import ModelCard, ModelCardData
@@ -102,15 +103,21 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
 
 
 def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
-    """The whole lines that say how many tokens had been seen, in that order."""
+    """The whole lines of the log, in order, each with `tokens`; none if nothing has been learned yet."""
     lines = []
     for text in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
             continue
-        if isinstance(line, dict) and "tokens" in line:
+        if isinstance(line, dict) and "step" in line:
             lines.append(line)
+    known = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
+    if len(known) == 1:
+        return []
+    # Steps have nearly the same number of word pieces each.
+    steps, tokens = [line["step"] for line in known], [line["tokens"] for line in known]
+    lines = [{"tokens": float(np.interp(line["step"], steps, tokens))} | line for line in lines]
     return sorted(lines, key=lambda line: line["tokens"])
 
 

@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from transformers import EvalPrediction, PreTrainedConfig, TrainerState, TrainingArguments, get_wsd_schedule
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, seed_worker
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.command_line import InputError
+from snugbert.trainers.command_line import InputError, newest_checkpoint
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, passes_over_corpus, phase_of_step, plan_phases
 from snugbert.trainers.pretraining.optimizers import OPTIMIZERS, make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
@@ -46,6 +46,7 @@ RECORD_NAME = "PretrainingTrainer"  # in a checkpoint's state: what is there bes
 MODEL_SUMS = ("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct")
 DATA_SUMS = ("labelled", "pairs", "tokens", "positions", "flops")
 
+SIGTERM_SECONDS = 30  # after which launchers and schedulers kill
 LISTED_CHANGES = 5  # entries of one setting that a message names
 
 _peak_flops = functools.cache(peak_flops)  # once a process
@@ -90,10 +91,10 @@ class PretrainingArguments(TrainingArguments):
         if self.auto_find_batch_size:
             raise InputError("--auto_find_batch_size is not for pretraining, whose batch is a setting of the run.")
         if str(self.fsdp).lower() in ("true", "false"):  # the words, in a YAML file; `--fsdp` alone is True
-            self.fsdp = str(self.fsdp).lower() == "true"
+            self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
         optim = self.optim
-        if optim in OPTIMIZERS:  # which TrainingArguments does not know
-            self.optim = "adamw_torch_fused"
+        if optim in OPTIMIZERS:
+            self.optim = "adamw_torch_fused"  # TrainingArguments refuses what it does not know
         super().__post_init__()
         if optim in OPTIMIZERS:
             self.optim = optim
@@ -142,6 +143,7 @@ class PretrainingTrainer(ProcessesTrainer):
         self.interrupted = False
         self._model_config: Any = self.model.config  # type: ignore[union-attr]
         self._metrics_file: Path | None = None
+        self._metrics_before: str | None = None
         self._begin(TrainerState())
 
     # --- a run's beginning and end ------------------------------------------------------------------------------
@@ -150,18 +152,22 @@ class PretrainingTrainer(ProcessesTrainer):
         """As in Trainer; SIGTERM writes a checkpoint and stops, see `interrupted`."""
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
-            checkpoint = get_last_checkpoint(self.args.output_dir)
+            checkpoint = newest_checkpoint(Path(self.args.output_dir or ""))
+            if checkpoint is None:
+                raise ValueError(f"There is no whole checkpoint in {self.args.output_dir} to resume from.")
+        checkpoint = str(checkpoint) if checkpoint else None
         state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME)) if checkpoint else None
         self._begin(state or TrainerState())
         if self.is_world_process_zero():
-            # What was logged after the checkpoint goes, and so does a line that was not written to its end.
+            # What was logged after the checkpoint goes, and so does a line that was not written to its end; when there
+            # is something to log, so that a run which fails at once leaves the file as it was.
             self._metrics_file = Path(self.args.output_dir or "") / METRICS_NAME
-            self._metrics_file.write_text("".join(map(_line_of_json, state.log_history if state else [])))
+            self._metrics_before = "".join(map(_line_of_json, state.log_history if state else []))
         precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
         precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
         self._peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
         with self._catch_sigterm():
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
+            result = super().train(checkpoint, *args, **kwargs)
         if self.interrupted:
             logger.warning(
                 "stopped by SIGTERM after step %d of %d; --resume_from_checkpoint true goes on from there",
@@ -223,7 +229,7 @@ class PretrainingTrainer(ProcessesTrainer):
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """As in Trainer, and LAMB and Muon."""
         if self.optimizer is None and self.args.optim in OPTIMIZERS:
-            model = self.model if model is None else model
+            model = model or self.model
             self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
         return super().create_optimizer(model)
 
@@ -232,7 +238,7 @@ class PretrainingTrainer(ProcessesTrainer):
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
             kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
-            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)
+            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
@@ -257,12 +263,21 @@ class PretrainingTrainer(ProcessesTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=functools.partial(
-                _start_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index
-            ),
+            worker_init_fn=self._start_worker,
             # Of its own: a resumed run, which makes a loader more, has the straight run's dropout.
             generator=torch.Generator().manual_seed(self.args.seed),
         )
+
+    @property
+    def _start_worker(self) -> Any:
+        arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
+        return functools.partial(_start_worker, **arguments)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
+        """As in Trainer, with workers that outlive SIGTERM as those of training do."""
+        loader = super().get_eval_dataloader(eval_dataset)
+        getattr(loader, "base_dataloader", loader).worker_init_fn = self._start_worker
+        return loader
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """The batches of a step, as in Trainer; none if a process got SIGTERM, which ends training."""
@@ -296,7 +311,9 @@ class PretrainingTrainer(ProcessesTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The model's loss with the denominators of the whole batch; adds to the figures of the next log line."""
-        denominators = {"num_items_in_batch": num_items_in_batch}
+        # As an integer: FSDP2 would round a float to 16 bits.
+        labelled = num_items_in_batch.long() if isinstance(num_items_in_batch, torch.Tensor) else num_items_in_batch
+        denominators = {"num_items_in_batch": labelled}
         if "next_sentence_label" in inputs:
             denominators["num_sequences_in_batch"] = self._phase.batch
         outputs = model(**inputs, **denominators)
@@ -325,6 +342,9 @@ class PretrainingTrainer(ProcessesTrainer):
                 self.state.best_model_checkpoint = None
         super().log(logs, start_time)
         if self._metrics_file is not None:
+            if self._metrics_before is not None:
+                self._metrics_file.write_text(self._metrics_before)
+                self._metrics_before = None
             with self._metrics_file.open("a") as file:
                 file.write(_line_of_json(self.state.log_history[-1]))
 
@@ -369,9 +389,10 @@ class PretrainingTrainer(ProcessesTrainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in Trainer; the time it takes does not count in tokens per second."""
+        """As in Trainer; the time it takes does not count in tokens per second, and what it draws not in training."""
         start = time.perf_counter()
-        metrics = super().evaluate(*args, **kwargs)
+        with torch.random.fork_rng(devices=[]):
+            metrics = super().evaluate(*args, **kwargs)
         if self._window_start is not None:
             self._window_start += time.perf_counter() - start
         return metrics
@@ -422,6 +443,8 @@ def _changes(name: str, before: Any, now: Any) -> list[str]:
         return []
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
+    if list(before.values()) == list(now.values()):  # the same in another place
+        return []
     changes = [f"{entry} is missing" for entry in before.keys() - now.keys()]
     changes += [f"{entry} has changed" for entry in before.keys() & now.keys() if before[entry] != now[entry]]
     changes += [f"{entry} is new" for entry in now.keys() - before.keys()]
@@ -440,10 +463,19 @@ def _line_of_json(line: dict[str, Any]) -> str:
 
 
 def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker as Trainer does. It outlives a SIGTERM to all processes, which the trainer answers."""
+    """Seeds a data worker as Trainer does. It outlives SIGTERM to all processes, which the trainer answers."""
     seed_worker(worker_id, num_workers, rank)
-    # Only one: multiprocessing ends with the same signal what is left when the interpreter exits.
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    first: list[float] = []
+
+    def outlive(*_: Any) -> None:
+        # Launcher and scheduler may both send one. Not for ever: with the same signal multiprocessing ends what is
+        # left when the interpreter exits.
+        first.append(time.monotonic())
+        if first[-1] - first[0] > SIGTERM_SECONDS:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, outlive)
 
 
 def _data_sums(config: PreTrainedConfig, batch: dict[str, Any], max_seq_length: int) -> np.ndarray:

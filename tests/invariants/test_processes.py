@@ -1,0 +1,107 @@
+"""One process, two under DDP and two under FSDP2 train the same model, and go on from each other's checkpoints.
+
+Run as a script, this file trains in each of several processes; see `main`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch.distributed.fsdp import FSDPModule
+from transformers import AutoModelForPreTraining
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for a script; pytest has it already
+from synthetic import RandomExamples, make_trainer
+
+# `--cpu` instead of `--multi_gpu` would start one process; the CPU is for the trainer's `use_cpu` to choose.
+LAUNCHER = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+STEPS = 6
+FIGURES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "learning_rate")
+EVALUATED = tuple(f"eval_{name}" for name in FIGURES[:5])
+
+
+def main(runs: list[dict]) -> None:
+    """Trains, run after run: `folder`, checkpoint to `resume` from, and arguments for `make_trainer`."""
+    for run in runs:
+        # As a new process would find it: accelerate remembers that a model was sharded.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        os.environ.pop("ACCELERATE_USE_FSDP", None)
+        folder, resume = Path(run.pop("folder")), run.pop("resume", None)
+        trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, **run)
+        trainer.eval_dataset = RandomExamples(distinct=7)  # an odd number
+        trainer.eval_dataset.num_examples = 7
+        trainer.train(resume_from_checkpoint=resume)
+        trainer.save_model()
+        metrics = trainer.evaluate()
+        report = {
+            "processes": trainer.args.world_size,
+            "sharded": isinstance(trainer.model, FSDPModule),
+            "log": [{name: line[name] for name in FIGURES} for line in trainer.state.log_history if "loss" in line],
+            "evaluation": {name: metrics[name] for name in EVALUATED},
+        }
+        if trainer.is_world_process_zero():
+            (folder / "report.json").write_text(json.dumps(report))
+
+
+def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool) -> None:
+    """Log, weights, optimizer and evaluation agree within float32's rounding."""
+    ours, theirs = (json.loads((path / "report.json").read_text()) for path in (folder, expected))
+    assert (ours["processes"], ours["sharded"]) == (processes, sharded)
+    assert len(ours["log"]) == len(theirs["log"]) == STEPS
+    for line, expected_line in zip(ours["log"], theirs["log"], strict=True):
+        assert line == pytest.approx(expected_line, rel=2e-5)
+    assert ours["evaluation"] == pytest.approx(theirs["evaluation"], rel=2e-5)
+    weights, expected_weights = (load_file(path / "model.safetensors") for path in (folder, expected))
+    assert weights.keys() == expected_weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected_weights[name], atol=2e-5, rtol=0, msg=name)
+    states = [
+        torch.load(path / f"checkpoint-{STEPS}/optimizer.pt", weights_only=True)["state"]
+        for path in (folder, expected)
+    ]
+    assert states[0].keys() == states[1].keys()
+    for name, state in states[0].items():
+        for key, value in state.items():
+            torch.testing.assert_close(value, states[1][name][key], atol=2e-5, rtol=0, msg=f"{name}: {key}")
+
+
+def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
+    """With gradient accumulation; the world size and the sharding are what was asked for."""
+    ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    fsdp = ddp | {"fsdp": True}
+    main([{"folder": tmp_path / "one"}])
+    runs = [
+        {"folder": tmp_path / "ddp"} | ddp,
+        {"folder": tmp_path / "fsdp"} | fsdp,
+        {"folder": tmp_path / "one-ddp", "resume": tmp_path / "one/checkpoint-3"} | ddp,
+        {"folder": tmp_path / "one-fsdp", "resume": tmp_path / "one/checkpoint-3"} | fsdp,
+        {"folder": tmp_path / "fsdp-ddp", "resume": tmp_path / "fsdp/checkpoint-3"} | ddp,
+        {"folder": tmp_path / "ddp-fsdp", "resume": tmp_path / "ddp/checkpoint-3"} | fsdp,
+    ]
+    command = [sys.executable, "-m", *LAUNCHER, __file__, json.dumps(runs, default=str)]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    main([{"folder": tmp_path / "fsdp-one", "resume": tmp_path / "fsdp/checkpoint-3"}])
+
+    for name in ("ddp", "one-ddp", "fsdp-ddp"):
+        assert_same_run(tmp_path / name, tmp_path / "one", processes=2, sharded=False)
+    for name in ("fsdp", "one-fsdp", "ddp-fsdp"):
+        assert_same_run(tmp_path / name, tmp_path / "one", processes=2, sharded=True)
+    assert_same_run(tmp_path / "fsdp-one", tmp_path / "one", processes=1, sharded=False)
+    # What FSDP2 saved opens like any other folder, and has the files of one.
+    files = {path.name for path in (tmp_path / "one").iterdir()}
+    assert {path.name for path in (tmp_path / "fsdp").iterdir()} == files
+    model = AutoModelForPreTraining.from_pretrained(tmp_path / "fsdp")
+    expected = AutoModelForPreTraining.from_pretrained(tmp_path / "one")
+    assert type(model) is type(expected)
+    assert model.config.to_dict() | {"_name_or_path": ""} == expected.config.to_dict() | {"_name_or_path": ""}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,79 @@
+"""Pretraining without a corpus, for tests of what comes after the data: a tiny model on random examples."""
+
+from typing import Any
+
+import torch
+
+import snugbert
+from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+
+VOCAB_SIZE, MASK = 200, 4
+MAX_SEQ_LENGTH = 20
+
+
+class RandomExamples(torch.utils.data.Dataset):
+    """`num_examples` sequences of different lengths, of which `distinct` differ."""
+
+    max_seq_length = MAX_SEQ_LENGTH
+
+    def __init__(self, distinct: int):
+        self.epoch_length = distinct
+        self.num_examples = 0  # PretrainingTrainer sets it
+
+    def make_ready(self, index: int) -> None:
+        """Nothing has to be made."""
+
+    def __len__(self) -> int:
+        return self.num_examples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(index % self.epoch_length)
+        length = int(torch.randint(8, MAX_SEQ_LENGTH + 1, (), generator=generator))
+        ids = torch.randint(5, VOCAB_SIZE, (length,), generator=generator)
+        labels = torch.full((length,), -100)
+        labelled = slice(1, 2 + length // 4)  # so that processes and accumulated batches have different numbers
+        labels[labelled] = ids[labelled]
+        return {"input_ids": ids.masked_fill(labels >= 0, MASK), "labels": labels, "is_random": index % 2}
+
+
+def packed(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Examples as one packed batch."""
+    lengths = torch.tensor([len(example["input_ids"]) for example in examples])
+    return {
+        "input_ids": torch.cat([example["input_ids"] for example in examples])[None],
+        "token_type_ids": torch.zeros(1, int(lengths.sum()), dtype=torch.long),
+        "position_ids": torch.cat([torch.arange(int(length)) for length in lengths])[None],
+        "cu_seq_lens_q": torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32),
+        "max_length_q": int(lengths.max()),
+        "labels": torch.cat([example["labels"] for example in examples])[None],
+        "next_sentence_label": torch.tensor([example["is_random"] for example in examples]),
+    }
+
+
+def tiny_model(dropout: float = 0.0) -> snugbert.SnugBertForPreTraining:
+    """A new model, the same at every call."""
+    torch.manual_seed(0)
+    config = snugbert.SnugBertConfig.from_size(
+        "tiny", vocab_size=VOCAB_SIZE, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
+    )
+    return snugbert.SnugBertForPreTraining(config)
+
+
+def make_trainer(folder: Any, distinct: int = 1000, dropout: float = 0.0, **arguments: Any) -> PretrainingTrainer:
+    """A trainer of [`tiny_model`] on [`RandomExamples`]."""
+    defaults = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    return PretrainingTrainer(
+        model=tiny_model(dropout),
+        args=PretrainingArguments(**defaults | arguments),
+        train_dataset=RandomExamples(distinct),
+        data_collator=packed,
+    )

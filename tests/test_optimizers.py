@@ -1,0 +1,214 @@
+"""LAMB, Muon and the schedule against their formulas; checkpoints that hold them, and that could not be written."""
+
+import resource
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from synthetic import make_trainer, tiny_model
+from transformers import get_wsd_schedule
+
+from snugbert.trainers.command_line import InputError, newest_checkpoint
+from snugbert.trainers.pretraining.optimizers import MuonWithAdamW
+from snugbert.trainers.pretraining.trainer import PretrainingArguments
+
+
+def with_random_gradients(model, steps):
+    """Gives `model` new gradients, as many times as `steps`."""
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        yield step
+
+
+# --- schedule -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "decay_steps"), [({}, 20), ({"num_decay_steps": 0.25}, 50), ({"num_decay_steps": 30}, 30)]
+)
+def test_wsd_is_that_of_transformers_with_the_number_of_steps(tmp_path, given, decay_steps):
+    trainer = make_trainer(
+        tmp_path,
+        max_steps=200,
+        warmup_steps=0.05,
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs=given | {"decay_type": "linear"},
+    )
+    trainer.create_optimizer_and_scheduler(200)
+    expected = get_wsd_schedule(
+        torch.optim.SGD([torch.zeros(1)], lr=1e-3), 10, decay_steps, num_training_steps=200, decay_type="linear"
+    )
+    rates = []
+    for schedule in (trainer.lr_scheduler, expected):
+        rates.append([])
+        for _ in range(201):
+            rates[-1].append(schedule.get_last_lr()[0])
+            schedule.optimizer.step()
+            schedule.step()
+    assert rates[0] == rates[1]
+    assert rates[0][10] == rates[0][200 - decay_steps] == 1e-3 > rates[0][201 - decay_steps]
+    assert rates[0][199] > 0 == rates[0][200]
+
+
+@pytest.mark.parametrize("given", [{"num_decay_steps": 0}, {"num_decay_steps": 191}])
+def test_wsd_without_room_is_refused(tmp_path, given):
+    arguments = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": given, "warmup_steps": 10}
+    trainer = make_trainer(tmp_path, max_steps=200, **arguments)
+    with pytest.raises(InputError, match="num_decay_steps"):
+        trainer.create_optimizer_and_scheduler(200)
+
+
+# --- optimizers ---------------------------------------------------------------------------------------------------
+
+
+def test_lamb_is_the_papers(tmp_path):
+    """You et al. (2019), algorithm 2, without correction of the bias; phi is the identity."""
+    arguments = {"learning_rate": 0.01, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95}
+    trainer = make_trainer(tmp_path, max_steps=1, optim="lamb", **arguments)
+    # A norm above 10, as word embeddings have; the first moments of some rows stay zero.
+    with torch.no_grad():
+        trainer.model.bert.embeddings.word_embeddings.weight.mul_(30)
+    expected = {name: parameter.detach().double() for name, parameter in trainer.model.named_parameters()}
+    moments = {name: (torch.zeros_like(x), torch.zeros_like(x)) for name, x in expected.items()}
+    optimizer = trainer.create_optimizer()
+    for _ in with_random_gradients(trainer.model, 3):
+        for name, parameter in trainer.model.named_parameters():
+            x, g, (m, v) = expected[name], parameter.grad.double(), moments[name]
+            m.mul_(0.8).add_(0.2 * g)
+            v.mul_(0.95).add_(0.05 * g * g)
+            r = m / (v.sqrt() + 1e-6)
+            if not ("bias" in name or "LayerNorm" in name):
+                r += 0.1 * x
+                r *= x.norm() / r.norm()
+            expected[name] = x - 0.01 * r
+        optimizer.step()
+    for name, parameter in trainer.model.named_parameters():
+        torch.testing.assert_close(parameter.double(), expected[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_muon_is_torchs_for_matrices_of_layers_and_adamw_for_the_rest(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentum=0.9,nesterov=false")
+    reference = tiny_model()
+    linear = ("query", "key", "value", "dense")
+    of_layers = [
+        f"{name}.weight"
+        for name, module in reference.named_modules()
+        if isinstance(module, torch.nn.Linear) and ".layer." in name and name.endswith(linear)
+    ]
+    assert len(of_layers) == 6 * reference.config.num_hidden_layers
+    named = dict(reference.named_parameters())
+    rest = named.keys() - set(of_layers)
+    decayed = {name for name in rest if not ("bias" in name or "LayerNorm" in name)}
+    muon = torch.optim.Muon(
+        [named[name] for name in of_layers],
+        lr=1e-3,
+        weight_decay=0.01,
+        momentum=0.9,
+        nesterov=False,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [named[name] for name in decayed], "weight_decay": 0.01},
+            {"params": [named[name] for name in rest - decayed], "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        eps=1e-6,
+        fused=True,
+    )
+    optimizer = trainer.create_optimizer()
+    assert isinstance(optimizer, MuonWithAdamW)
+    in_groups = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(in_groups) == sorted(map(id, trainer.model.parameters()))  # each in one
+    for _ in zip(with_random_gradients(trainer.model, 3), with_random_gradients(reference, 3), strict=True):
+        optimizer.step()
+        muon.step()
+        adamw.step()
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, named[name]), name
+
+
+@pytest.mark.parametrize("optim", ["lamb", "muon"])
+def test_an_optimizer_learns_and_a_resumed_run_is_the_straight_one_bit_for_bit(tmp_path, optim):
+    arguments = {
+        "optim": optim,
+        "max_steps": 12,
+        "distinct": 16,  # the same batch at every step
+        "gradient_accumulation_steps": 2,
+        "save_steps": 6,
+        "learning_rate": 5e-3,
+        "lr_scheduler_type": "warmup_stable_decay",
+    }
+    straight = make_trainer(tmp_path / "straight", **arguments)
+    straight.train()
+    lines = [line for line in straight.state.log_history if "loss" in line]
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1
+    resumed = make_trainer(tmp_path / "resumed", **arguments)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight/checkpoint-6"))
+    weights = [load_file(tmp_path / folder / "checkpoint-12/model.safetensors") for folder in ("straight", "resumed")]
+    for name, expected in weights[0].items():
+        assert torch.equal(weights[1][name], expected), name
+    states = [
+        torch.load(tmp_path / folder / "checkpoint-12/optimizer.pt", weights_only=True)
+        for folder in ("straight", "resumed")
+    ]
+    assert states[0]["state"].keys() == dict(straight.model.named_parameters()).keys()
+    for name, state in states[0]["state"].items():
+        for key, value in state.items():
+            assert torch.equal(states[1]["state"][name][key], value), (name, key)
+
+
+@pytest.mark.parametrize("optim", ["lamb", "muon"])
+def test_the_name_of_an_optimizer_is_kept(tmp_path, optim):
+    arguments = PretrainingArguments(str(tmp_path), optim=optim, use_cpu=True)
+    torch.save(arguments, tmp_path / "training_args.bin")
+    loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
+    assert arguments.optim == loaded.optim == loaded.to_dict()["optim"] == optim
+
+
+def test_what_cannot_be_an_optimizer_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="nonsense"):
+        PretrainingArguments(str(tmp_path), optim="nonsense", use_cpu=True)
+    with pytest.raises(InputError, match=r"momentu=0.9: .*unexpected keyword argument"):
+        make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentu=0.9").create_optimizer()
+    trainer = make_trainer(tmp_path, max_steps=1, optim="lamb")
+    trainer.args.fsdp = True
+    with pytest.raises(InputError, match="leave it out"):
+        trainer.create_optimizer()
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(InputError, match=r"pip install 'snugbert\[lamb\]'"):
+        make_trainer(tmp_path, max_steps=1, optim="lamb").create_optimizer()
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
+    make_trainer(tmp_path, max_steps=1, save_steps=1).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    with pytest.raises(InputError, match="is the state of AdamW, not of MuonWithAdamW"):
+        make_trainer(tmp_path, max_steps=2, optim="muon").train(resume_from_checkpoint=str(checkpoint))
+    model = tiny_model()
+    torch.save(torch.optim.AdamW(model.parameters()).state_dict(), checkpoint / "optimizer.pt")  # as Trainer has it
+    with pytest.raises(InputError, match="of an older version"):
+        make_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
+def test_a_disk_without_room_for_a_file_is_one_sentence(tmp_path, file):
+    """The operating system refuses to let the file grow to its size."""
+    make_trainer(tmp_path / "first", max_steps=1, save_steps=1).train()
+    size = (tmp_path / "first/checkpoint-1" / file).stat().st_size  # the optimizer's is the larger
+    trainer = make_trainer(tmp_path / "second", max_steps=1, save_steps=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1000, limits[1]))
+    try:
+        with pytest.raises(InputError, match=r"checkpoint-1 could not be written, .* \(.+\); make some") as error:
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(error.value)
+    assert newest_checkpoint(tmp_path / "second") is None  # nothing that could pass for a checkpoint
