@@ -75,13 +75,15 @@ def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
     """With gradient accumulation; the world size and the sharding are what was asked for."""
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
-    main([{"folder": tmp_path / "one"}])
+    bf16 = {"bf16": True, "gradient_accumulation_steps": 1}
+    main([{"folder": tmp_path / "one"}, {"folder": tmp_path / "one-bf16", "per_device_train_batch_size": 140} | bf16])
     runs = [
         {"folder": tmp_path / "ddp"} | ddp,
         {"folder": tmp_path / "fsdp"} | fsdp,
         {"folder": tmp_path / "one-ddp", "resume": tmp_path / "one/checkpoint-3"} | ddp,
         {"folder": tmp_path / "one-fsdp", "resume": tmp_path / "one/checkpoint-3"} | fsdp,
         {"folder": tmp_path / "fsdp-ddp", "resume": tmp_path / "fsdp/checkpoint-3"} | ddp,
+        {"folder": tmp_path / "fsdp-bf16"} | fsdp | bf16 | {"per_device_train_batch_size": 70},
         {"folder": tmp_path / "ddp-fsdp", "resume": tmp_path / "ddp/checkpoint-3"} | fsdp,
     ]
     command = [sys.executable, "-m", *LAUNCHER, __file__, json.dumps(runs, default=str)]
@@ -94,6 +96,12 @@ def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
     for name in ("fsdp", "one-fsdp", "ddp-fsdp"):
         assert_same_run(tmp_path / name, tmp_path / "one", processes=2, sharded=True)
     assert_same_run(tmp_path / "fsdp-one", tmp_path / "one", processes=1, sharded=False)
+    # In 16 bits the losses still have denominators of their own, whose numbers 16 bits would round.
+    first, expected = (
+        json.loads((tmp_path / name / "report.json").read_text())["log"][0] for name in ("fsdp-bf16", "one-bf16")
+    )
+    for name in ("mlm_loss", "nsp_loss"):
+        assert first[name] == pytest.approx(expected[name], rel=1e-3)
     # What FSDP2 saved opens like any other folder, and has the files of one.
     files = {path.name for path in (tmp_path / "one").iterdir()}
     assert {path.name for path in (tmp_path / "fsdp").iterdir()} == files

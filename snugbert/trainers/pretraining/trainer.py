@@ -150,12 +150,12 @@ class PretrainingTrainer(ProcessesTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; SIGTERM writes a checkpoint and stops, see `interrupted`."""
-        checkpoint = resume_from_checkpoint
-        if checkpoint is True:
-            checkpoint = newest_checkpoint(Path(self.args.output_dir or ""))
-            if checkpoint is None:
+        checkpoint = str(resume_from_checkpoint) if resume_from_checkpoint else None
+        if resume_from_checkpoint is True:
+            newest = newest_checkpoint(Path(self.args.output_dir or ""))
+            if newest is None:
                 raise ValueError(f"There is no whole checkpoint in {self.args.output_dir} to resume from.")
-        checkpoint = str(checkpoint) if checkpoint else None
+            checkpoint = str(newest)
         state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME)) if checkpoint else None
         self._begin(state or TrainerState())
         if self.is_world_process_zero():
