@@ -17,7 +17,7 @@ RECIPES = sorted((ROOT / "examples").glob("pretrain_*.yaml"))
 
 
 # Sequences of a step, and GPUs that share them, as the comments say.
-STEPS = {"mini": (64, 1), "base_1_gpu": (256, 1), "base_8_gpus": (1024, 8), "large": (32768, 64)}
+STEPS = {"mini": (32, 1), "base_1_gpu": (256, 1), "base_8_gpus": (1024, 8), "large": (32768, 64)}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)

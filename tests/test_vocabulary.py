@@ -227,7 +227,7 @@ def test_bad_input_is_said_in_one_sentence_and_leaves_nothing(tmp_path, content,
 
 
 def test_text_has_to_come_from_somewhere(tmp_path: Path):
-    with pytest.raises(InputError, match="either with --train_file or with --dataset_name"):
+    with pytest.raises(InputError, match="there is no text; name it with --train_file or --dataset_name"):
         train(tmp_path / "tok")
 
 

@@ -427,7 +427,7 @@ def test_one_process_is_two_processes(data_dir, tmp_path):
     assert len(log) == 3
     for log_of_two, evaluation_of_two, weights_of_two in of_two:
         for line, line_of_two in zip(log, log_of_two, strict=True):
-            assert line_of_two == pytest.approx(line, rel=2e-5)
+            assert line_of_two == pytest.approx(line, rel=1e-4)
             assert line_of_two["loss"] == pytest.approx(line_of_two["mlm_loss"] + line_of_two["nsp_loss"], rel=1e-5)
         for name in ("eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_loss", "eval_nsp_accuracy"):
             assert evaluation_of_two[name] == pytest.approx(evaluation[name], rel=1e-4)
