@@ -13,6 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHE = tempfile.TemporaryDirectory()
 os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+# Threads that wait by spinning take the cores from the other processes of a test.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).parents[1]
 
