@@ -394,7 +394,6 @@ def _plan(
         for length, _ in data_args.lengths_and_shares
     ]
     phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
-    training_args.max_steps = sum(phase.steps for phase in phases)
     # To Trainer all of it is one epoch.
     for what in ("logging", "eval", "save"):
         if getattr(training_args, f"{what}_strategy") == "epoch":

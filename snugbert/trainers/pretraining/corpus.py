@@ -265,11 +265,12 @@ def _source_of(file: Path, digests: dict[tuple, str]) -> dict[str, Any]:
     return {"name": str(file.resolve()), "digest": digest, "identity": identity}
 
 
-def _every(number: int) -> bool:
+def every(number: int) -> bool:
+    """Keeps all documents."""
     return True
 
 
-def parts_of(text: TextArguments, shards: int = 1, keeps: Callable[[int], bool] = _every) -> list[Part]:
+def parts_of(text: TextArguments, shards: int = 1, keeps: Callable[[int], bool] = every) -> list[Part]:
     """Divides text into parts, at least one for each of `shards` machines: files that follow each other make a part.
 
     Args:

@@ -22,6 +22,7 @@ from snugbert.trainers.pretraining.corpus import (
     Corpus,
     digest_of,
     digest_of_tokenizer,
+    every,
     open_corpus,
     parts_of,
     prepare_corpus,
@@ -111,7 +112,7 @@ def prepare_in_cache(
     language: str | None,
     cache_dir: str | None,
     num_workers: int | None = None,
-    keeps: Callable[[int], bool] | None = None,
+    keeps: Callable[[int], bool] = every,
     documents: str = "all",
     show_progress: bool = True,
 ) -> tuple[Path, Corpus]:
@@ -129,7 +130,7 @@ def prepare_in_cache(
     Raises:
         InputError: as in [`parts_of`] and [`prepare_corpus`].
     """
-    parts = parts_of(text) if keeps is None else parts_of(text, keeps=keeps)
+    parts = parts_of(text, keeps=keeps)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
     names = [str(file.resolve()) for part in parts for file in part.files]
     key = digest_of([dataset, names, text.text_column_name, digest_of_tokenizer(tokenizer), language, documents])
