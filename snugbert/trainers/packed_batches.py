@@ -176,7 +176,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
 
     def __init__(self, dataset: Any, max_tokens: int, seed: int = 42):
         self.dataset = dataset
-        lengths = _lengths(dataset)
+        lengths = lengths_of(dataset)
         if lengths.max(initial=0) > max_tokens:
             row = lengths.argmax()
             raise ValueError(
@@ -201,7 +201,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
         return [self.dataset[row] for row in rows]
 
 
-def _lengths(dataset: Any) -> np.ndarray:
+def lengths_of(dataset: Any) -> np.ndarray:
     """The tokens of each example, of all its choices together. *Shape:* (examples,)."""
     features = (dataset[row] for row in range(len(dataset)))
     if isinstance(dataset, datasets.Dataset) and "input_ids" in dataset.column_names:

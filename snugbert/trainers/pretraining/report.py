@@ -6,19 +6,15 @@ evaluation has `step` and the same figures as `eval_mlm_loss` and so on. Losses 
 """
 
 import json
-import platform
-import re
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCardData
 
-import snugbert
+from snugbert.trainers.model_card import HOW_TO_OPEN, save_model_card, table
+from snugbert.trainers.pictures import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
 
 PICTURE = "training.png"
 TASKS = {"mlm": "Masked tokens", "nsp": "Next sentences"}
@@ -30,12 +26,6 @@ FIGURES = {
     "nsp_accuracy": "next sentence accuracy",
 }
 FORMS = {"loss": ".3f", "accuracy": ".1%"}
-COLORS = {"training": "#2b6cb0", "validation": "#d9480f"}
-MANY_LINES = 400  # a curve of more lines of the log is drawn pale, with the means of `MEANS` stretches over it
-MEANS = 200
-# A card that holds one of these was written by a program and may be replaced; the second is Trainer's.
-OWN_CARD = "<!-- Written by `snugbert pretrain`, which replaces it as long as this line is here. -->"
-REPLACEABLE = (OWN_CARD, "<!-- This model card has been generated automatically according to the information")
 INTRODUCTION = (
     "A BERT encoder, pretrained from raw text with SnugBERT. As it is, it fills in masked words; classifiers, taggers "
     "and sentence embeddings are fine-tuned from it. It knows nothing but the text below, and shares its faults."
@@ -48,10 +38,7 @@ model = AutoModel.from_pretrained({name}, trust_remote_code=True)
 fill_mask = pipeline("fill-mask", model={name}, trust_remote_code=True)
 ```
 
-The folder holds the code of the model. Where the package snugbert is installed, `import snugbert` stands for
-`trust_remote_code=True`."""
-
-Curve = tuple[list[float], list[float]]
+{how_to_open}"""
 
 
 # --- the picture ------------------------------------------------------------------------------------------------
@@ -65,7 +52,6 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
         image_file: the picture, a PNG. It is not written where the log has no figure to show.
         baselines: figures of [`FIGURES`] that a model scores which knows only frequencies; they become dotted lines.
     """
-    from matplotlib.figure import Figure  # here, as it takes a second to import, which no other part of a run needs
     from matplotlib.ticker import PercentFormatter
 
     lines = _read_metrics(metrics_file)
@@ -73,32 +59,30 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     if not tasks:
         return
     unit, unit_name = _unit(max(line["tokens"] for line in lines))
-    figure = Figure(figsize=(6 * len(tasks) + 0.5, 8), dpi=130, layout="constrained", facecolor="white")
+    figure = new_figure(6 * len(tasks) + 0.5, 8)
     panels = figure.subplots(3, len(tasks), sharex=True, squeeze=False, height_ratios=(4, 4, 1.3))
     rates = _curve(lines, "learning_rate", unit)
     for column, task in enumerate(tasks):
         for row, (measure, label) in enumerate(MEASURES.items()):
             name = f"{task}_{measure}"
-            _draw_panel(
-                panels[row, column],
-                {"training": _curve(lines, name, unit), "validation": _curve(lines, f"eval_{name}", unit)},
-                (baselines or {}).get(name),
-                FORMS[measure],
-            )
+            form, baseline = FORMS[measure], (baselines or {}).get(name)
+            draw_curves(panels[row, column], _curve(lines, name, unit), _curve(lines, f"eval_{name}", unit), form)
+            if baseline is not None:
+                label = f"without context {baseline:{form}}"
+                panels[row, column].axhline(baseline, color=GREY, linestyle=":", label=label)
+            panels[row, column].legend(frameon=False)
             panels[row, column].set_ylabel(label)
             if measure == "accuracy":
                 panels[row, column].yaxis.set_major_formatter(PercentFormatter(1))
-        panels[0, column].set_title(TASKS[task], fontsize=13, fontweight="bold", loc="left")
-        panels[2, column].plot(*rates, color="#666666", marker=_marker(rates))
+        panels[0, column].set_title(TASKS[task], **TITLE)
+        panels[2, column].plot(*rates, color=GREY, marker=marker(rates))
         panels[2, column].set_ylim(bottom=0)
         panels[2, column].set_ylabel("learning rate")
         panels[2, column].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         panels[2, column].set_xlabel(f"word pieces seen{unit_name}")
         panels[2, column].set_xlim(left=0)
     for panel in panels.flat:
-        panel.grid(color="#e4e4e4", linewidth=0.7)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
+        tidy(panel)
     figure.savefig(image_file, format="png")
 
 
@@ -133,30 +117,6 @@ def _curve(lines: list[dict[str, Any]], name: str, unit: float) -> Curve:
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _draw_panel(panel: Any, curves: dict[str, Curve], baseline: float | None, form: str) -> None:
-    """Draws curves and the baseline; `form` is that of their last values in the legend."""
-    for name, (tokens, values) in curves.items():
-        if not values:
-            continue
-        label = f"{name}, last {values[-1]:{form}}"
-        if len(values) > MANY_LINES:
-            panel.plot(tokens, values, color=COLORS[name], linewidth=0.6, alpha=0.35)
-            tokens, values = _means(tokens), _means(values)
-        panel.plot(tokens, values, color=COLORS[name], linewidth=1.7, marker=_marker((tokens, values)), label=label)
-    if baseline is not None:
-        panel.axhline(baseline, color="#666666", linestyle=":", label=f"without context {baseline:{form}}")
-    panel.legend(frameon=False)
-
-
-def _marker(curve: Curve) -> str | None:
-    return "o" if len(curve[0]) == 1 else None  # a line of one point is none
-
-
-def _means(values: list[float]) -> list[float]:
-    edges = [round(part * len(values) / MEANS) for part in range(MEANS + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
-
-
 # --- the model card ---------------------------------------------------------------------------------------------
 
 
@@ -171,10 +131,9 @@ def write_model_card(
     baselines: Mapping[str, float] | None = None,
     dataset_name: str | None = None,
 ) -> None:
-    """Writes `README.md` into the folder of the model, unless somebody's own words are there.
+    """Writes `README.md` into the folder of the model, unless somebody's own words are there, see [`save_model_card`].
 
-    A card is taken for somebody's own where it lacks the comment that cards of this function, and Trainer's, begin
-    with. The curves are shown if the folder has them, see [`draw_training`].
+    The curves are shown if the folder has them, see [`draw_training`].
 
     Args:
         output_dir: the folder that holds model and tokenizer.
@@ -186,9 +145,6 @@ def write_model_card(
         baselines: the same of a model that knows only frequencies.
         dataset_name: a dataset on the Hub, for the card's header.
     """
-    file = output_dir / "README.md"
-    if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in REPLACEABLE):
-        return
     header = ModelCardData(
         language=language,
         library_name="transformers",
@@ -196,40 +152,18 @@ def write_model_card(
         tags=["snugbert", "bert", "masked-lm", "pretraining"],
         datasets=None if dataset_name is None else [dataset_name],
     )
-    versions = {
-        "snugbert": snugbert.__version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
     sections = [
-        f"---\n{header.to_yaml()}\n---",
-        OWN_CARD,
         f"# {name}",
         INTRODUCTION,
-        HOW_TO_LOAD.format(name=json.dumps(name)),
-        f"## Text\n\n{_table(('what', 'value'), data.items())}",
-        f"## Settings\n\n{_table(('setting', 'value'), settings.items())}",
+        HOW_TO_LOAD.format(name=json.dumps(name), how_to_open=HOW_TO_OPEN),
+        f"## Text\n\n{table(('what', 'value'), data.items())}",
+        f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
     ]
     if figures:
         sections.append(f"## Results\n\n{_results(figures, baselines or {})}")
     if (output_dir / PICTURE).exists():
         sections.append(f"![Losses and accuracies over the word pieces seen]({PICTURE})")
-    sections.append(f"## Versions\n\n{', '.join(f'{package} {version}' for package, version in versions.items())}")
-    ModelCard("\n\n".join(sections) + "\n").save(file)
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return re.sub(r"([|*_<\\])", r"\\\1", str(value)).replace("\n", " ")  # as it stands, not as Markdown
+    save_model_card(output_dir, header, sections)
 
 
 def _results(figures: Mapping[str, float], baselines: Mapping[str, float]) -> str:
@@ -239,6 +173,6 @@ def _results(figures: Mapping[str, float], baselines: Mapping[str, float]) -> st
             form = FORMS[figure.partition("_")[2]]
             baseline = format(baselines[figure], form) if figure in baselines else ""
             rows.append((description, format(figures[figure], form), baseline))
-    return "On the validation text, beside a model that knows how frequent words are and nothing else:\n\n" + _table(
+    return "On the validation text, beside a model that knows how frequent words are and nothing else:\n\n" + table(
         ("", "this model", "without context"), rows
     )

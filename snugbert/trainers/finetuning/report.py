@@ -1,0 +1,519 @@
+"""What a fine-tuning run leaves for people: pictures, tables of its figures, and the model card.
+
+Figures are shares of 1 in classification and tagging, and percent in question answering, as the official scripts have
+them; a number is printed with four digits behind the point, or with two if it is above 1.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import EvalResult, ModelCardData
+
+from snugbert.trainers.model_card import HOW_TO_OPEN, save_model_card, table
+from snugbert.trainers.pictures import COLORS, GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
+
+BLUE, ORANGE = COLORS["training"], COLORS["validation"]
+INK = "#222222"
+FEW_LABELS = 30  # up to so many, a cell of a confusion matrix has room for two lines of text
+SMALLEST_TYPE = 4.5  # points; what would be smaller is left out
+# Words of an answer that are looked at together; the last group has no end.
+ANSWER_LENGTHS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, math.inf))
+
+# Columns of table 1 of Devlin et al. (2018), in its order, and WNLI: task, evaluation set, figure.
+SUITE = {
+    "MNLI-m": ("mnli", "eval", "accuracy"),
+    "MNLI-mm": ("mnli", "eval_mm", "accuracy"),
+    "QQP": ("qqp", "eval", "f1"),
+    "QNLI": ("qnli", "eval", "accuracy"),
+    "SST-2": ("sst2", "eval", "accuracy"),
+    "CoLA": ("cola", "eval", "matthews_correlation"),
+    "STS-B": ("stsb", "eval", "spearmanr"),
+    "MRPC": ("mrpc", "eval", "f1"),
+    "RTE": ("rte", "eval", "accuracy"),
+    "WNLI": ("wnli", "eval", "accuracy"),
+}
+# Our figures by the names of https://huggingface.co/metrics, and for people.
+HUB_METRICS = {
+    "accuracy": ("accuracy", "Accuracy"),
+    "f1": ("f1", "F1"),
+    "precision": ("precision", "Precision"),
+    "recall": ("recall", "Recall"),
+    "matthews_correlation": ("matthews_correlation", "Matthews correlation"),
+    "pearson": ("pearsonr", "Pearson correlation"),
+    "spearmanr": ("spearmanr", "Spearman correlation"),
+    "mse": ("mse", "Mean squared error"),
+    "exact_match": ("exact_match", "Exact match"),
+}
+PICTURES = {
+    "learning_curve.png": "Loss and score over the epochs of training",
+    "confusion_matrix.png": "Confusion matrix: a row for each right label, a column for each predicted one",
+    "entity_scores.png": "Precision, recall and F1 of each type of entity",
+    "f1_by_answer_length.png": "F1 by the length of the right answer",
+    "thresholds.png": "Exact match and F1 by the threshold of no answer",
+}
+# What the model does, and what it cannot do.
+ABILITIES = {
+    "text-classification": (
+        "classifies texts or pairs of texts",
+        "The model knows the labels above and no others, whether they fit a text or not; a score says how sure it is, "
+        "not how often it is right.",
+    ),
+    "regression": (
+        "gives texts or pairs of texts a number",
+        "The numbers are on the scale of the training data, and may lie a little outside of it.",
+    ),
+    "token-classification": (
+        "finds entities in texts",
+        "The model knows the types of entities in the labels above and no others; a score says how sure it is, not "
+        "how often it is right.",
+    ),
+    "question-answering": (
+        "answers questions about a text",
+        "An answer is always a stretch of the text that is given, which is taken for true; a score says how sure the "
+        "model is, not how often it is right.",
+    ),
+}
+USES = {
+    "text-classification": """from transformers import pipeline
+
+classify = pipeline("text-classification", model={name}, trust_remote_code=True, top_k=None)
+print(classify("A text."))
+print(classify({{"text": "The first of a pair.", "text_pair": "The second."}}))""",
+    "token-classification": """from transformers import pipeline
+
+tag = pipeline("token-classification", model={name}, trust_remote_code=True, aggregation_strategy="first")
+print(tag("Ada Lovelace was born in London."))""",
+    "question-answering": """from snugbert import QuestionAnswerer
+
+answer = QuestionAnswerer({name})
+print(answer(question="Where was Ada Lovelace born?", context="Ada Lovelace was born in London in 1815."))
+
+# Without the package snugbert, the model alone: logits of the first and of the last token of the answer.
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({name}, trust_remote_code=True)
+model = AutoModelForQuestionAnswering.from_pretrained({name}, trust_remote_code=True)""",
+}
+
+Baselines = Mapping[str, tuple[str, Mapping[str, float]]]
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------
+
+
+def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
+    """Draws how often each label was predicted for each label.
+
+    A row is a label and the examples that have it, a column what they were taken for. The color is the share of the
+    row. As far as they fit, counts stand in the cells, up to [`FEW_LABELS`] labels with the share.
+
+    Args:
+        references: the ids of the right labels, [N].
+        predictions: those of the predicted ones, [N].
+        labels: their names, in the order of the ids.
+        file: the picture, a PNG.
+    """
+    n = len(labels)
+    counts = np.bincount(n * references + predictions, minlength=n * n).reshape(n, n)
+    totals = counts.sum(axis=1)
+    shares = counts / totals.clip(1)[:, None]
+    cell = float(np.clip(9 / n, 0.45, 1.2)) if n <= FEW_LABELS else min(0.22, 20 / n)  # inches
+    type_size = max(SMALLEST_TYPE, min(10, 0.55 * 72 * cell))
+    shown = range(0, n, math.ceil(SMALLEST_TYPE / (0.55 * 72 * cell)))
+    columns = [_shortened(label) for label in labels]
+    rows = [f"{label} ({total:,})" for label, total in zip(columns, totals, strict=True)]
+    upright = max(map(len, columns)) * 0.6 * type_size > 72 * cell
+    letter = 0.6 * type_size / 72  # inches of a letter of usual width
+    figure = new_figure(
+        max(5.0, n * cell + letter * max(map(len, rows)) + (1.9 if n > FEW_LABELS else 0.9)),
+        n * cell + (letter * max(map(len, columns)) if upright else 0.2) + 1.2,
+    )
+    panel = figure.subplots()
+    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    panel.set_xticks(shown, [columns[i] for i in shown], rotation=90 if upright else 0, fontsize=type_size)
+    panel.set_yticks(shown, [rows[i] for i in shown], fontsize=type_size)
+    panel.set_xlabel("predicted")
+    panel.set_ylabel("right label (examples)")
+    panel.spines[:].set_visible(False)
+    panel.tick_params(length=0)
+    right, total = int(counts.trace()), int(totals.sum())
+    panel.set_title(f"{right:,} of {total:,} right ({right / max(total, 1):.1%})", **TITLE)
+    if n > FEW_LABELS:
+        from matplotlib.ticker import PercentFormatter
+
+        bar = figure.colorbar(image, label="share of the row", format=PercentFormatter(1), shrink=0.5, aspect=30)
+        bar.outline.set_visible(False)
+    _write_into_cells(panel, counts, shares, cell)
+    figure.savefig(file, format="png")
+
+
+def _shortened(label: str, most: int = 32) -> str:
+    return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
+def _write_into_cells(panel: Any, counts: np.ndarray, shares: np.ndarray, cell: float) -> None:
+    few = len(counts) <= FEW_LABELS
+    letters = max(len(f"{counts.max():,}"), 4)
+    type_size = min(10, 0.85 * 72 * cell / (0.6 * letters), 72 * cell / (1.3 * (2 if few else 1)))
+    if type_size < SMALLEST_TYPE:
+        return
+    for (row, column), count in np.ndenumerate(counts):
+        share = shares[row, column]
+        if few or share >= 0.01:  # of many labels, what is worth reading, and drawn in a second
+            text = f"{count:,}\n{share:.0%}" if few and count else f"{count:,}"
+            color = "white" if share > 0.5 else INK if count else "#aaaaaa"
+            # Out of the layout, which would measure each of thousands.
+            panel.text(column, row, text, ha="center", va="center", color=color, fontsize=type_size, in_layout=False)
+
+
+def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
+    """Draws F1 of each type of entity as a bar, precision and recall as marks on it.
+
+    Args:
+        scores: for each type precision, recall and f1, shares of 1, and support, how many entities of it there are.
+        file: the picture, a PNG. It is not written where there is no type.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    if not scores:
+        return
+    names = [f"{_shortened(name)} ({round(of['support']):,})" for name, of in scores.items()]
+    precision, recall, f1 = ([of[name] for of in scores.values()] for name in ("precision", "recall", "f1"))
+    places = range(len(scores))
+    figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.3 + 0.32 * len(scores))
+    panel = figure.subplots()
+    panel.barh(places, f1, height=0.6, color=BLUE, alpha=0.55, label="F1")
+    marks: dict[str, Any] = {"linestyle": "", "clip_on": False, "zorder": 3}
+    panel.plot(
+        precision, places, marker="|", markersize=13, markeredgewidth=2, color=ORANGE, label="precision", **marks
+    )
+    panel.plot(recall, places, marker="o", markersize=5, color=INK, label="recall", **marks)
+    for place, value, of in zip(places, f1, scores.values(), strict=True):
+        panel.text(1.03, place, f"F1 {value:.1%}" if of["support"] else "none", va="center", color=INK)
+    panel.set_yticks(places, names)
+    panel.set_ylim(len(scores) - 0.5, -0.5)  # the first type on top
+    panel.set_xlim(0, 1)
+    panel.xaxis.set_major_formatter(PercentFormatter(1))
+    panel.set_ylabel("type (entities)")
+    figure.legend(loc="outside upper right", ncols=3, frameon=False)
+    tidy(panel, "x")
+    figure.savefig(file, format="png")
+
+
+def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) -> None:
+    """Draws the mean F1 of questions by the length of their answer.
+
+    The thin lines are 95 % intervals of the means: few questions tell little.
+
+    Args:
+        lengths: words of the right answer, [N]; 0: the question has none.
+        f1: of each question, in percent, [N].
+        file: the picture, a PNG. It is not written where there is no question.
+    """
+    if not len(lengths):
+        return
+    groups = {}
+    for low, high in ANSWER_LENGTHS:
+        group = f1[(low <= lengths) & (lengths <= high)]
+        if len(group):
+            words = f"{low}" if low == high else f"{low} or more" if high == math.inf else f"{low}-{high:g}"
+            groups[f"{words if high else 'no answer'}\n({len(group):,})"] = group
+    means = np.array([group.mean() for group in groups.values()])
+    # 1.96 standard errors; that of one question is not known. F1 ends at 0 and 100.
+    reach = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
+    figure = new_figure(max(5.0, 1.5 + 0.85 * len(groups)), 4.2)
+    panel = figure.subplots()
+    panel.bar(list(groups), means, width=0.7, color=BLUE, alpha=0.55)
+    interval = np.stack([np.minimum(reach, means), np.minimum(reach, 100 - means)])
+    panel.errorbar(list(groups), means, interval, fmt="none", ecolor=INK, elinewidth=1)
+    for place, mean in enumerate(means):
+        panel.text(place, 1.5, f"{mean:.1f}", ha="center", color=INK)
+    panel.axhline(f1.mean(), color=ORANGE, linestyle=":", label=f"all questions ({len(f1):,}), {f1.mean():.1f}")
+    panel.set_xlim(-0.6, max(len(groups), 4) - 0.4)
+    panel.set_ylim(0, 100)
+    panel.set_ylabel("F1 (percent)")
+    panel.set_xlabel("words of the right answer (questions)")
+    figure.legend(loc="outside upper right", frameon=False)
+    tidy(panel, "y")
+    figure.savefig(file, format="png")
+
+
+def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, chosen: float, file: Path) -> None:
+    """Draws exact match and F1 over the threshold above which a question counts as one without an answer.
+
+    Args:
+        thresholds: in rising order, [K].
+        exact: exact match with each, in percent, [K].
+        f1: F1 with each, in percent, [K].
+        chosen: the threshold that is used.
+        file: the picture, a PNG. It is not written where there is no threshold.
+    """
+    if not len(thresholds):
+        return
+    # A score holds from its threshold to the next.
+    at = max(int(np.searchsorted(thresholds, chosen, side="right")) - 1, 0)
+    figure = new_figure(8, 4.2)
+    panel = figure.subplots()
+    for name, scores, color in (("F1", f1, BLUE), ("exact match", exact, ORANGE)):
+        curve = (list(thresholds), list(scores))
+        label = f"{name}, at the line {scores[at]:.1f}"
+        panel.plot(*curve, color=color, linewidth=1.7, drawstyle="steps-post", marker=marker(curve), label=label)
+    panel.axvline(chosen, color=GREY, linestyle=":", label=f"chosen, {chosen:.2f}")
+    panel.set_xlabel("threshold: a question whose score of no answer is higher counts as one without")
+    panel.set_ylabel("percent")
+    figure.legend(loc="outside upper right", ncols=3, frameon=False)
+    tidy(panel)
+    figure.savefig(file, format="png")
+
+
+def draw_learning_curve(log_history: list[dict[str, Any]], main_metric: str, file: Path) -> None:
+    """Draws the loss, and the main metric on the validation examples, over the epochs of a run.
+
+    Args:
+        log_history: `trainer.state.log_history`.
+        main_metric: without "eval_".
+        file: the picture, a PNG. It is not written where nothing was logged.
+    """
+
+    def curve(name: str) -> Curve:
+        points = [(line["epoch"], line[name]) for line in log_history if name in line]
+        return [x for x, _ in points], [y for _, y in points]
+
+    nothing: Curve = ([], [])
+    curves = {"loss": (curve("loss"), curve("eval_loss"))}
+    curves.setdefault(main_metric, (nothing, curve(f"eval_{main_metric}")))
+    curves = {name: pair for name, pair in curves.items() if pair[0][1] or pair[1][1]}
+    if not curves:
+        return
+    figure = new_figure(5.5 * len(curves) + 0.5, 4)
+    for panel, (name, (training, validation)) in zip(
+        figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
+    ):
+        last = (validation[1] or training[1])[-1]
+        draw_curves(panel, training, validation, ".4f" if name == "loss" else f".{_digits(last)}f")
+        panel.set_title(name.replace("_", " "), **TITLE)
+        panel.set_xlabel("epoch")
+        panel.set_xlim(left=0)
+        panel.legend(frameon=False)
+        tidy(panel)
+    figure.savefig(file, format="png")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+def _digits(value: float) -> int:
+    return 2 if abs(value) > 1 else 4
+
+
+def _number(value: float | None) -> str:
+    """A figure for people; none, as the correlation of a constant is, is a dash."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{_digits(value)}f}"
+
+
+def _split(set_name: str) -> str:
+    """The name of a split, as the datasets library has it for MNLI: "eval_mm" is "validation_mismatched"."""
+    kind, _, part = set_name.partition("_")
+    names = {"eval": "validation", "predict": "test", "mm": "mismatched"}
+    return "_".join(names.get(word, word) for word in (kind, part) if word)
+
+
+def results_table(figures: Mapping[str, Mapping[str, float | None]], baselines: Baselines) -> str:
+    """A Markdown table of the figures of each evaluation set, the baseline's beside them.
+
+    Args:
+        figures: by the names of the sets, such as "eval" and "predict_mm".
+        baselines: of sets that have one: what it answers, in words, and its figures.
+    """
+    rows = []
+    for set_name, of_set in figures.items():
+        answer, baseline = baselines.get(set_name, ("", {}))
+        for name, value in of_set.items():
+            beside = f"{_number(baseline[name])} ({answer})" if name in baseline else ""
+            rows.append((_split(set_name).replace("_", " "), name.replace("_", " "), _number(value), beside))
+    return table(("examples", "figure", "this model", "baseline"), rows)
+
+
+def sweep_table(settings_columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of the settings of a sweep, with mean and standard deviation of their scores over the seeds.
+
+    Args:
+        settings_columns: the names of the settings.
+        rows: each with the settings, and `scores`, one of each seed. The deviation is that of a sample (n - 1).
+    """
+
+    def score(scores: list[float]) -> str:
+        mean = float(np.mean(scores))
+        deviation = f" ± {np.std(scores, ddof=1):.{_digits(mean)}f}" if len(scores) > 1 else ""
+        return _number(mean) + ("" if math.isnan(mean) else deviation)
+
+    header = (*(name.replace("_", " ") for name in settings_columns), "seeds", "score")
+    return table(
+        header, [(*(row[name] for name in settings_columns), len(row["scores"]), score(row["scores"])) for row in rows]
+    )
+
+
+def suite_table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """A Markdown table of the GLUE tasks in one row, in percent, with their average as the BERT paper computes it.
+
+    Devlin et al. (2018), table 1: F1 for QQP and MRPC, Spearman correlation for STS-B, accuracy for the others but
+    CoLA, whose metric is the Matthews correlation; MNLI counts twice, matched and mismatched; WNLI is left out.
+
+    Args:
+        figures: task -> evaluation set -> figure -> share of 1, the tasks by the names of `snugbert glue`. What is
+            missing is said below the table.
+    """
+    scores = {}
+    for column, (task_name, set_name, figure) in SUITE.items():
+        if (value := figures.get(task_name, {}).get(set_name, {}).get(figure)) is not None:
+            scores[column] = 100 * value
+    of_average = [column for column in SUITE if column != "WNLI"]
+    missing = [column for column in of_average if column not in scores]
+    values = [scores[column] for column in of_average if column in scores]
+    average = f"{np.mean(values):.1f}" if values else "-"
+    cells = {column: f"{scores[column]:.1f}" if column in scores else "-" for column in of_average}
+    cells["average"] = average
+    if "WNLI" in scores:
+        cells["WNLI"] = f"{scores['WNLI']:.1f}"
+    without = f", here without {', '.join(missing)}" if missing else ""
+    return (
+        f"{table(cells, [cells.values()])}\n\nPercent: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
+        "correlation for CoLA, accuracy for the others. The average is that of Devlin et al. (2018), table 1: MNLI "
+        f"counts twice, WNLI does not count{without}."
+    )
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Writes the whole file or none of it, whatever happens meanwhile."""
+    unfinished = file.with_name(f"_{file.name}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(file)
+
+
+def write_results(output_dir: Path, results: Mapping[str, Any], sweep: str | None = None) -> None:
+    """Writes `results.md`, and after it `results.json`, which says that everything is there.
+
+    Args:
+        output_dir: the folder of the run.
+        results: JSON values. `task` is the title, `figures` and `baselines` become the table, the latter with
+            "answer" beside their figures. A number that is none (NaN) becomes null.
+        sweep: the tables of a sweep.
+    """
+    baselines = {name: (of["answer"], of) for name, of in results["baselines"].items()}
+    parts = [f"# {results['task']}", results_table(results["figures"], baselines)]
+    write_atomically(output_dir / "results.md", "\n\n".join([*parts, *([sweep] if sweep else [])]) + "\n")
+    finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
+    write_atomically(output_dir / "results.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
+
+
+# --- the model card ---------------------------------------------------------------------------------------------
+
+
+def write_model_card(
+    output_dir: Path,
+    *,
+    name: str,
+    task: str,
+    pipeline_tag: str,
+    dataset: tuple[str, str | None],
+    language: str | None,
+    base_model: str | None,
+    labels: list[str] | None,
+    settings: Mapping[str, Any],
+    figures: Mapping[str, Mapping[str, float | None]],
+    baselines: Baselines,
+    sweep: str | None = None,
+) -> None:
+    """Writes `README.md` into the folder of the model, unless somebody's own words are there, see [`save_model_card`].
+
+    Pictures that the folder has, see above, are shown. The Hub reads the figures that it knows, see [`HUB_METRICS`].
+
+    Args:
+        output_dir: the folder that holds model and tokenizer.
+        name: what the model is called, on the Hub if it goes there.
+        task: what it learned, as people write it: "SST-2".
+        pipeline_tag: of the Hub: "text-classification", "token-classification" or "question-answering".
+        dataset: name of the data, and their id on the Hub, if they have one.
+        language: ISO 639-1 code, or None.
+        base_model: the checkpoint that training began from, a folder or a name on the Hub; None: random weights.
+        labels: in the order of their ids; None: no classes.
+        settings: of training, by their names; those that are None or False are left out.
+        figures: of each evaluation set, by the names of [`results_table`].
+        baselines: likewise.
+        sweep: the tables of the sweep in which the model was the best.
+    """
+    kind = "regression" if pipeline_tag == "text-classification" and labels is None else pipeline_tag
+    on_the_hub = base_model is not None and not Path(base_model).exists()
+    start = "random weights" if base_model is None else base_model if on_the_hub else Path(base_model).resolve().name
+    results = _eval_results(task, pipeline_tag, dataset, figures)
+    header = ModelCardData(
+        language=language,
+        library_name="transformers",
+        pipeline_tag=pipeline_tag,
+        base_model=base_model if on_the_hub else None,
+        datasets=None if dataset[1] is None else [dataset[1]],
+        metrics=sorted({result.metric_type for result in results}) or None,
+        tags=["snugbert", "bert"],
+        model_name=name,
+        eval_results=results or None,
+    )
+    what, limits = ABILITIES[kind]
+    rows = [(setting.replace("_", " "), value) for setting, value in settings.items() if value not in (None, False)]
+    sections = [
+        f"# {name}",
+        f"A BERT encoder that {what}. It was fine-tuned from {start} on {dataset[0]} with SnugBERT.",
+        f"```python\n{USES[pipeline_tag].format(name=json.dumps(name))}\n```\n\n{HOW_TO_OPEN}",
+    ]
+    if labels is not None:
+        sections.append(f"The labels: {', '.join(f'`{label}`' for label in labels)}.")
+    if any(figures.values()):
+        sections.append(f"## Results\n\n{results_table(figures, baselines)}")
+    if sweep is not None:
+        sections.append(f"## All runs\n\n{sweep}")
+    for picture, text in PICTURES.items():
+        for file in sorted(output_dir.glob(f"*{picture}"), key=lambda file: (len(file.name), file.name)):
+            of_set = file.name.removesuffix(picture).removesuffix("_")
+            of_examples = f", {_split(of_set).replace('_', ' ')} examples" if of_set else ""
+            sections.append(f"![{text}{of_examples}]({file.name})")
+    sections += [
+        f"## Training\n\n{table(('setting', 'value'), rows)}",
+        f"## Limits\n\n{limits} The figures are those of {dataset[0]}; text of another kind may fare worse. What is "
+        f"wrong or one-sided in that data, and in what {start} was trained on, the model has learned, too.",
+    ]
+    save_model_card(output_dir, header, sections)
+
+
+def _eval_results(
+    task: str,
+    pipeline_tag: str,
+    dataset: tuple[str, str | None],
+    figures: Mapping[str, Mapping[str, float | None]],
+) -> list[EvalResult]:
+    """The figures that the Hub has names for, as numbers of at most six digits."""
+    dataset_name, dataset_id = dataset
+    return [
+        EvalResult(
+            task_type=pipeline_tag,
+            task_name=task,
+            # The Hub wants an id of all data; what is not there has its name.
+            dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
+            dataset_name=dataset_name,
+            dataset_split=_split(set_name),
+            metric_type=HUB_METRICS[figure][0],
+            metric_name=HUB_METRICS[figure][1],
+            metric_value=float(f"{value:.6g}"),
+        )
+        for set_name, of_set in figures.items()
+        for figure, value in of_set.items()
+        if figure in HUB_METRICS and value is not None and math.isfinite(value)
+    ]

@@ -1,0 +1,324 @@
+"""One fine-tuning run: train, score, predict, and leave everything about it in the output folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import SchedulerType
+
+from snugbert.trainers.command_line import InputError, claim_output_dir, clear_output_dir
+from snugbert.trainers.finetuning import report
+from snugbert.trainers.finetuning.arguments import MAIN_METRIC, FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+from snugbert.trainers.model_card import versions
+
+LOWER_IS_BETTER = ("loss", "mse")
+# What the card and results.json say of the settings.
+SETTINGS = (
+    "learning_rate",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "warmup_steps",
+    "lr_scheduler_type",
+    "weight_decay",
+    "layerwise_lr_decay",
+    "freeze_embeddings",
+    "freeze_layers",
+    "unfreeze_after_steps",
+    "class_weights",
+    "early_stopping_patience",
+    "label_smoothing_factor",
+    "optim",
+    "bf16",
+    "fp16",
+    "seed",
+)
+
+Figures = dict[str, dict[str, float]]
+
+
+@dataclass
+class EvaluationSet:
+    """Examples to score or to predict.
+
+    Attributes:
+        name: prefix of figures and files; "eval" and what begins with it is scored, "predict" is predicted, too.
+        features: what the model reads; columns that it does not know are left out.
+        judge: predictions for `features`, as [`FineTuningTrainer`] gives them, and a folder -> figures without prefix,
+            none if the labels are not told. With a folder it writes predictions and pictures there.
+        num_examples: sentences or questions.
+        baseline: what a simple answer would score, and in words which: ("always 'positive'", its figures).
+    """
+
+    name: str
+    features: Dataset
+    judge: Callable[[Any, Path | None], dict[str, float]]
+    num_examples: int
+    baseline: tuple[str, dict[str, float]] | None = None
+
+
+@dataclass
+class Task:
+    """What is learned, from what, and how it is scored.
+
+    Attributes:
+        name: as people write it: "SST-2".
+        make_model: a new model with a head; the head is a function of the seed.
+        tokenizer: of the model.
+        train_features: what the model learns from; None: nothing is learned.
+        evaluation_sets: the first of those that begin with "eval" is the one scored during training.
+        main_metric: the figure that chooses the best model or setting.
+        metrics: the names of all figures.
+        pipeline_tag: of the Hub: "text-classification", "token-classification" or "question-answering".
+        padding_collator: makes padded batches, where packed ones are not wanted.
+        labels: in the order of their ids; None: no classes.
+        dataset: name of the data, and their id on the Hub, if they have one.
+    """
+
+    name: str
+    make_model: Callable[[], PreTrainedModel]
+    tokenizer: PreTrainedTokenizerBase
+    train_features: Dataset | None
+    evaluation_sets: list[EvaluationSet]
+    main_metric: str
+    metrics: tuple[str, ...]
+    pipeline_tag: str
+    padding_collator: Any
+    labels: list[str] | None = None
+    dataset: tuple[str, str | None] = field(default=("one's own data", None))
+
+
+def choose_metric(task: Task, args: FineTuningArguments) -> None:
+    """Makes `metric_for_best_model` and `greater_is_better` those of the task, unless the user has chosen.
+
+    Raises:
+        InputError: the user's choice is no figure of the task; or a choice is to be made and nothing can be scored.
+    """
+    chosen = str(args.metric_for_best_model).removeprefix("eval_")
+    if chosen == MAIN_METRIC:
+        chosen = task.main_metric
+    if chosen not in (*task.metrics, "loss"):
+        known = ", ".join(task.metrics)
+        raise InputError(f"--metric_for_best_model: there is no metric {chosen!r}; those of {task.name} are {known}.")
+    args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
+    if scored(task) is None and (args.eval_strategy != "no" or args.sweeps):
+        raise InputError("there are no validation examples to choose by; name a file of them with --validation_file.")
+
+
+def scored(task: Task) -> EvaluationSet | None:
+    """The examples that are scored during training, and by which the best is chosen."""
+    return next((s for s in task.evaluation_sets if s.name.startswith("eval")), None)
+
+
+def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningArguments) -> Figures:
+    """Trains, if there is something to train on, then scores and predicts.
+
+    In the output folder: the model, `<set>_results.json` as Trainer's, what the judges write, `learning_curve.png`,
+    `results.json` and `results.md` with everything, and the model card, which is pushed with `push_to_hub`.
+
+    Args:
+        task: what to learn.
+        model_args: the model that `task.make_model` makes, for the card.
+        args: settings and output folder.
+
+    Returns:
+        The figures of each evaluation set.
+
+    Raises:
+        InputError: the output folder holds another run, the settings do not fit the model, or the loss is no number.
+    """
+    choose_metric(task, args)
+    checkpoint = claim_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
+    set_seed(args.seed)
+    try:
+        trainer = make_trainer(task, args)
+    except (ValueError, RuntimeError, ImportError) as error:  # what Trainer refuses, such as a reporter not installed
+        raise InputError(str(error)) from error
+    training: dict[str, float] = {}
+    if task.train_features is not None:
+        if checkpoint is None:
+            clear_output_dir(args)
+        training = train(trainer, checkpoint)
+    figures = {evaluation_set.name: evaluate(trainer, evaluation_set) for evaluation_set in task.evaluation_sets}
+    if trainer.is_world_process_zero():
+        write_report(task, model_args, trainer, training, figures)
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    return figures
+
+
+def make_trainer(task: Task, args: FineTuningArguments) -> FineTuningTrainer:
+    """A trainer with a new model.
+
+    Raises:
+        InputError: as in [`FineTuningTrainer`] and [`class_weights`].
+    """
+    during_training = scored(task)
+    callbacks = []
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
+    trainer = FineTuningTrainer(
+        model=task.make_model(),
+        args=args,
+        padding_collator=task.padding_collator,
+        of_tokens=task.pipeline_tag != "text-classification",
+        class_weights=None if args.class_weights is None else class_weights(args.class_weights, task),
+        train_dataset=task.train_features,
+        eval_dataset=None if during_training is None else during_training.features,
+        processing_class=task.tokenizer,
+        callbacks=callbacks,
+    )
+    if during_training is not None:
+        trainer.compute_metrics = lambda prediction: during_training.judge(prediction.predictions, None)
+    return trainer
+
+
+def class_weights(text: str, task: Task) -> torch.Tensor:
+    """The weight of each class.
+
+    Args:
+        text: "balanced": the number of labels over the number of classes and of the class's own labels, as
+            scikit-learn has it; or such as "positive=2,negative=0.5", the others 1.
+        task: with classes, and features to learn from for "balanced".
+
+    Returns:
+        *Shape:* (classes,)
+
+    Raises:
+        InputError: there are no classes, a label that is not one, or a weight that is no positive number.
+    """
+    if task.labels is None or task.train_features is None:
+        raise InputError(f"--class_weights: {task.name} has no classes, each example just one, to weigh in training.")
+    column = "label" if "label" in task.train_features.column_names else "labels"
+    values = task.train_features[column][:]
+    if text == "balanced":
+        ids = np.concatenate([np.atleast_1d(value) for value in values])
+        counts = np.bincount(ids[ids >= 0], minlength=len(task.labels))
+        return torch.tensor(counts.sum() / (np.count_nonzero(counts) * counts.clip(1)), dtype=torch.float32)
+    weights = dict.fromkeys(task.labels, 1.0)
+    for part in text.split(","):
+        label, _, weight = part.rpartition("=")
+        try:
+            number = float(weight)
+        except ValueError:
+            number = -1
+        if label not in weights or not 0 < number < float("inf"):
+            known = ", ".join(task.labels)
+            raise InputError(f"--class_weights: {part!r} must be LABEL=NUMBER above 0, the label one of {known}.")
+        weights[label] = number
+    return torch.tensor(list(weights.values()))
+
+
+def train(trainer: FineTuningTrainer, checkpoint: str | None) -> dict[str, float]:
+    """Trains on, from `checkpoint` or from the start; saves model, tokenizer and figures; returns the figures."""
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model()
+    metrics = {**result.metrics, "train_samples": len(trainer.train_dataset)}  # type: ignore[arg-type]
+    trainer.log_metrics("train", metrics)
+    trainer.save_metrics("train", metrics)
+    trainer.save_state()
+    return metrics
+
+
+def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet) -> dict[str, float]:
+    """Predicts, writes what there is to write, prints and saves the figures beside the baseline's."""
+    name = evaluation_set.name
+    folder = Path(str(trainer.args.output_dir)) if trainer.is_world_process_zero() else None
+    figures: dict[str, float] = {}
+
+    def judge(prediction: Any) -> dict[str, float]:
+        figures.update(evaluation_set.judge(prediction.predictions, folder))
+        return figures
+
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    during_training, trainer.compute_metrics = trainer.compute_metrics, judge
+    metrics = trainer.predict(evaluation_set.features, metric_key_prefix=name).metrics or {}
+    trainer.compute_metrics = during_training
+    if figures:
+        description, baseline = evaluation_set.baseline or ("", {})
+        # A constant has no correlation: NaN, which is no figure to compare with.
+        baseline = {name: value for name, value in baseline.items() if np.isfinite(value)}
+        metrics[f"{name}_samples"] = evaluation_set.num_examples
+        metrics.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
+        trainer.log_metrics(name, metrics)
+        trainer.save_metrics(name, metrics)
+        worth = f"; {description}: {_in_words(baseline)}" if baseline else ""
+        if folder is not None:
+            print(f"{name}: {_in_words(figures)} on {evaluation_set.num_examples} examples{worth}", flush=True)
+    return figures
+
+
+def _in_words(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+
+
+def settings_of(args: FineTuningArguments) -> dict[str, Any]:
+    """The settings that a reader of the results wants to know, as JSON values."""
+    values = {name: getattr(args, name) for name in SETTINGS}
+    return {**values, "lr_scheduler_type": SchedulerType(args.lr_scheduler_type).value, "processes": args.world_size}
+
+
+def write_report(
+    task: Task,
+    model_args: FineTunedModelArguments,
+    trainer: FineTuningTrainer,
+    training: dict[str, float],
+    figures: Figures,
+) -> None:
+    """Writes pictures, card, and last of all the results, which say that a run was done to its end."""
+    args: FineTuningArguments = trainer.args  # type: ignore[assignment]
+    output_dir = Path(str(args.output_dir))
+    baselines = {s.name: s.baseline for s in task.evaluation_sets if s.baseline is not None}
+    results = {
+        "task": task.name,
+        "dataset": task.dataset[0],
+        "model": model_args.model_name_or_path,  # None: random weights
+        "config": model_args.config_name,
+        "figures": figures,
+        "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
+        "examples": {s.name: s.num_examples for s in task.evaluation_sets},
+        "training": training,
+        "settings": settings_of(args),
+        "versions": versions(),
+    }
+    if training:
+        report.draw_learning_curve(
+            trainer.state.log_history, str(args.metric_for_best_model), output_dir / "learning_curve.png"
+        )
+        write_card(task, output_dir, results, args)
+    report.write_results(output_dir, results)
+
+
+def write_card(
+    task: Task, output_dir: Path, results: dict[str, Any], args: FineTuningArguments, sweep: str | None = None
+) -> None:
+    """Writes the model card.
+
+    Args:
+        task: what was learned.
+        output_dir: the folder of the model and its pictures.
+        results: of the run that made the model, see [`write_report`].
+        args: for the name on the Hub.
+        sweep: tables of the sweep in which the model was the best.
+    """
+    report.write_model_card(
+        output_dir,
+        name=str(args.hub_model_id or output_dir.resolve().name).rpartition("/")[2],
+        task=task.name,
+        pipeline_tag=task.pipeline_tag,
+        dataset=task.dataset,
+        language=None,
+        base_model=results["model"],
+        labels=task.labels,
+        settings=results["settings"],
+        figures=results["figures"],
+        baselines={s.name: s.baseline for s in task.evaluation_sets if s.baseline is not None},
+        sweep=sweep,
+    )

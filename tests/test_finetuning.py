@@ -1,0 +1,445 @@
+"""What the fine-tuning commands share: exact losses, layers that learn or do not, the order of evaluation, sweeps.
+
+Run as a script, this file trains in each of several processes; see `train_and_predict`.
+"""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from parity import CONFIG, NUM_LABELS, assert_same_gradients
+from safetensors.torch import load_file
+from sklearn.utils.class_weight import compute_class_weight
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, TrainerCallback
+
+import snugbert
+from snugbert import SnugBertTokenizer
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.finetuning import sweep
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, class_weights, fine_tune
+from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+
+HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+LABELS = ["few", "some", "many"]
+WEIGHTS = torch.tensor([0.5, 1.0, 3.0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """On models this small, threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> SnugBertTokenizer:
+    return make_tokenizer()
+
+
+def make_tokenizer() -> SnugBertTokenizer:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return SnugBertTokenizer(vocab={piece: i for i, piece in enumerate(pieces + [f"w{i}" for i in range(200)])})
+
+
+def examples(head: str, number: int, seed: int = 0) -> Dataset:
+    """Sequences of 3 to 30 tokens; the label of a sequence tells how many of its tokens are high."""
+    generator = random.Random(seed)
+    rows = []
+    for _ in range(number):
+        ids = [2, *generator.choices(range(5, 205), k=generator.randint(2, 29))]
+        row = {"input_ids": ids, "token_type_ids": [0] * len(ids), "attention_mask": [1] * len(ids)}
+        if head == "ForSequenceClassification":
+            row["label"] = min(2, sum(i >= 105 for i in ids) // 5)
+        elif head == "ForTokenClassification":
+            row["labels"] = [-100, *(i % NUM_LABELS if i % 5 else -100 for i in ids[1:])]
+        else:
+            row["start_positions"] = generator.randrange(len(ids))
+            row["end_positions"] = generator.randrange(row["start_positions"], len(ids))
+        rows.append(row)
+    return Dataset.from_list(rows)
+
+
+def new_model(head: str, **overrides) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**CONFIG | overrides))
+
+
+def new_trainer(head: str, tokenizer, folder, data=None, weights=None, model=None, **settings) -> FineTuningTrainer:
+    defaults = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "save_strategy": "no"}
+    collator = DataCollatorForTokenClassification if head == "ForTokenClassification" else DataCollatorWithPadding
+    return FineTuningTrainer(
+        model=new_model(head) if model is None else model,
+        args=FineTuningArguments(output_dir=str(folder), **defaults | settings),
+        padding_collator=collator(tokenizer),
+        of_tokens=head != "ForSequenceClassification",
+        class_weights=weights,
+        train_dataset=examples(head, 45) if data is None else data,
+    )
+
+
+def gradients_of_a_step(trainer: FineTuningTrainer) -> torch.nn.Module:
+    """The model with the gradients of its first step."""
+    trainer.args.max_steps, trainer.args.max_grad_norm = 1, 0
+    gradients = {}
+
+    class Keeper(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            gradients.update({p: p.grad.clone() for p in model.parameters() if p.grad is not None})
+
+    trainer.add_callback(Keeper())
+    trainer.train()
+    for parameter in trainer.model.parameters():
+        parameter.grad = gradients.get(parameter)
+    return trainer.model
+
+
+# --- loss -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("head", "weights"), [*((head, None) for head in HEADS), *((h, WEIGHTS) for h in HEADS[:2])])
+def test_one_batch_is_accumulated_batches_is_padded_batches(head, weights, tokenizer, tmp_path):
+    """45 examples: accumulated batches of 8 end with one of 5, which a mean of means would weigh too much."""
+    models = [
+        gradients_of_a_step(new_trainer(head, tokenizer, tmp_path, weights=weights, **settings))
+        for settings in (
+            {"per_device_train_batch_size": 45},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_max_length": True},
+        )
+    ]
+    assert any(parameter.grad.any() for parameter in models[0].parameters() if parameter.grad is not None)
+    for other in models[1:]:
+        assert_same_gradients(other, models[0])
+
+
+def test_class_weights_are_those_of_torch_and_of_scikit_learn(tokenizer, tmp_path):
+    data = examples("ForSequenceClassification", 45)
+    labels = np.array(data["label"])
+    task = SimpleNamespace(name="own", labels=LABELS, train_features=data)
+    balanced = class_weights("balanced", task)
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    np.testing.assert_allclose(balanced, expected, rtol=1e-6)
+    of_tokens = examples("ForTokenClassification", 45)
+    tags = np.concatenate(list(of_tokens["labels"]))
+    expected_of_tokens = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
+    task = SimpleNamespace(name="own", labels=LABELS, train_features=of_tokens)
+    np.testing.assert_allclose(class_weights("balanced", task), expected_of_tokens, rtol=1e-6)
+
+    trainer = new_trainer(
+        "ForSequenceClassification", tokenizer, tmp_path, data, balanced, per_device_train_batch_size=45, max_steps=1
+    )
+    loss = trainer.train().training_loss
+    model = new_model("ForSequenceClassification").eval()
+    logits = torch.stack([model(torch.tensor([ids])).logits[0] for ids in data["input_ids"]])
+    # Balanced weights have mean 1 over the labels, so torch's division by their sum is the same.
+    assert loss == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, torch.tensor(labels), balanced).item(), abs=1e-5
+    )
+
+
+def test_named_class_weights():
+    task = SimpleNamespace(name="own", labels=["a=b", "few"], train_features=examples("ForSequenceClassification", 3))
+    assert class_weights("a=b=2.5", task).tolist() == [2.5, 1.0]
+    for text in ("few", "few=0", "few=x", "none=2", "few=inf"):
+        with pytest.raises(InputError, match="must be LABEL=NUMBER above 0, the label one of a=b, few"):
+            class_weights(text, task)
+    with pytest.raises(InputError, match="has no classes"):
+        class_weights("balanced", SimpleNamespace(name="STS-B", labels=None, train_features=None))
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, num_train_epochs=2)
+
+    class Spoiler(TrainerCallback):
+        def on_step_begin(self, args, state, control, model, **kwargs):
+            if state.global_step == 3:
+                torch.nn.init.constant_(model.classifier.weight, float("nan"))
+
+    trainer.add_callback(Spoiler())
+    with pytest.raises(InputError, match=r"the loss is nan in step 4; try a lower --learning_rate"):
+        trainer.train()
+
+
+# --- layers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_learns_at_its_own_rate(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, layerwise_lr_decay=0.5, learning_rate=1.0, weight_decay=0.01)
+    optimizer = trainer.create_optimizer()
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert optimizer.param_groups[0]["lr"] == 1.0  # the one that is logged
+    for name, parameter in trainer.model.named_parameters():
+        layer = name.split(".")[3] if "encoder.layer" in name else None
+        expected = 0.0625 if "embeddings" in name else {None: 1.0, "0": 0.125, "1": 0.25, "2": 0.5}[layer]
+        assert rates.pop(id(parameter)) == expected, name
+        assert decays[id(parameter)] == (0 if "bias" in name or "LayerNorm" in name else 0.01), name
+    assert not rates
+
+
+@pytest.mark.parametrize("until", [None, 4])
+def test_frozen_layers_learn_nothing_until_they_may(until, tokenizer, tmp_path):
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **kwargs):
+            seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+
+    settings = {"freeze_layers": 2, "unfreeze_after_steps": until, "learning_rate": 1e-2, "warmup_steps": 0}
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, max_steps=6, **settings)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.add_callback(Watch())
+    trainer.train()
+    for name in before:
+        frozen = any(part in name for part in ("embeddings", "layer.0.", "layer.1."))
+        changed = [not torch.equal(now[name], then[name]) for then, now in zip([before, *seen], seen, strict=False)]
+        if "key.bias" not in name:  # has no gradient
+            assert changed == [not frozen or (until is not None and step >= until) for step in range(6)], name
+
+
+def test_what_cannot_be_frozen(tokenizer, tmp_path):
+    with pytest.raises(InputError, match="--freeze_layers 4: the model has 3 layers"):
+        new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=4)
+    with pytest.raises(InputError, match="nothing is frozen"):
+        FineTuningArguments(output_dir=str(tmp_path), unfreeze_after_steps=3)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("head", HEADS)
+def test_predictions_are_those_of_single_examples_in_their_order(head, padded, tokenizer, tmp_path):
+    data = examples(head, 21)
+    trainer = new_trainer(head, tokenizer, tmp_path, per_device_eval_batch_size=4, pad_to_max_length=padded)
+    unlabelled = data.select_columns(["input_ids", "token_type_ids", "attention_mask"])
+    predictions = trainer.predict(unlabelled).predictions
+    model = trainer.model.eval()
+    parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    for row, ids in enumerate(data["input_ids"]):
+        with torch.no_grad():
+            output = model(torch.tensor([ids]))
+        expected = list(output.values())
+        assert len(expected) == len(parts)
+        for part, values in zip(parts, expected, strict=True):
+            found = part[row][: len(ids)] if head != "ForSequenceClassification" else part[row]
+            np.testing.assert_allclose(found, values[0], atol=1e-5)
+
+
+# --- processes --------------------------------------------------------------------------------------------------
+
+
+def train_and_predict(folder: Path, batch_size: int) -> None:
+    """Some steps with every head, its first layers frozen at first; 21 predictions, an odd number."""
+    for head in HEADS:
+        weights = None if head == "ForQuestionAnswering" else WEIGHTS
+        # Adam would make something of gradients that are rounding only.
+        settings = {
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "max_steps": 4,
+            "freeze_layers": 1,
+            "unfreeze_after_steps": 2,
+        }
+        trainer = new_trainer(
+            head,
+            make_tokenizer(),
+            folder / head,
+            examples(head, 48),  # a last batch that is not full would be filled up by accelerate
+            weights,
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=4,
+            **settings,
+        )
+        trainer.train()
+        trainer.save_model()
+        predictions = trainer.predict(examples(head, 21, seed=1)).predictions
+        if trainer.is_world_process_zero():
+            parts = predictions if isinstance(predictions, tuple) else (predictions,)
+            np.savez(folder / head / "predictions.npz", *parts, processes=trainer.args.world_size)
+
+
+def test_one_process_is_two_processes(tmp_path):
+    train_and_predict(tmp_path / "one", batch_size=12)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__]
+    process = subprocess.run([*command, str(tmp_path / "two"), "6"], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    for head in HEADS:
+        one, two = (load_file(tmp_path / name / head / "model.safetensors") for name in ("one", "two"))
+        for name in one:
+            torch.testing.assert_close(two[name], one[name], atol=2e-5, rtol=0, msg=f"{head}: {name}")
+        one, two = (np.load(tmp_path / name / head / "predictions.npz") for name in ("one", "two"))
+        assert (one["processes"], two["processes"]) == (1, 2)
+        for part in set(one.files) - {"processes"}:
+            np.testing.assert_allclose(two[part], one[part], atol=1e-3)
+
+
+# --- runs and sweeps --------------------------------------------------------------------------------------------
+
+
+def make_task(tokenizer, number: int = 60) -> Task:
+    """Whether a sequence has few, some or many high tokens."""
+    train_features, eval_features = examples(HEADS[0], number), examples(HEADS[0], 30, seed=1)
+    references = np.array(eval_features["label"])
+
+    def judge(predictions, folder):
+        if folder is not None:
+            np.savetxt(folder / "predictions.txt", predictions.argmax(-1), fmt="%d")
+        return {"accuracy": float((predictions.argmax(-1) == references).mean())}
+
+    return Task(
+        name="counting",
+        make_model=lambda: snugbert.SnugBertForSequenceClassification(snugbert.SnugBertConfig(**CONFIG)),
+        tokenizer=tokenizer,
+        train_features=train_features,
+        evaluation_sets=[EvaluationSet("eval", eval_features, judge, 30, ("always 'few'", {"accuracy": 0.25}))],
+        main_metric="accuracy",
+        metrics=("accuracy",),
+        pipeline_tag="text-classification",
+        padding_collator=DataCollatorWithPadding(tokenizer),
+        labels=LABELS,
+    )
+
+
+def arguments(folder, **settings) -> FineTuningArguments:
+    defaults = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "learning_rate": 1e-3}
+    return FineTuningArguments(output_dir=str(folder), **defaults | settings)
+
+
+@pytest.fixture
+def model_args(tmp_path, tokenizer) -> FineTunedModelArguments:
+    return FineTunedModelArguments(config_name="tiny", tokenizer_name=".")
+
+
+def test_a_run_leaves_everything(tokenizer, model_args, tmp_path, capsys):
+    folder = tmp_path / "run"
+    figures = fine_tune(make_task(tokenizer), model_args, arguments(folder, num_train_epochs=2, eval_strategy="epoch"))
+    results = json.loads((folder / "results.json").read_text())
+    assert results["figures"] == figures and results["baselines"]["eval"]["accuracy"] == 0.25
+    assert results["settings"]["learning_rate"] == 1e-3 and results["training"]["train_samples"] == 60
+    accuracy = json.loads((folder / "eval_results.json").read_text())["eval_accuracy"]
+    assert accuracy == figures["eval"]["accuracy"]
+    predicted = np.loadtxt(folder / "predictions.txt")
+    assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
+    assert f"eval: accuracy {accuracy:.4f} on 30 examples; always 'few': accuracy 0.2500" in capsys.readouterr().out
+    assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
+
+
+def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
+    task, accuracies = make_task(tokenizer), iter([0.5, 0.7, 0.6, 0.65, 0.9])
+    judge = task.evaluation_sets[0].judge
+    task.evaluation_sets[0].judge = lambda predictions, folder: (
+        {"accuracy": next(accuracies)} if folder is None else judge(predictions, folder)
+    )
+    fine_tune(task, model_args, arguments(tmp_path / "run", num_train_epochs=9, early_stopping_patience=2))
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert state["epoch"] == 4 and state["best_metric"] == 0.7
+    best, kept = (load_file(f / "model.safetensors") for f in (tmp_path / "run/checkpoint-4", tmp_path / "run"))
+    assert all(torch.equal(best[name], kept[name]) for name in best)
+
+
+def test_unknown_metric(tokenizer, model_args, tmp_path):
+    with pytest.raises(InputError, match="there is no metric 'acuracy'; those of counting are accuracy"):
+        fine_tune(make_task(tokenizer), model_args, arguments(tmp_path, metric_for_best_model="acuracy"))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "BATCH_SIZES", (16, 32))
+    monkeypatch.setattr(sweep, "LEARNING_RATES", (1e-3, 1e-4))
+    monkeypatch.setattr(sweep, "EPOCHS", (1.0,))
+    settings = {"sweep": "paper", "seeds": 2}
+    calls = []
+
+    def counted(task, model_args, args):
+        calls.append(args.output_dir)
+        if len(calls) == 3:
+            raise Interrupted
+        return fine_tune(task, model_args, args)
+
+    monkeypatch.setattr(sweep, "fine_tune", counted)
+    with pytest.raises(Interrupted):
+        sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
+    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
+    assert len(calls) == 3 + 6  # two were done, one was begun
+    monkeypatch.setattr(sweep, "fine_tune", fine_tune)
+    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "b", **settings))
+    a, b = (json.loads((tmp_path / name / "results.json").read_text()) for name in "ab")
+    assert a["sweep"] == b["sweep"] and a["figures"] == b["figures"]
+    assert len(a["sweep"]["settings"]) == 4 and all(len(row["scores"]) == 2 for row in a["sweep"]["settings"])
+    for row in a["sweep"]["settings"]:
+        assert row["mean"] == pytest.approx(np.mean(row["scores"]))
+        assert row["std"] == pytest.approx(np.std(row["scores"], ddof=1))
+    scores = [score for row in a["sweep"]["settings"] for score in row["scores"]]
+    assert a["figures"]["eval"]["accuracy"] == max(scores)
+    assert a["sweep"]["best_setting"]["mean"] == max(row["mean"] for row in a["sweep"]["settings"])
+
+    # Only the best weights are left, and they are those that made the predictions.
+    assert [file.parent.name for file in (tmp_path / "a").rglob("*.safetensors")] == ["a"]
+    model = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path / "a")
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path / "again", model=model)
+    predictions = trainer.predict(examples(HEADS[0], 30, seed=1)).predictions.argmax(-1)
+    np.testing.assert_array_equal(predictions, np.loadtxt(tmp_path / "a" / "predictions.txt"))
+
+    # One more seed goes on; other settings or other data do not.
+    calls.clear()
+    monkeypatch.setattr(sweep, "fine_tune", counted)
+    with pytest.raises(InputError, match=r"holds a sweep of other settings.weight_decay; choose another folder"):
+        sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings, weight_decay=0.1))
+    with pytest.raises(InputError, match=r"holds a sweep of other examples.train;"):
+        sweep.run(make_task(tokenizer, 61), model_args, arguments(tmp_path / "a", **settings))
+    assert not calls
+
+
+def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, capsys):
+    given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20)
+    sweep.run(make_task(tokenizer), model_args, given)
+    runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
+    assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
+    assert "eval_accuracy" in capsys.readouterr().out
+    # A single run is not mistaken for a sweep.
+    shutil.rmtree(tmp_path / "run" / "runs")
+    (tmp_path / "run" / "sweep.json").unlink()
+    with pytest.raises(InputError, match="already holds a run that is no sweep"):
+        sweep.run(make_task(tokenizer), model_args, given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sweep": "grid"}, "there is no sweep 'grid'; there are paper, fixed"),
+        ({"seeds": 0}, "--seeds 0 must be at least 1"),
+        ({"layerwise_lr_decay": 1.5}, "--layerwise_lr_decay 1.5 must be at least 0 and at most 1"),
+        ({"early_stopping_patience": 0}, "--early_stopping_patience 0 must be at least 1"),
+    ],
+)
+def test_arguments_out_of_range(settings, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        arguments(tmp_path, **settings)
+
+
+def test_what_a_sweep_needs(tokenizer, model_args, tmp_path):
+    task = make_task(tokenizer)
+    with pytest.raises(InputError, match="batches of 16 cannot be divided among 1 processes"):
+        sweep.run(task, model_args, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))
+    task.evaluation_sets = []
+    with pytest.raises(InputError, match="no validation examples to choose by"):
+        sweep.run(task, model_args, arguments(tmp_path, seeds=2))
+
+
+if __name__ == "__main__":
+    train_and_predict(Path(sys.argv[1]), int(sys.argv[2]))
