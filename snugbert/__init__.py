@@ -36,24 +36,26 @@ for _auto_class, _model_class in AUTO_CLASSES.items():
 
 
 _OF_TRAINING = {
-    "PretrainingArguments": "pretraining.trainer",
-    "PretrainingTrainer": "pretraining.trainer",
-    "SnugBertDataCollatorForPreTraining": "pretraining.collator",
-    "SnugBertDataCollatorWithPacking": "packed_batches",
-    "TokenBudgetDataset": "packed_batches",
+    "PretrainingArguments": "trainers.pretraining.trainer",
+    "PretrainingTrainer": "trainers.pretraining.trainer",
+    "QuestionAnswerer": "question_answerer",
+    "SnugBertDataCollatorForPreTraining": "trainers.pretraining.collator",
+    "SnugBertDataCollatorWithPacking": "trainers.packed_batches",
+    "TokenBudgetDataset": "trainers.packed_batches",
 }
 
 
 def __getattr__(name: str) -> Any:
     # Training needs libraries that take seconds to import; whoever only loads a model does not wait for them.
     if name in _OF_TRAINING:
-        return getattr(import_module(f"snugbert.trainers.{_OF_TRAINING[name]}"), name)
+        return getattr(import_module(f"snugbert.{_OF_TRAINING[name]}"), name)
     raise AttributeError(f"module 'snugbert' has no attribute {name!r}")
 
 
 __all__ = [
     "PretrainingArguments",
     "PretrainingTrainer",
+    "QuestionAnswerer",
     "SnugBertConfig",
     "SnugBertDataCollatorForPreTraining",
     "SnugBertDataCollatorWithPacking",

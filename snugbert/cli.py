@@ -14,6 +14,8 @@ COMMANDS = {
     "prepare": ("snugbert.trainers.pretraining.prepare", "tokenize a corpus once, to pretrain on it many times"),
     "pretrain": ("snugbert.trainers.pretraining.command", "pretrain with masked tokens and next sentences"),
     "glue": ("snugbert.trainers.glue", "fine-tune and score on classification of sentences and sentence pairs"),
+    "squad": ("snugbert.trainers.squad", "fine-tune and score on answering questions from a text"),
+    "ner": ("snugbert.trainers.ner", "fine-tune and score on named entities"),
 }
 
 

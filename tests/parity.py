@@ -1,5 +1,7 @@
 """Our models beside stock BERT: the same weights, the same batch, every head."""
 
+from functools import wraps
+
 import torch
 import torch.nn.functional as F
 import transformers
@@ -119,3 +121,23 @@ def assert_same_gradients(ours: torch.nn.Module, stock: torch.nn.Module, toleran
             difference = (parameter.grad - expected).norm()
             assert difference <= tolerance * expected.norm() + rounding, (name, difference, expected.norm())
     assert not theirs
+
+
+def without_padding(forward):
+    """`forward` of stock BERT's question answering with a softmax that, like ours, does not run over padding."""
+
+    @wraps(forward)
+    def answer(self, start_positions=None, end_positions=None, **inputs):
+        output = forward(self, **inputs)
+        padding = inputs["attention_mask"] == 0
+        for name in ("start_logits", "end_logits"):
+            output[name] = output[name].masked_fill(padding, torch.finfo(output[name].dtype).min)
+        if start_positions is None:
+            return output
+        losses = (
+            F.cross_entropy(output.start_logits, start_positions),
+            F.cross_entropy(output.end_logits, end_positions),
+        )
+        return type(output)(loss=sum(losses) / 2, **output)
+
+    return answer

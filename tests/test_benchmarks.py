@@ -3,16 +3,24 @@
 import json
 import os
 import re
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from parity import ours_and_stock, ragged_batch
+from parity import ours_and_stock, ragged_batch, without_padding
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BertConfig, BertForTokenClassification
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForTokenClassification,
+    BertModel,
+)
 
 from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
+from snugbert.cli import main as snugbert_command
 
 TINY = ["--batch_size", "4", "--pairs", "1", "--json"]
 TRAINING = [*TINY, "--steps", "1"]
@@ -238,3 +246,48 @@ def test_both_sides_of_a_pretraining_run_learn_the_same(data_dir, minilm, tmp_pa
     (tmp_path / "stock.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs["stock"]))
     with pytest.raises(SystemExit, match="not of the same steps and examples"):
         main(["--report", "--output_dir", str(tmp_path)])
+
+
+def test_both_sides_of_a_finetuning_job_do_the_same_work(data_dir, minilm, tmp_path, capsys, monkeypatch):
+    """In this process, without dropout: losses and scores agree, so settings, rows, batches and metrics do."""
+    import finetuning_run
+    import stock_finetuning
+
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    torch.manual_seed(0)
+    BertModel(BertConfig(**sizes, **no_dropout, initializer_range=0.2)).save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(minilm).save_pretrained(tmp_path / "model")
+    sides = []
+
+    def run(command, **process):
+        if command[1] == "-m":
+            sides.append("ours")
+            assert snugbert_command(command[3:]) == 0
+        else:
+            sides.append("stock")
+            stock_finetuning.main(command[2:])
+        return CompletedProcess(command, 0)
+
+    monkeypatch.setattr(finetuning_run.subprocess, "run", run)
+    monkeypatch.setattr(BertForQuestionAnswering, "forward", without_padding(BertForQuestionAnswering.forward))
+    tasks = ["mrpc", "conll2003", "squad"]
+    argv = ["--data_dir", str(data_dir), "--model_name_or_path", str(tmp_path / "model"), "--use_cpu", "--epochs", "1"]
+    argv += ["--max_train_samples", "48", "--max_eval_samples", "24", "--batch_size", "8", "--learning_rate", "1e-3"]
+    argv += ["--output_dir", str(tmp_path / "run"), "--seeds", "1", "--tasks", *tasks]
+    finetuning_run.main(argv)
+    table = capsys.readouterr().out[-1500:]
+    assert sides == ["stock", "ours"] * 3
+    for task in tasks:
+        ours, stock = (json.loads((tmp_path / f"run/{task}-{side}-42.json").read_text()) for side in ("ours", "stock"))
+        assert ours["steps"] == stock["steps"] == 6
+        assert (ours["train_loss"], ours["score"]) == pytest.approx((stock["train_loss"], stock["score"]), rel=1e-4)
+        ratio = f"{stock['seconds'] / ours['seconds']:.2f}"
+        figures = f"| 6 | {ours['seconds']:.1f} | {stock['seconds']:.1f} | {ratio} ({ratio}-{ratio}) |"
+        assert figures in table and table.count(f"| {ours['score']:.2f} | {stock['score']:.2f} |")
+
+    # What has been run is not run again, and not taken for runs with other settings.
+    finetuning_run.main(argv)
+    assert capsys.readouterr().out in table and len(sides) == 6
+    with pytest.raises(SystemExit, match=r"mrpc-stock-42.json is of a run with other settings"):
+        finetuning_run.main([*argv, "--bf16"])

@@ -1,4 +1,4 @@
-"""`snugbert glue`: reading every kind of data, a whole run of it, parity with stock BERT, and bad input."""
+"""`snugbert glue`: reading every kind of data, whole runs of it, all of GLUE, parity with stock BERT, bad input."""
 
 import csv
 import gzip
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForSequenceClassification,
@@ -23,14 +23,17 @@ from transformers import (
 )
 
 from snugbert import SnugBertConfig, SnugBertForSequenceClassification, SnugBertTokenizer, cli
-from snugbert.trainers import glue
+from snugbert.trainers import glue, glue_data
 from snugbert.trainers.command_line import InputError
+from snugbert.trainers.finetuning.arguments import FineTuningArguments
+from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.glue_data import TASKS, DataArguments, choose_labels, encode_labels, load_splits
 
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLER, *WORDS["cheerful"], *WORDS["gloomy"]]
 NO_DROPOUT = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+NO_FILES = {"train_file": None, "validation_file": None}
 SMALL = "num_hidden_layers=1,hidden_size=32,intermediate_size=64,num_attention_heads=2," + NO_DROPOUT
 
 
@@ -145,7 +148,8 @@ def test_texts_and_labels_of_glue(data_dir):
     for task in ("sst2", "cola", "mrpc", "rte"):
         arguments = DataArguments(task_name=task, data_dir=str(data_dir / "glue"))
         first[task] = load_splits(arguments, ("validation",))["validation"].data[0]
-    assert first["sst2"] == {"text": "it 's a charming and often affecting journey . ", "label": "positive", "row": 2}
+    journey = "it 's a charming and often affecting journey . "
+    assert first["sst2"] == {"text": journey, "label": "positive", "index": "0", "row": 2}
     assert first["cola"]["text"] == "The sailors rode the breeze clear of the rocks."
     assert first["cola"]["label"] == "acceptable" and first["cola"]["row"] == 1
     # A quote is a quote.
@@ -165,6 +169,61 @@ def test_named_files_of_glue(data_dir):
         arguments = DataArguments(task_name=task, validation_file=str(data_dir / "glue" / folder / file))
         split = load_splits(arguments, ("validation",))["validation"]
         assert len(encode_labels(split, list(TASKS[task].labels) or None)) == rows
+
+
+def test_glue_on_the_hub(monkeypatch):
+    """Both halves of MNLI, and the diagnostic set for its model; a label of -1 is not told."""
+    features = Features(
+        {
+            "premise": Value("string"),
+            "hypothesis": Value("string"),
+            "label": ClassLabel(names=["entailment", "neutral", "contradiction"]),
+            "idx": Value("int32"),
+        }
+    )
+
+    def rows(*labels: int) -> Dataset:
+        columns = {"premise": ["a"] * len(labels), "hypothesis": ["b"] * len(labels), "label": labels}
+        return Dataset.from_dict({**columns, "idx": range(100, 100 + len(labels))}, features=features)
+
+    parts = ("validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
+    hub = {
+        "mnli": DatasetDict({"train": rows(0), **{part: rows(*[-1 if "test" in part else 1] * 2) for part in parts}}),
+        "ax": DatasetDict({"test": rows(-1, -1, -1)}),
+    }
+    monkeypatch.setattr(glue_data, "load_dataset", lambda name, config_name, **_: hub[config_name])
+    splits = load_splits(DataArguments(task_name="MNLI"), ("train", "validation", "test"))
+    sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
+    assert {name: len(split.data) for name, split in splits.items()} == {"train": 1, **sizes}
+    assert splits["validation_mismatched"].data["label"][:] == ["neutral", "neutral"]
+    assert splits["diagnostic"].data["label"][:] == [None] * 3
+    assert splits["diagnostic"].data["index"][:] == ["100", "101", "102"]
+
+
+def test_files_of_the_diagnostic_set(tmp_path):
+    """Where people have it; one that has the labels comes first."""
+    plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
+    labelled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
+    for place, content in (
+        ("AX/AX.tsv", plain),
+        ("diagnostic/diagnostic.tsv", plain),
+        ("MNLI/diagnostic.tsv", plain),
+        ("diagnostic/diagnostic-full.tsv", labelled),
+    ):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(content)
+        (tmp_path / "MNLI").mkdir(exist_ok=True)
+        for data_dir in (tmp_path, tmp_path / "MNLI"):
+            splits = load_splits(DataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
+            assert Path(splits["diagnostic"].source).resolve() == tmp_path / place
+            told = "neutral" if content == labelled else None
+            assert splits["diagnostic"].data[:] == {
+                "text": ["A."],
+                "text_pair": ["B."],
+                "label": [told],
+                "index": ["0"],
+                "row": [2],
+            }
 
 
 def test_every_format_gives_the_same_features(tmp_path, workshop):
@@ -204,6 +263,30 @@ def test_every_format_gives_the_same_features(tmp_path, workshop):
     expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
     assert results[0]["input_ids"] == expected["input_ids"]
     assert results[0]["token_type_ids"] == expected["token_type_ids"]
+
+
+def test_every_way_to_tell_several_labels_gives_the_same_features(tmp_path, workshop):
+    rows = [("the film", ["b", "a"]), ("a plot", []), ("the scene", ["c"])]
+    write_csv(tmp_path / "a.csv", [{"id": 1, "text": text, "topics": " | ".join(labels)} for text, labels in rows])
+    listed = [{"topics": labels, "text": text} for text, labels in rows]
+    (tmp_path / "a.json").write_text(json.dumps(listed))
+    (tmp_path / "folder").mkdir()
+    features = Features({"text": Value("string"), "topics": List(ClassLabel(names=["a", "b", "c"]))})
+    Dataset.from_list(listed, features=features).to_parquet(tmp_path / "folder" / "train.parquet")
+
+    tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
+    for source in (
+        {"train_file": str(tmp_path / "a.csv"), "label_separator": "|", "text_column_names": "text"},
+        {"train_file": str(tmp_path / "a.json")},
+        {"dataset_name": str(tmp_path / "folder")},
+    ):
+        arguments = DataArguments(**source, label_column_name="topics")
+        splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
+        labels = choose_labels(None, splits, known=[])
+        features = glue.features_of(splits["train"], labels, tokenizer, 128, False, None)
+        assert labels == ["a", "b", "c"]
+        assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+        assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
 
 
 def test_labels_of_ones_own_data(tmp_path):
@@ -313,16 +396,180 @@ def test_similarity_task(workshop, tmp_path):
     assert "eval_baseline_pearson" not in results
 
 
+def test_several_labels(workshop, tmp_path, capsys):
+    """A label for each of the two kinds of words that a sentence holds; learned, predicted, and predicted again."""
+    generator = random.Random(8)
+    rows = []
+    for _ in range(320):
+        labels = [label for label in WORDS if generator.random() < 0.5]
+        words = generator.choices(FILLER, k=6) + [generator.choice(WORDS[label]) for label in labels]
+        rows.append({"text": " ".join(generator.sample(words, len(words))), "label": labels})
+    for name, part in (("train", rows[60:]), ("dev", rows[:60]), ("test", rows[:20])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+    files = {"train_file": tmp_path / "train.json", "validation_file": tmp_path / "dev.json"}
+    glue.main(arguments(workshop, tmp_path / "out", **files, num_train_epochs=6))
+    results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    assert results["eval_micro_f1"] == results["eval_macro_f1"] == results["eval_subset_accuracy"] == 1
+    assert "; always 'cheerful" in capsys.readouterr().out
+    (tmp_path / "test.json").write_text(json.dumps([{"text": row["text"]} for row in rows[:20]]))
+    changes = {**checkpoint_of(tmp_path / "out"), "test_file": tmp_path / "test.json", "do_predict": True}
+    glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
+    predictions = (tmp_path / "again" / "predict_results.txt").read_text().splitlines()[1:]
+    assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
+    with pytest.raises(InputError, match="has no classes, each example just one, to weigh"):
+        glue.main(arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
+
+
+def test_weights_of_classes(workshop, tmp_path):
+    """A rare label that the words do not tell is predicted where it weighs more than the other, and only there."""
+    rows = [{"sentence": generated["sentence"], "label": "rare"} for generated in sentences(16, seed=9)]
+    rows += [{"sentence": generated["sentence"], "label": "usual"} for generated in sentences(80, seed=10)]
+    file = write_csv(tmp_path / "train.csv", rows)
+    predicted = {}
+    for weights in (None, "rare=50"):
+        asked = {"do_train": True, "do_predict": True, "num_train_epochs": 1, "class_weights": weights}
+        glue.main(arguments(workshop, tmp_path / f"{weights}", train_file=file, test_file=file, **asked))
+        lines = (tmp_path / f"{weights}" / "predict_results.txt").read_text().splitlines()[1:]
+        predicted[weights] = {line.split("\t")[1] for line in lines}
+    assert predicted == {None: {"usual"}, "rare=50": {"rare"}}
+
+
+# --- GLUE -------------------------------------------------------------------------------------------------------
+
+
+def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
+    """Test sets of three kinds of tasks, predicted by a tiny model that knows nothing."""
+    (tmp_path / "tokenizer").mkdir()
+    shutil.copy(data_dir / "vocab" / "bert-base-uncased-vocab.txt", tmp_path / "tokenizer" / "vocab.txt")
+    for name in ("SST-2", "STS-B", "RTE"):
+        (tmp_path / "glue" / name).mkdir(parents=True)
+        (tmp_path / "glue" / name / "test.tsv").symlink_to(data_dir / "glue" / name / "test.tsv")
+    changes = {"task_name": "all", "data_dir": tmp_path / "glue", "do_predict": True, "max_seq_length": 12, **NO_FILES}
+    with caplog.at_level(logging.WARNING, logger="snugbert"):
+        glue.main(arguments(tmp_path, tmp_path / "out", **changes, per_device_eval_batch_size=256))
+    assert f"MNLI is left out: there is no {tmp_path / 'glue' / 'MNLI' / 'test_matched.tsv'}" in caplog.text
+    missing = "CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, WNLI.tsv"
+    assert capsys.readouterr().out.endswith(f"submission: {tmp_path / 'out' / 'submission'}; missing: {missing}\n")
+    answers = {}
+    for name, number in {"SST-2": 1821, "STS-B": 1379, "RTE": 3000}.items():
+        lines = (tmp_path / "out" / "submission" / f"{name}.tsv").read_text().splitlines()
+        rows = [line.split("\t") for line in lines]
+        assert rows[0] == ["index", "prediction"]
+        assert [index for index, _ in rows[1:]] == [str(i) for i in range(number)]
+        answers[name] = {answer for _, answer in rows[1:]}
+    assert answers["SST-2"] <= {"0", "1"} and answers["RTE"] <= {"entailment", "not_entailment"}
+    assert all(0 <= float(answer) <= 5 and len(answer) == len("0.000") for answer in answers["STS-B"])
+
+
+def write_tsv(file: Path, rows: list[dict], header: bool = True) -> None:
+    lines = [*([list(rows[0])] if header else []), *(row.values() for row in rows)]
+    content = "".join("\t".join(map(str, line)) + "\n" for line in lines).encode()
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def glue_folder(tmp_path) -> Path:
+    """CoLA, MNLI with the diagnostic set, and QQP with a torn row, as gluebenchmark.com has them.
+
+    The test examples are the first of dev, so that predictions can be compared with labels.
+    """
+    folder = tmp_path / "glue_data"
+    rows = {"train": sentences(160, 1), "dev": sentences(30, 2), "test": sentences(30, 2)}
+    digits = {"cheerful": 1, "gloomy": 0}
+    names = {"cheerful": "entailment", "gloomy": "contradiction"}
+    for split in ("train", "dev"):
+        cola = [
+            {"source": "x", "label": digits[r["label"]], "star": "", "sentence": r["sentence"]} for r in rows[split]
+        ]
+        write_tsv(folder / "CoLA" / f"{split}.tsv", cola[:16], header=False)
+    write_tsv(
+        folder / "CoLA" / "test.tsv", [{"index": i, "sentence": r["sentence"]} for i, r in enumerate(rows["test"])]
+    )
+    for split in rows:
+        pairs = [{"id": i, "question1": r["sentence"], "question2": "it was"} for i, r in enumerate(rows[split])]
+        labels = [{} if split == "test" else {"is_duplicate": digits[r["label"]]} for r in rows[split]]
+        pairs = [pair | label for pair, label in zip(pairs, labels, strict=True)]
+        write_tsv(folder / "QQP" / f"{split}.tsv", pairs[:17])
+        pairs = [{"index": i, "sentence1": r["sentence"], "sentence2": "it was"} for i, r in enumerate(rows[split])]
+        labels = [{} if split == "test" else {"label1": "x", "gold_label": names[r["label"]]} for r in rows[split]]
+        pairs = [pair | label for pair, label in zip(pairs, labels, strict=True)]
+        if split == "train":
+            write_tsv(folder / "MNLI" / "train.tsv.gz", pairs)
+        else:
+            write_tsv(folder / "MNLI" / f"{split}_matched.tsv", pairs)
+            write_tsv(folder / "MNLI" / f"{split}_mismatched.tsv", pairs[:7])
+    torn = (folder / "QQP" / "train.tsv").read_text().split("\n")
+    torn[5] = torn[5].replace(" ", "\n", 1)
+    (folder / "QQP" / "train.tsv").write_text("\n".join(torn))
+    diagnostic = [{"Premise": f"a {word} plot", "Hypothesis": "it was"} for label in WORDS for word in WORDS[label]]
+    labels = [{"Label": names[label]} for label in WORDS for _ in WORDS[label]]
+    diagnostic = [pair | label for pair, label in zip(diagnostic, labels, strict=True)]
+    write_tsv(folder / "diagnostic" / "diagnostic-full.tsv", diagnostic)
+    return folder
+
+
+def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_path, monkeypatch, caplog, capsys):
+    output_dir = tmp_path / "out"
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "save_steps": 15}
+    of_all = arguments(workshop, output_dir, task_name="all", data_dir=glue_folder, **asked, **NO_FILES)
+    training_step = FineTuningTrainer.training_step
+    steps = []
+
+    def noted(self, *args, **kwargs):
+        steps.append((Path(self.args.output_dir).name, self.state.global_step))
+        if steps[-1] == ("mnli", 17) and steps.count(("mnli", 17)) == 1:
+            raise KeyboardInterrupt
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "training_step", noted)
+    with caplog.at_level(logging.WARNING, logger="snugbert"):
+        with pytest.raises(KeyboardInterrupt):
+            glue.main(of_all)
+        glue.main(of_all)
+    of_cola, of_mnli = [[step for name, step in steps if name == task] for task in ("cola", "mnli")]
+    assert of_cola == list(range(4))  # once
+    assert of_mnli == [*range(18), *range(15, 40)]  # on from the checkpoint
+    assert "SST-2 is left out: there is no" in caplog.text and "SST-2/train.tsv and no" in caplog.text
+    assert "passed over 2 rows with missing columns, the first is row 6" in caplog.text
+
+    figures = json.loads((output_dir / "results.json").read_text())
+    assert list(figures) == ["cola", "mnli", "qqp"]
+    submission = {file.stem: file.read_text().splitlines() for file in (output_dir / "submission").iterdir()}
+    lines = {"CoLA": 31, "MNLI-m": 31, "MNLI-mm": 8, "AX": 7, "QQP": 18}
+    assert {name: len(rows) for name, rows in submission.items()} == lines
+    gold = ["entailment", "contradiction"] * 15
+    for name, set_name, number in (("MNLI-m", "eval", 30), ("MNLI-mm", "eval_mm", 7)):
+        expected = [f"{i}\t{answer}" for i, answer in enumerate(gold[:number])]
+        assert submission[name][1:] == expected and figures["mnli"][set_name] == {"accuracy": 1.0}
+    gold = ["entailment"] * 3 + ["contradiction"] * 3
+    assert submission["AX"][1:] == [f"{i}\t{answer}" for i, answer in enumerate(gold)]
+    assert figures["mnli"]["predict_ax"] == {"matthews_correlation": 1.0}
+    for picture in ("confusion_matrix.png", "eval_mm_confusion_matrix.png", "predict_ax_confusion_matrix.png"):
+        assert (output_dir / "mnli" / picture).is_file()
+
+    capsys.readouterr()
+    before = len(steps)
+    glue.main(of_all)  # nothing is left to do but the table
+    assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
+    with pytest.raises(InputError, match="out was begun with other --learning_rate, --seeds; choose another folder"):
+        glue.main([*of_all, "--learning_rate", "1e-3", "--seeds", "2"])
+    (output_dir / "suite.json").unlink()
+    with pytest.raises(InputError, match="out already holds a run"):
+        glue.main(of_all)
+
+
 def test_f1_is_that_of_the_task_whatever_the_order_of_labels():
     references, predictions = torch.tensor([1, 1, 0, 0, 1]).numpy(), torch.tensor([1, 0, 0, 1, 1]).numpy()
-    straight = glue.make_score("mrpc", ["not_equivalent", "equivalent"])(predictions, references)
-    turned = glue.make_score("mrpc", ["equivalent", "not_equivalent"])(1 - predictions, 1 - references)
+    problem = "single_label_classification"
+    straight = glue.make_score("mrpc", ["not_equivalent", "equivalent"], problem)(predictions, references)
+    turned = glue.make_score("mrpc", ["equivalent", "not_equivalent"], problem)(1 - predictions, 1 - references)
     assert straight == turned
     assert straight["combined_score"] == pytest.approx((straight["accuracy"] + straight["f1"]) / 2)
 
 
 def test_defaults_are_the_papers(tmp_path):
-    args = glue.FineTuningArguments(output_dir=str(tmp_path))
+    args = FineTuningArguments(output_dir=str(tmp_path))
     assert args.learning_rate == 3e-5 and args.num_train_epochs == 3 and args.per_device_train_batch_size == 32
     assert args.lr_scheduler_type == "linear" and args.get_warmup_steps(200) == 20 and args.weight_decay == 0.01
     model = SnugBertForSequenceClassification(
@@ -399,9 +646,24 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
         ),
         ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": "a"}', r"row 2: no label in column 'label' of sent"),
         ("a.jsonl", '{"sentence": ["a", "b"], "label": 1}', r"row 1: no text in column 'sentence'"),
-        ("a.jsonl", '{"sentence": "a", "label": [0, 1]}', r"row 1: the label is a list, not one label"),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": [0, 1]}',
+            r"lists of labels and .*dev\.csv one label for each example",
+        ),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": [0]}\n{"sentence": "b", "label": 1}',
+            r"row 2: one label and lists of",
+        ),
+        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict, not text or a number"),
+        ("a.jsonl", '{"sentence": "a", "label": []}\n{"sentence": "b", "label": []}', r"all examples have no label"),
         ("a.csv", "sentence,label\na,yes\nb,\n", r"a\.csv, row 3: no label"),
-        ("a.csv", "sentence,category\na,yes\n", r"a\.csv, row 2: no label in column 'label' of sentence, category"),
+        (
+            "a.csv",
+            "sentence,number\na,1\n",
+            r"a\.csv: there is no column label; expected are sentence, label \(--text.*\), found are sentence, number",
+        ),
         ("a.csv", "idx,label\n1,yes\n", r"no column of text beside the label; its columns are idx, label"),
         ("a.csv", "sentence,label\na,yes\nb,yes\n", r"all examples have the label 'yes'"),
         ("a.csv", "sentence,label\n", r"a\.csv holds no examples"),
@@ -433,8 +695,21 @@ def test_bad_files(name, content, message, tmp_path, workshop):
         ({"train_file": None, "do_train": True}, "there are no train examples; name a file of them with --train_file"),
         ({"dataset_name": "imdb"}, "--dataset_name: give either the name of a data set or files"),
         ({"data_dir": "{workshop}"}, "--data_dir: say with --task_name"),
-        ({"data_dir": "{workshop}", "task_name": "rte"}, r"--data_dir: there is no train\.tsv, dev\.tsv or test\.tsv"),
-        ({"task_name": "rte"}, "row 2: no text in column 'sentence1' of sentence, label"),
+        ({"data_dir": "{workshop}", "task_name": "rte"}, r"--data_dir: there is no train\.tsv or dev\.tsv or test"),
+        (
+            {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
+            r"holds no task of GLUE, such as .*/CoLA/train\.tsv",
+        ),
+        ({"task_name": "all"}, "--train_file is of one task; all of them are in --data_dir or on the Hub"),
+        ({"task_name": "rte", "label_separator": ","}, "--label_separator is for one's own data; leave it out with"),
+        ({"text_column_names": "a,b,c"}, "--text_column_names: an example has one text or two, not 3"),
+        ({"text_column_names": "text"}, "there is no column text; expected are text, label"),
+        ({"metric_for_best_model": "matthews"}, "there is no metric 'matthews'; those of train are accuracy"),
+        (
+            {"task_name": "rte"},
+            "train.csv: there is no column sentence1 and no column sentence2; expected are sentence1, sentence2, "
+            "label, found are sentence, label",
+        ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'; known are negative, positive"),
         (
             {"task_name": "sst2", "train_file": None, "validation_file": None, "test_file": "{workshop}/test.csv"},

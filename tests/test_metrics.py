@@ -42,6 +42,37 @@ def test_random_labels_against_formulas_and_scikit_learn():
         assert compute(task, predictions, references) == {"accuracy": (predictions == references).mean()}
 
 
+def test_three_classes_of_the_diagnostic_set():
+    # Gorodkin (2004): with the confusion matrix C, c right of s, and t and p the numbers of labels and predictions:
+    # (c s - t p) / sqrt((s^2 - p p) (s^2 - t t)), where t p is the sum over the classes.
+    references, predictions = [0, 0, 0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 2, 2, 2, 0]
+    c, s, tp, pp, tt = 5, 8, 3 * 3 + 2 * 2 + 3 * 3, 3 * 3 + 2 * 2 + 3 * 3, 3 * 3 + 2 * 2 + 3 * 3
+    expected = (c * s - tp) / np.sqrt((s**2 - pp) * (s**2 - tt))
+    assert compute("ax", predictions, references) == pytest.approx({"matthews_correlation": expected})
+
+
+def test_any_number_of_labels():
+    references = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 0]])
+    predictions = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 1]])
+    # Of the labels: 2 of 2 right; 1 found of 2; none found of 1, and 1 that is none. In all 3 found, 2 missed, 1 wrong.
+    f1 = [1, 2 / 3, 0]
+    assert compute("multi_label", predictions, references) == pytest.approx(
+        {"micro_f1": 6 / 9, "macro_f1": sum(f1) / 3, "subset_accuracy": 2 / 4}
+    )
+    random = np.random.default_rng(0)
+    references, noise = random.integers(0, 2, (2, 500, 7))
+    predictions = np.where(random.random((500, 7)) < 0.8, references, noise)
+    found = (predictions & references).sum(axis=0)
+    both = predictions.sum(axis=0) + references.sum(axis=0)
+    assert compute("multi_label", predictions, references) == pytest.approx(
+        {
+            "micro_f1": 2 * found.sum() / both.sum(),
+            "macro_f1": (2 * found / both).mean(),
+            "subset_accuracy": (predictions == references).all(axis=1).mean(),
+        }
+    )
+
+
 def test_random_numbers_against_formulas():
     random = np.random.default_rng(0)
     references = random.integers(0, 11, 500) / 2  # with ties, as in STS-B
@@ -76,5 +107,5 @@ def test_batches_and_combination(tmp_path):
 
 
 def test_unknown_task():
-    with pytest.raises(ValueError, match="Unknown task 'imdb'; GlueMetric knows cola, mnli, mrpc"):
+    with pytest.raises(ValueError, match="Unknown task 'imdb'; GlueMetric knows ax, cola, mnli, mrpc"):
         GlueMetric("imdb")

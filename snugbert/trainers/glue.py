@@ -1,16 +1,19 @@
 """`snugbert glue`: fine-tune on labelled sentences or sentence pairs, score the model, predict.
 
-    arguments -> data (glue_data.py) -> model -> features -> metric (metrics/glue.py) -> Trainer
+    arguments -> data (glue_data.py) -> features -> metric (metrics/glue.py) -> one run or a sweep (finetuning/)
 
 The flags are those of `TrainingArguments` and of transformers' `run_glue.py`: a command line for that works with this.
+`--task_name all` does it for all tasks of GLUE, each in a folder of its own; begun again, it goes on where it was.
 """
 
+import copy
+import json
 import logging
-from collections import Counter
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from datasets import Dataset
@@ -20,86 +23,67 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
-    set_seed,
 )
 
-from snugbert.trainers.command_line import (
-    claim_output_dir,
-    clear_output_dir,
-    parse_arguments,
-    set_up,
+from snugbert.trainers.command_line import InputError, newest_checkpoint, parse_arguments, set_up
+from snugbert.trainers.finetuning import report, sweep
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of
+from snugbert.trainers.glue_data import (
+    GLUE_ON_THE_HUB,
+    SETS,
+    TASKS,
+    DataArguments,
+    Split,
+    choose_labels,
+    encode_labels,
+    load_splits,
+    missing_files,
 )
-from snugbert.trainers.glue_data import TASKS, DataArguments, Split, choose_labels, encode_labels, load_splits
 from snugbert.trainers.metrics import GlueMetric
-from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.models import load_config, load_model, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-Score = Callable[[Any, Any], dict[str, float]]
+Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # as transformers has it
+Score = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
-
-# --- arguments --------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class ClassifierArguments(ModelArguments):
-    """Which model to fine-tune."""
-
-    ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Replace a classifier that was made for another number of labels."}
-    )
-
-
-@dataclass
-class FineTuningArguments(TrainingArguments):
-    """`TrainingArguments` with the paper's fine-tuning settings as defaults.
-
-    Devlin et al. (2018), section 4.1: 3 epochs in batches of 32, learning rate the best of 5e-5, 4e-5, 3e-5, 2e-5 on
-    the development set. The original release (`run_classifier.py`, `optimization.py`) adds warmup over the first 10 %
-    of the steps, linear decay, and weight decay 0.01. The paper's batch is that of all devices together.
-    """
-
-    learning_rate: float = field(default=3e-5, metadata={"help": "The peak learning rate."})
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the training examples."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a device's batch."})
-    per_device_eval_batch_size: int = field(default=32, metadata={"help": "Examples of a batch in evaluation."})
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Steps of linear warmup; a number below 1 is a share of all steps."}
-    )
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, not on biases and LayerNorm."})
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Replace the run that --output_dir holds already."}
-    )
-
-    def __post_init__(self):
-        # With none of the three, all that the data allow is done. An eval_strategy means training with evaluation.
-        if self.eval_strategy != "no":
-            self.do_train = self.do_train or not (self.do_eval or self.do_predict)
-            self.do_eval = True
-        asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}
-        self.wanted_splits = tuple(split for split in asked if asked[split]) or None
-        super().__post_init__()
+# What figures and files of a set begin with.
+NAMES = {
+    "validation": "eval",
+    "validation_mismatched": "eval_mm",
+    "test": "predict",
+    "test_mismatched": "predict_mm",
+    "diagnostic": "predict_ax",
+}
+MAIN_METRICS = {
+    "regression": "mse",
+    "single_label_classification": "accuracy",
+    "multi_label_classification": "micro_f1",
+}
+PLAN = "suite.json"  # in the output folder of all tasks: what they were begun with
+DONE = "results.json"  # in a task's folder, written last
 
 
 # --- model ------------------------------------------------------------------------------------------------------
 
 
 def load_classifier(
-    model_args: ClassifierArguments, config: PreTrainedConfig, labels: list[str] | None
+    model_args: FineTunedModelArguments, config: PreTrainedConfig, labels: list[str] | None, problem: Problem
 ) -> PreTrainedModel:
     """The checkpoint's model, or one of random weights, with a classifier.
 
     Args:
         model_args: which model.
-        config: from [`load_config`]; the labels are written into it.
+        config: from [`load_config`].
         labels: in the order of their ids; None: the model predicts a number.
+        problem: what the labels mean.
 
     Raises:
         InputError: the weights cannot be opened or do not fit the configuration.
     """
-    config.problem_type = "single_label_classification" if labels else "regression"
+    config = copy.deepcopy(config)
+    config.problem_type = problem
     config.id2label = dict(enumerate(labels or ["LABEL_0"]))
     config.label2id = {label: i for i, label in config.id2label.items()}
     return load_model(
@@ -110,9 +94,29 @@ def load_classifier(
     )
 
 
-def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
+def choose_problem(splits: dict[str, Split], labels: list[str] | None, before: str | None) -> Problem:
+    """Whether a number, one of the labels, or any number of them is predicted.
+
+    Args:
+        splits: the examples.
+        labels: from [`choose_labels`].
+        before: what the checkpoint did. It is asked if the examples tell no labels.
+
+    Raises:
+        InputError: some examples may have several labels, and others not.
+    """
+    if labels is None:
+        return "regression"
+    told = {split.multi_label: split.source for split in splits.values() if split.labelled}
+    if len(told) == 2:
+        raise InputError(f"{told[True]} has lists of labels and {told[False]} one label for each example.")
+    multi_label = True in told if told else before == "multi_label_classification"
+    return "multi_label_classification" if multi_label else "single_label_classification"
+
+
+def longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
     """`max_seq_length`, or what the model can take if that is less, in tokens."""
-    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", max_seq_length))
+    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", max_seq_length))
     if max_seq_length > limit:
         logger.warning("--max_seq_length %d is more than the model takes; examples end at %d", max_seq_length, limit)
     return min(max_seq_length, limit)
@@ -139,7 +143,7 @@ def features_of(
         InputError: as in [`encode_labels`].
     """
     examples = split.data.remove_columns("label")
-    if None not in split.data["label"][:]:
+    if split.labelled:
         examples = examples.add_column("label", encode_labels(split, labels))
     examples = examples.select(range(min(max_samples or len(examples), len(examples))))
 
@@ -159,34 +163,125 @@ def features_of(
 # --- metric -----------------------------------------------------------------------------------------------------
 
 
-def predicted(logits: Any, labels: list[str] | None) -> np.ndarray:
-    """The label id of each example, or its number if `labels` is None; logits [N, labels] -> [N]."""
-    logits = logits[0] if isinstance(logits, tuple) else logits
-    return logits.argmax(axis=-1) if labels else logits.squeeze(-1)
+def predicted(logits: Any, problem: Problem) -> np.ndarray:
+    """What the logits [N, labels] say of each example.
 
-
-def make_score(task_name: str | None, labels: list[str] | None) -> Score:
-    """A function of predictions [N] and references [N], as [`predicted`] gives them: the official metric's figures.
-
-    They are those of [`GlueMetric`], and their mean as combined_score if there are several. Without a task: accuracy,
-    or the mean squared error of numbers.
+    Returns:
+        The number, [N]; the label's id, [N]; or with several labels 1 for those of a probability above 0.5 and 0 for
+        the others, [N, labels].
     """
-    metric = GlueMetric(task_name or ("classification" if labels else "regression"), keep_in_memory=True)
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    if problem == "regression":
+        return logits.squeeze(-1)
+    return logits.argmax(axis=-1) if problem == "single_label_classification" else (logits > 0).astype(np.int64)
+
+
+def make_score(task_name: str | None, labels: list[str] | None, problem: Problem) -> Score:
+    """A function of predictions and references, as [`predicted`] gives them: the official metric's figures.
+
+    They are those of [`GlueMetric`], and of a task also their mean as combined_score if there are several.
+
+    Args:
+        task_name: of GLUE, or "ax"; None: one's own data.
+        labels: in the order of their ids in this checkpoint.
+        problem: what the labels mean.
+    """
+    own = {"single_label_classification": "classification", "multi_label_classification": "multi_label"}
+    metric = GlueMetric(task_name or own.get(problem, problem), keep_in_memory=True)
     # F1 is that of the task's label 1, whatever its id in this checkpoint.
-    task_ids = np.array([TASKS[task_name].labels.index(label) for label in labels]) if task_name and labels else None
+    task_labels = TASKS[task_name].labels if task_name in TASKS else ()
+    task_ids = np.array([task_labels.index(label) for label in labels]) if labels and task_labels else None
 
     def score(predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
         if task_ids is not None:
             predictions, references = task_ids[predictions], task_ids[references]
         figures = metric.compute(predictions=predictions, references=references)
-        if len(figures) > 1:
+        if task_name is not None and len(figures) > 1:
             figures["combined_score"] = sum(figures.values()) / len(figures)
         return figures
 
     return score
 
 
-# --- Trainer ----------------------------------------------------------------------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+def make_evaluation_set(
+    split_name: str,
+    split: Split,
+    features: Dataset,
+    labels: list[str] | None,
+    problem: Problem,
+    data_args: DataArguments,
+) -> EvaluationSet:
+    """Examples to score, and to predict if they are of a test set.
+
+    Predictions of a task go to the file that gluebenchmark.com asks for, with its numbers of examples and names of
+    labels, STS-B's between 0 and 5; those of one's own data to predict_results.txt.
+
+    Args:
+        split_name: as in `NAMES`.
+        split: the examples.
+        features: what [`features_of`] makes of the first of them, or of all.
+        labels: in the order of their ids.
+        problem: what they mean.
+        data_args: with the task, and what is put between the labels of an example.
+    """
+    name, task = NAMES[split_name], data_args.task
+    file = f"{task.leaderboard.get(split_name, task.folder)}.tsv" if task else "predict_results.txt"
+    names = [str(task.labels.index(label)) for label in labels] if labels and task and task.in_digits else labels
+    separator = data_args.label_separator or ","
+    score = make_score("ax" if split_name == "diagnostic" else data_args.task_name, labels, problem)
+    references = np.array(features["label"][:]) if "label" in features.column_names else None
+    if references is not None and problem == "multi_label_classification":
+        references = references.astype(np.int64)
+
+    def judge(predictions: Any, folder: Path | None) -> dict[str, float]:
+        answers = predicted(predictions, problem)
+        if folder is not None and name.startswith("predict"):
+            in_range = answers.clip(0, 5) if task and problem == "regression" else answers
+            write_predictions(folder / file, split.data["index"][: len(answers)], as_text(in_range, names, separator))
+        if folder is not None and references is not None and problem == "single_label_classification":
+            picture = "confusion_matrix.png" if name == "eval" else f"{name}_confusion_matrix.png"
+            report.draw_confusion_matrix(references, answers, labels or [], folder / picture)
+        return {} if references is None else score(answers, references)
+
+    baseline = None if references is None else baseline_of(references, labels, score)
+    return EvaluationSet(name, features, judge, len(features), baseline)
+
+
+def baseline_of(references: np.ndarray, labels: list[str] | None, score: Score) -> tuple[str, dict[str, float]]:
+    """What one answer to everything scores, and which: the most frequent label, or set of labels, or the mean.
+
+    It tells a reader what the figures are worth.
+    """
+    if labels is None:
+        answer = references.mean(keepdims=True)
+    else:
+        values, counts = np.unique(references, axis=0, return_counts=True)
+        answer = values[[counts.argmax()]]
+    figures = score(np.broadcast_to(answer, references.shape), references)
+    (text,) = as_text(answer, labels, ", ")
+    return f"always {text!r}" if labels else f"always {text}", figures
+
+
+def as_text(answers: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
+    """Answers, as [`predicted`] gives them, in words; `separator` stands between the labels of an example."""
+    if labels is None:
+        return [f"{answer:.3f}" for answer in answers]
+    if answers.ndim == 2:
+        return [separator.join(labels[i] for i in np.flatnonzero(answer)) for answer in answers]
+    return [labels[answer] for answer in answers]
+
+
+def write_predictions(file: Path, indices: list[str], answers: list[str]) -> None:
+    """Writes a TSV file of the columns index and prediction."""
+    lines = [f"{index}\t{answer}\n" for index, answer in zip(indices, answers, strict=True)]
+    file.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
+    print(f"predictions: {file}", flush=True)
+
+
+# --- command ----------------------------------------------------------------------------------------------------
 
 
 def main(argv: list[str]) -> None:
@@ -196,109 +291,191 @@ def main(argv: list[str]) -> None:
         InputError: something that the user gave cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (ClassifierArguments, DataArguments, FineTuningArguments), argv, "snugbert glue", __doc__ or ""
+        (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "snugbert glue", __doc__ or ""
     )
     set_up(training_args)
-    splits = load_splits(
-        data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
-    )
-    checkpoint = claim_output_dir(training_args, training_args.overwrite_output_dir) if "train" in splits else None
+    if data_args.task_name == "all":
+        run_suite(model_args, data_args, training_args)
+    else:
+        sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
 
-    set_seed(training_args.seed)
+
+def make_task(
+    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
+) -> Task:
+    """A task of GLUE, or one's own data, as the arguments tell.
+
+    Raises:
+        InputError: something that the user gave cannot be used.
+    """
+    download = {"cache_dir": model_args.cache_dir, "token": model_args.token}
+    splits = load_splits(data_args, training_args.wanted_splits, **download)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     labels = choose_labels(data_args.task, splits, [label for _, label in sorted((config.id2label or {}).items())])
-    model = load_classifier(model_args, config, labels)
+    problem = choose_problem(splits, labels, config.problem_type)
 
-    max_length = longest(model, tokenizer, data_args.max_seq_length)
-    padding = "max_length" if data_args.pad_to_max_length else False
-    max_samples = {
-        "train": data_args.max_train_samples,
-        "validation": data_args.max_eval_samples,
-        "test": data_args.max_predict_samples,
-    }
+    max_length = longest(config, tokenizer, data_args.max_seq_length)
+    padding = "max_length" if training_args.pad_to_max_length else False
     features = {
-        name: features_of(split, labels, tokenizer, max_length, padding, max_samples[name])
-        for name, split in splits.items()
+        name: features_of(splits[name], labels, tokenizer, max_length, padding, max_samples)
+        for part, max_samples in data_args.max_samples.items()
+        for name in SETS[part]
+        if name in splits
     }
-    score = make_score(data_args.task_name, labels)
-    trainer = Trainer(
-        model=model,
-        args=training_args,
-        train_dataset=features.get("train"),
-        eval_dataset=features.get("validation"),
-        processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
-        compute_metrics=lambda prediction: score(predicted(prediction.predictions, labels), prediction.label_ids),
+    evaluation_sets = [
+        make_evaluation_set(name, splits[name], features[name], labels, problem, data_args)
+        for name in features
+        if name != "train"
+    ]
+    main_metric = data_args.task.main_metric if data_args.task else MAIN_METRICS[problem]
+    scored = [s.baseline[1] for s in evaluation_sets if s.name.startswith("eval") and s.baseline is not None]
+    name, dataset = names_of(data_args, splits)
+    return Task(
+        name=name,
+        make_model=lambda: load_classifier(model_args, config, labels, problem),
+        tokenizer=tokenizer,
+        train_features=features.get("train"),
+        evaluation_sets=evaluation_sets,
+        main_metric=main_metric,
+        metrics=tuple(dict.fromkeys([main_metric, *(metric for figures in scored for metric in figures)])),
+        pipeline_tag="text-classification",
+        padding_collator=DataCollatorWithPadding(tokenizer),
+        labels=labels if problem == "single_label_classification" else None,
+        dataset=dataset,
     )
-    if "train" in features:
-        if checkpoint is None:
-            clear_output_dir(training_args)
-        train(trainer, checkpoint, len(features["train"]))
-    if "validation" in features:
-        evaluate(trainer, features["validation"], labels, score)
-    if "test" in features:
-        predict(trainer, features["test"], labels, score, data_args.task_name)
 
 
-def train(trainer: Trainer, checkpoint: str | None, samples: int) -> None:
-    """Trains on, from `checkpoint` or from the start, and saves model, tokenizer and figures in the output folder."""
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
-    metrics = {**result.metrics, "train_samples": samples}
-    trainer.log_metrics("train", metrics)
-    trainer.save_metrics("train", metrics)
-    trainer.save_state()
+def names_of(data_args: DataArguments, splits: dict[str, Split]) -> tuple[str, tuple[str, str | None]]:
+    """What people call the task; and its data, with their id on the Hub if they have one."""
+    if data_args.task is not None:
+        name = data_args.task.folder
+        return name, (f"GLUE {name}", GLUE_ON_THE_HUB)
+    if data_args.dataset_name is not None:
+        name = data_args.dataset_name
+        return name, (name, None if Path(name).exists() else name)
+    stem = Path(next(iter(splits.values())).source).name.partition(".")[0]
+    return stem, (stem, None)
 
 
-def evaluate(trainer: Trainer, features: Dataset, labels: list[str] | None, score: Score) -> None:
-    """Scores the validation examples."""
-    report(trainer, "eval", trainer.evaluate(), features, labels, score)
+# --- all tasks --------------------------------------------------------------------------------------------------
 
 
-def predict(
-    trainer: Trainer, features: Dataset, labels: list[str] | None, score: Score, task_name: str | None
+def run_suite(
+    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
 ) -> None:
-    """Writes the predictions of the test examples to predict_results_<task>.txt; scores them if they have labels."""
-    result = trainer.predict(features, metric_key_prefix="predict")
-    answers = predicted(result.predictions, labels)
-    if "label" in features.column_names:
-        report(trainer, "predict", result.metrics or {}, features, labels, score)
-    if trainer.is_world_process_zero():
-        file = Path(str(trainer.args.output_dir)) / (
-            f"predict_results_{task_name}.txt" if task_name else "predict_results.txt"
-        )
-        lines = [f"{i}\t{labels[answer] if labels else format(answer, '.3f')}\n" for i, answer in enumerate(answers)]
-        file.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
-        print(f"predictions: {file}")
+    """Fine-tunes on every task of GLUE whose data there are, each in a folder of its own, and makes the table.
 
+    A task that was done to its end is not done again, and the one that was interrupted goes on with its newest
+    checkpoint or its sweep. With seeds or a sweep, the table has the run that is best by the validation examples, as
+    the paper has it. Test predictions are gathered in the folder submission.
 
-def report(
-    trainer: Trainer,
-    split: str,
-    metrics: dict[str, float],
-    features: Dataset,
-    labels: list[str] | None,
-    score: Score,
-) -> None:
-    """Prints and saves the figures of "eval" or "predict" beside those of one answer to everything.
-
-    That answer is the most frequent label or the mean. It tells a reader what the figures are worth.
+    Raises:
+        InputError: something that the user gave cannot be used, or the output folder holds something else.
     """
-    references = np.array(features["label"])
-    answer = Counter(references.tolist()).most_common(1)[0][0] if labels else references.mean()
-    # A constant has no correlation: NaN, which is no figure to compare with.
-    baseline = {k: v for k, v in score(np.full_like(references, answer), references).items() if np.isfinite(v)}
-    figures = {name: metrics[f"{split}_{name}"] for name in score(references, references)}
-    metrics = {**metrics, f"{split}_samples": len(features)}
-    metrics.update({f"{split}_baseline_{name}": value for name, value in baseline.items()})
-    trainer.log_metrics(split, metrics)
-    trainer.save_metrics(split, metrics)
-    if trainer.is_world_process_zero():
-        always = repr(labels[answer]) if labels else f"{answer:.3f}"
-        worth = f"; always {always}: {_in_words(baseline)}" if baseline else ""
-        print(f"{split}: {_in_words(figures)} on {len(features)} examples{worth}")
+    output_dir = Path(str(training_args.output_dir))
+    wanted = training_args.wanted_splits or ("train", "validation")
+    names = tasks_with_data(data_args, wanted)
+    claim_suite(output_dir, plan_of(model_args, data_args, training_args), training_args)
+    for number, name in enumerate(names, start=1):
+        logger.info("task %d of %d: %s", number, len(names), TASKS[name].folder)
+        if not (output_dir / name / DONE).exists():
+            args = arguments_of_task(training_args, name)
+            sweep.run(make_task(model_args, replace(data_args, task_name=name), args), model_args, args)
+    if training_args.should_save and "validation" in wanted:
+        write_table(output_dir, names)
+    if training_args.should_save and "test" in wanted:
+        gather_predictions(output_dir)
 
 
-def _in_words(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+def tasks_with_data(data_args: DataArguments, wanted: tuple[str, ...]) -> list[str]:
+    """The tasks of which there is everything `wanted`; what the others lack is logged.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    if data_args.data_dir is None:
+        return list(TASKS)
+    missing = {name: missing_files(data_args.data_dir, task, wanted) for name, task in TASKS.items()}
+    for name, files in missing.items():
+        if files:
+            logger.warning("%s is left out: there is no %s", TASKS[name].folder, " and no ".join(map(str, files)))
+    names = [name for name in TASKS if not missing[name]]
+    if not names:
+        raise InputError(f"--data_dir: {data_args.data_dir} holds no task of GLUE, such as {missing['cola'][0]}.")
+    return names
+
+
+def plan_of(
+    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
+) -> dict[str, Any]:
+    """What must not change from the first task to the last, by the names of the arguments."""
+    names = ("do_train", "do_eval", "do_predict", "sweep", "seeds", "metric_for_best_model", "max_steps")
+    plan = {
+        **asdict(model_args),
+        **asdict(data_args),
+        **settings_of(training_args),
+        **{name: getattr(training_args, name) for name in names},
+    }
+    return json.loads(json.dumps({**plan, "token": None}))
+
+
+def claim_suite(output_dir: Path, plan: dict[str, Any], training_args: FineTuningArguments) -> None:
+    """Makes sure that what is in the output folder belongs to this suite, or removes it if that was asked for.
+
+    Raises:
+        InputError: it does not, and that was not asked for.
+    """
+    file = output_dir / PLAN
+    remedy = "choose another folder or replace it (--overwrite_output_dir)."
+    if not training_args.overwrite_output_dir:
+        if file.exists():
+            before = json.loads(file.read_text(encoding="utf-8"))
+            changed = [f"--{name}" for name in plan if plan[name] != before.get(name)]
+            if changed:
+                raise InputError(f"--output_dir: {output_dir} was begun with other {', '.join(changed)}; {remedy}")
+            return
+        if any((output_dir / name).exists() for name in ("config.json", *TASKS)):
+            raise InputError(f"--output_dir: {output_dir} already holds a run; {remedy}")
+    if training_args.should_save:
+        for name in TASKS:
+            shutil.rmtree(output_dir / name, ignore_errors=True)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        report.write_atomically(file, json.dumps(plan, indent=1))
+
+
+def arguments_of_task(args: FineTuningArguments, name: str) -> FineTuningArguments:
+    """The arguments of one task of the suite."""
+    folder = Path(str(args.output_dir)) / name
+    job = copy.copy(args)
+    job.output_dir = str(folder)
+    job.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
+    # What is there belongs to this suite: a run that was interrupted, or a sweep, which knows itself how to go on.
+    job.overwrite_output_dir = not args.sweeps
+    job.resume_from_checkpoint = "true" if newest_checkpoint(folder) is not None else None
+    return job
+
+
+def write_table(output_dir: Path, names: list[str]) -> None:
+    """Prints the figures of all tasks with their average, and writes them to results.md and results.json."""
+    files = {name: output_dir / name / DONE for name in names}
+    figures = {name: json.loads(file.read_text(encoding="utf-8"))["figures"] for name, file in files.items()}
+    table = report.suite_table(figures)
+    report.write_atomically(output_dir / "results.md", f"{table}\n")
+    report.write_atomically(output_dir / DONE, json.dumps(figures, indent=1))
+    print(f"\n{table}", flush=True)
+
+
+def gather_predictions(output_dir: Path) -> None:
+    """Copies the test predictions of all tasks to the folder submission, as gluebenchmark.com wants them in a zip."""
+    folder = output_dir / "submission"
+    folder.mkdir(exist_ok=True)
+    missing = []
+    for name, task in TASKS.items():
+        for stem in task.leaderboard.values() or (task.folder,):
+            file = output_dir / name / f"{stem}.tsv"
+            if file.exists():
+                shutil.copy2(file, folder)
+            else:
+                missing.append(file.name)
+    print(f"submission: {folder}{'; missing: ' if missing else ''}{', '.join(missing)}", flush=True)

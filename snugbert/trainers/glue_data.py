@@ -5,66 +5,112 @@ Examples are held in memory, 393,000 at most in GLUE (MNLI).
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import ClassLabel, Dataset, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import read_rows
+from snugbert.trainers.files import lines_of, read_rows
 
 logger = logging.getLogger(__name__)
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-SPLITS = ("train", "validation", "test")
 GLUE_ON_THE_HUB = "nyu-mll/glue"
+# What is read to train, to score and to predict. MNLI has two sets of sentences from other sources, and its model
+# predicts the diagnostic set, too.
+SETS = {
+    "train": ("train",),
+    "validation": ("validation", "validation_mismatched"),
+    "test": ("test", "test_mismatched", "diagnostic"),
+}
+# Where examples have their number: GLUE's TSV files, QQP's, and the datasets of the Hub.
+INDEX_COLUMNS = ("index", "id", "idx")
 
 
 class Task(NamedTuple):
-    """A GLUE task: where its sentences and labels stand."""
+    """A GLUE task: where its sentences and labels stand, and what its results are called."""
 
     folder: str  # in a folder of GLUE data
     sentences: tuple[str, ...]  # columns, by their names in the datasets library
     labels: tuple[str, ...] = ()  # in the order of their ids in the datasets library; none: a number is predicted
+    main_metric: str = "accuracy"  # the figure of Devlin et al. (2018), table 1
     renamed: dict[str, str] = {}  # columns that the TSV files call otherwise
     unnamed: tuple[str, ...] = ()  # the columns of TSV files without a header
+    torn_rows: bool = False  # whether TSV files have rows that lack columns
+    in_digits: bool = False  # whether the TSV files, and so the leaderboard, name a label by its id
+    # Without .tsv: the files of each set, the first that is there, and the leaderboard's of each of SETS["test"].
+    files: dict[str, tuple[str, ...]] = {"train": ("train",), "validation": ("dev",), "test": ("test",)}
+    leaderboard: dict[str, str] = {}  # that of the folder, unless it is told here
 
 
-# Names and orders: the data set "nyu-mll/glue" of the Hub; TSV columns: the files of gluebenchmark.com.
+# Names and orders: the data set "nyu-mll/glue" of the Hub; columns and files: those of gluebenchmark.com.
 TASKS = {
     "cola": Task(
-        "CoLA", ("sentence",), ("unacceptable", "acceptable"), unnamed=("source", "label", "star", "sentence")
+        "CoLA",
+        ("sentence",),
+        ("unacceptable", "acceptable"),
+        main_metric="matthews_correlation",
+        unnamed=("source", "label", "star", "sentence"),
+        in_digits=True,
     ),
     "mnli": Task(
         "MNLI",
         ("premise", "hypothesis"),
         ("entailment", "neutral", "contradiction"),
-        {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
+        renamed={
+            **{"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
+            **{"Premise": "premise", "Hypothesis": "hypothesis", "Label": "label"},  # diagnostic-full
+        },
+        files={
+            "train": ("train",),
+            "validation": ("dev_matched",),
+            "validation_mismatched": ("dev_mismatched",),
+            "test": ("test_matched",),
+            "test_mismatched": ("test_mismatched",),
+            # The same examples in the same order; diagnostic-full has their labels.
+            "diagnostic": (
+                *("diagnostic-full", "../diagnostic/diagnostic-full"),
+                *("diagnostic", "../diagnostic/diagnostic", "../AX/AX"),
+            ),
+        },
+        leaderboard={"test": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX"},
     ),
     "mrpc": Task(
         "MRPC",
         ("sentence1", "sentence2"),
         ("not_equivalent", "equivalent"),
-        {"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
+        main_metric="f1",
+        renamed={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
+        in_digits=True,
     ),
     "qnli": Task("QNLI", ("question", "sentence"), ("entailment", "not_entailment")),
-    "qqp": Task("QQP", ("question1", "question2"), ("not_duplicate", "duplicate"), {"is_duplicate": "label"}),
+    "qqp": Task(
+        "QQP",
+        ("question1", "question2"),
+        ("not_duplicate", "duplicate"),
+        main_metric="f1",
+        renamed={"is_duplicate": "label"},
+        torn_rows=True,
+        in_digits=True,
+    ),
     "rte": Task("RTE", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
-    "sst2": Task("SST-2", ("sentence",), ("negative", "positive")),
-    "stsb": Task("STS-B", ("sentence1", "sentence2"), (), {"score": "label"}),
-    "wnli": Task("WNLI", ("sentence1", "sentence2"), ("not_entailment", "entailment")),
+    "sst2": Task("SST-2", ("sentence",), ("negative", "positive"), in_digits=True),
+    "stsb": Task("STS-B", ("sentence1", "sentence2"), main_metric="spearmanr", renamed={"score": "label"}),
+    "wnli": Task("WNLI", ("sentence1", "sentence2"), ("not_entailment", "entailment"), in_digits=True),
 }
 
 
 @dataclass
 class DataArguments:
-    """Which data to use. The names are those of `run_glue.py`, and `data_dir`."""
+    """Which data to use. The names are those of `run_glue.py` and `run_classification.py`, and `data_dir`."""
 
-    task_name: str | None = field(default=None, metadata={"help": f"A GLUE task: {', '.join(TASKS)}."})
+    task_name: str | None = field(
+        default=None, metadata={"help": f"A GLUE task: {', '.join(TASKS)}; or all for all of them."}
+    )
     data_dir: str | None = field(
         default=None, metadata={"help": "A folder of GLUE TSV files: the task's own, or the one that holds it."}
     )
@@ -77,12 +123,18 @@ class DataArguments:
     )
     validation_file: str | None = field(default=None, metadata={"help": "Examples to score the model on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
+    text_column_names: str | None = field(
+        default=None, metadata={"help": "Of one's own data: the column of the text, or the two of a pair: title,text."}
+    )
+    label_column_name: str | None = field(
+        default=None, metadata={"help": "Of one's own data: the column of the label; default: label."}
+    )
+    label_separator: str | None = field(
+        default=None,
+        metadata={"help": "What separates labels, if an example may have several. A list in JSON needs nothing."},
+    )
     max_seq_length: int = field(
         default=128, metadata={"help": "Longest example in tokens; a longer one loses the end of its longer sentence."}
-    )
-    # run_glue.py pads by default. No model needs that padding, and all of them pay for it.
-    pad_to_max_length: bool = field(
-        default=False, metadata={"help": "Pad to max_seq_length instead of to the longest example of a batch."}
     )
     overwrite_cache: bool = field(default=False, metadata={"help": "Accepted; nothing is cached."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many examples."})
@@ -91,10 +143,14 @@ class DataArguments:
 
     def __post_init__(self):
         if self.task_name is not None:
-            known, given = ", ".join(TASKS), self.task_name
+            known, given = ", ".join((*TASKS, "all")), self.task_name
             self.task_name = given.lower().replace("-", "")  # SST-2 is the folder, sst2 the task
-            if self.task_name not in TASKS:
+            if self.task_name not in (*TASKS, "all"):
                 raise InputError(f"--task_name: there is no task {given!r}; the tasks are {known}.")
+            self._refuse("is for one's own data", "text_column_names", "label_column_name", "label_separator")
+        if self.task_name == "all":
+            files = ("train_file", "validation_file", "test_file")
+            self._refuse("is of one task; all of them are in --data_dir or on the Hub", "dataset_name", *files)
         # A pair has three special tokens; below that the tokenizer does not truncate at all.
         smallest = {"max_seq_length": 3, "max_train_samples": 1, "max_eval_samples": 1, "max_predict_samples": 1}
         for name, least in smallest.items():
@@ -102,18 +158,58 @@ class DataArguments:
             if number is not None and number < least:
                 raise InputError(f"--{name} must be at least {least}, not {number}.")
 
+    def _refuse(self, reason: str, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise InputError(f"--{name} {reason}; leave it out with --task_name {self.task_name}.")
+
+    @property
+    def max_samples(self) -> dict[str, int | None]:
+        """How many examples of training, validation and test to read; None: all."""
+        return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
+
     @property
     def task(self) -> Task | None:
         """The GLUE task; None: one's own data."""
         return TASKS[self.task_name] if self.task_name else None
 
 
+class Layout(NamedTuple):
+    """What the columns of a row mean; names are those after renaming."""
+
+    sentences: tuple[str, ...]  # the column of the sentence, or the two of the pair
+    label: str = "label"
+    of_task: bool = False  # of GLUE; otherwise of one's own data
+    renamed: dict[str, str] = {}  # columns that have another name in the file
+    label_names: dict[str, str] = {}  # of labels that may be told by their id; "" for what tells nothing
+    separator: str | None = None  # what stands between the labels of an example; None: a text is one label
+
+    def label_of(self, value: Any) -> str | list[str] | None:
+        """The label, or the list of labels where there may be several; None: not told."""
+        if self.separator is not None and isinstance(value, str):
+            value = [part.strip() for part in value.split(self.separator) if part.strip()]
+        if isinstance(value, list):
+            return [self.label_names.get(str(part), str(part)) for part in value if part is not None]
+        told = "" if value is None else str(value)
+        return (self.label_names.get(told, told) if self.of_task else told) or None
+
+
 class Split(NamedTuple):
-    """The examples of training, validation or test."""
+    """The examples of training, or of a set that is scored or predicted."""
 
     source: str  # the file or data set they come from, for messages
-    data: Dataset  # columns: text, text_pair (of pairs), label (text, or None where not told), row (in the source)
+    data: Dataset  # as [`read_examples`] makes it
     labels: tuple[str, ...] = ()  # in the order of their ids, where the source tells
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the label of every example is told."""
+        return None not in self.data["label"][:]
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an example may have any number of labels."""
+        return isinstance(self.data.features["label"], List)
 
 
 def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Split]:
@@ -124,77 +220,161 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
         wanted: those of "train", "validation" and "test" to read; None: train and validation as far as there are any.
         download: goes to `datasets.load_dataset`.
 
+    Returns:
+        What there is of the sets that `SETS` has for `wanted`, by their names there and in that order.
+
     Raises:
         InputError: a file, folder or data set does not exist or is not what was wanted; or as in [`read_examples`].
     """
-    task = data_args.task
-    found = _find_files(data_args) or _find_dataset(data_args, **download)
+    found = _find_files(data_args) or _find_dataset(data_args, wanted, **download)
     if wanted is None:
-        wanted = tuple(split for split in ("train", "validation") if split in found)
+        wanted = tuple(part for part in ("train", "validation") if any(name in found for name in SETS[part]))
         if not wanted:
             raise InputError("there is nothing to train on and nothing to score; name it with --train_file.")
-    columns = task.sentences if task else ()
     splits = {}
-    for split in wanted:
-        if split not in found:
-            raise InputError(f"there are no {split} examples; name a file of them with --{split}_file.")
-        data = found[split]
-        name = data_args.dataset_name or GLUE_ON_THE_HUB
-        source = str(data) if isinstance(data, Path) else f"the {split} examples of {name}"
-        rows = partial(read_rows, data, task.unnamed if task else ())
-        columns = columns or sentence_columns(next(rows(), (0, {}))[1], source)
-        label = None if isinstance(data, Path) else data.features.get("label")
-        labels = tuple(label.names) if isinstance(label, ClassLabel) else ()
-        splits[split] = Split(source, read_examples(rows(), source, task, columns, split != "test"), labels)
+    layout = None
+    for part in wanted:
+        if not any(name in found for name in SETS[part]):
+            where = f" in {data_args.data_dir}" if data_args.data_dir is not None else ""
+            raise InputError(f"there are no {part} examples{where}; name a file of them with --{part}_file.")
+        for name in SETS[part]:
+            if name not in found:
+                continue
+            data = found[name]
+            dataset = data_args.dataset_name or GLUE_ON_THE_HUB
+            source = str(data) if isinstance(data, Path) else f"the {name} examples of {dataset}"
+            labels = () if isinstance(data, Path) else _class_names(data, data_args.label_column_name or "label")
+            # What was the text in training is the text of the others, too.
+            layout = layout or make_layout(data_args, next(_rows(data, data_args.task), (0, {}))[1], labels, source)
+            examples = read_examples(_rows(data, data_args.task), source, layout, labelled=part != "test")
+            splits[name] = Split(source, examples, labels)
     return splits
+
+
+def missing_files(data_dir: str, task: Task, wanted: tuple[str, ...]) -> list[Path]:
+    """The files that `wanted` needs of a task's own folder in `data_dir`, and that are not there."""
+    found = _glue_files(Path(data_dir) / task.folder, task)
+    missing = [part for part in wanted if not any(name in found for name in SETS[part])]
+    return [Path(data_dir) / task.folder / f"{task.files[part][0]}.tsv" for part in missing]
+
+
+def _glue_files(folder: Path, task: Task) -> dict[str, Path]:
+    found = {}
+    for name, stems in task.files.items():
+        files = [folder / f"{stem}.tsv{suffix}" for stem in stems for suffix in ("", ".gz")]
+        there = [file for file in files if file.is_file()]
+        if there:
+            found[name] = there[0]
+    return found
 
 
 def _find_files(data_args: DataArguments) -> dict[str, Path]:
     found = {}
     if data_args.data_dir is not None:
-        if data_args.task is None:
+        task = data_args.task
+        if task is None:
             raise InputError("--data_dir: say with --task_name which task of GLUE the folder holds.")
         folder = Path(data_args.data_dir)
-        folder = folder / data_args.task.folder if (folder / data_args.task.folder).is_dir() else folder
-        for split, stem in zip(SPLITS, ("train", "dev", "test"), strict=True):
-            # MNLI has two of dev and test; a leaderboard's first is the matched one.
-            for name in (f"{stem}.tsv", f"{stem}.tsv.gz", f"{stem}_matched.tsv", f"{stem}_matched.tsv.gz"):
-                if split not in found and (folder / name).is_file():
-                    found[split] = folder / name
+        folder = folder / task.folder if (folder / task.folder).is_dir() else folder
+        found = _glue_files(folder, task)
         if not found:
-            raise InputError(f"--data_dir: there is no train.tsv, dev.tsv or test.tsv in {folder}.")
-    for split in SPLITS:
-        file = getattr(data_args, f"{split}_file")
+            files = " or ".join(f"{task.files[part][0]}.tsv" for part in SETS)
+            raise InputError(f"--data_dir: there is no {files} in {folder}.")
+    for name in SETS:
+        file = getattr(data_args, f"{name}_file")
         if file is not None:
             if not Path(file).is_file():
-                raise InputError(f"--{split}_file: there is no file {file}.")
-            found[split] = Path(file)
+                raise InputError(f"--{name}_file: there is no file {file}.")
+            found[name] = Path(file)
     if found and data_args.dataset_name is not None:
         raise InputError("--dataset_name: give either the name of a data set or files, not both.")
     return found
 
 
-def _find_dataset(data_args: DataArguments, **download: Any) -> dict[str, Dataset]:
+def _find_dataset(data_args: DataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Dataset]:
     if data_args.dataset_name is not None:
-        name, config_name = data_args.dataset_name, data_args.dataset_config_name
+        splits = _load(data_args.dataset_name, data_args.dataset_config_name, **download)
     elif data_args.task is not None:
-        name, config_name = GLUE_ON_THE_HUB, data_args.task_name
+        splits = _load(GLUE_ON_THE_HUB, data_args.task_name, **download)
     else:
         raise InputError("there are no data; give --train_file, or --task_name with --data_dir, or --dataset_name.")
+    sets = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
+    found = {name: splits[n] for name in sets for n in (f"{name}_matched", name) if n in splits}
+    if data_args.dataset_name is None and data_args.task_name == "mnli" and "test" in (wanted or ()):
+        found["diagnostic"] = _load(GLUE_ON_THE_HUB, "ax", **download)["test"]
+    return found
+
+
+def _load(name: str, config_name: str | None, **download: Any) -> DatasetDict:
     try:
-        splits = load_dataset(name, config_name, **download)
+        return load_dataset(name, config_name, **download)
     except (OSError, ValueError) as error:
         raise InputError(f"the data set {name} cannot be loaded: {error}") from error
-    return {split: splits[n] for split in SPLITS for n in (f"{split}_matched", split) if n in splits}
 
 
-def sentence_columns(values: dict[str, Any], source: str) -> tuple[str, ...]:
+def _class_names(dataset: Dataset, column: str) -> tuple[str, ...]:
+    label = dataset.features.get(column)
+    label = label.feature if isinstance(label, List) else label
+    return tuple(label.names) if isinstance(label, ClassLabel) else ()
+
+
+def _rows(source: Path | Dataset, task: Task | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    if isinstance(source, Path) and task is not None and task.torn_rows and ".tsv" in source.suffixes:
+        return _whole_rows(source)
+    return read_rows(source, task.unnamed if task else ())
+
+
+def _whole_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    # A few questions of QQP's train.tsv have a line break within. The datasets library passes their halves over, too.
+    header: list[str] = []
+    torn = []
+    for row, line in enumerate(lines_of(file), start=1):
+        cells = line.rstrip("\r\n").split("\t")
+        header = header or cells
+        if len(cells) != len(header):
+            torn.append(row)
+        elif row > 1:
+            yield row, dict(zip(header, cells, strict=True))
+    if torn:
+        logger.warning("%s: passed over %d rows with missing columns, the first is row %d", file, len(torn), torn[0])
+
+
+def make_layout(data_args: DataArguments, values: dict[str, Any], labels: tuple[str, ...], source: str) -> Layout:
+    """What the columns mean.
+
+    Args:
+        data_args: with the task, or with what is told of one's own data.
+        values: the first row.
+        labels: in the order of their ids, where the data set tells.
+        source: where the row is from, for messages.
+
+    Raises:
+        InputError: as in [`sentence_columns`].
+    """
+    task = data_args.task
+    if task is not None:
+        # GLUE's labels are ids or names, and -1 where they are not told.
+        label_names = {"-1": "", "-1.0": "", **{str(i): name for i, name in enumerate(task.labels)}}
+        return Layout(task.sentences, of_task=True, renamed=task.renamed, label_names=label_names)
+    label = data_args.label_column_name or "label"
+    if data_args.text_column_names is not None:
+        sentences = tuple(name.strip() for name in data_args.text_column_names.split(","))
+        if len(sentences) > 2:
+            raise InputError(f"--text_column_names: an example has one text or two, not {len(sentences)}.")
+    else:
+        sentences = sentence_columns(values, label, source)
+    label_names = {str(i): name for i, name in enumerate(labels)}
+    return Layout(sentences, label, label_names=label_names, separator=data_args.label_separator)
+
+
+def sentence_columns(values: dict[str, Any], label: str, source: str) -> tuple[str, ...]:
     """The column of the sentence, or the two of the pair, of one's own data; chosen as in `run_glue.py`.
 
     They are sentence1 and sentence2, or else the first one or two that are not the label and hold no number.
 
     Args:
         values: the first row.
+        label: the column of the label.
         source: where it is from, for messages.
 
     Raises:
@@ -204,57 +384,78 @@ def sentence_columns(values: dict[str, Any], source: str) -> tuple[str, ...]:
         raise InputError(f"{source} holds no examples.")
     if "sentence1" in values and "sentence2" in values:
         return ("sentence1", "sentence2")
-    columns = [name for name, value in values.items() if name != "label" and not NUMBER.fullmatch(str(value))][:2]
+    columns = [name for name, value in values.items() if name != label and not NUMBER.fullmatch(str(value))][:2]
     if not columns:
         raise InputError(f"{source} has no column of text beside the label; its columns are {', '.join(values)}.")
-    logger.info("%s: column %s holds the text, 'label' the label", source, " and ".join(map(repr, columns)))
+    logger.info("%s: column %s holds the text, %r the label", source, " and ".join(map(repr, columns)), label)
     return tuple(columns)
 
 
-def read_examples(
-    rows: Iterable[tuple[int, dict[str, Any]]],
-    source: str,
-    task: Task | None,
-    columns: tuple[str, ...],
-    labelled: bool,
-) -> Dataset:
+def read_examples(rows: Iterable[tuple[int, dict[str, Any]]], source: str, layout: Layout, labelled: bool) -> Dataset:
     """Examples of the rows that [`read_rows`] yields.
 
     Args:
         rows: number and values of each row.
         source: where they are from, for messages.
-        task: whose column and label names to expect; None: one's own data.
-        columns: those of the sentence, or of the pair.
+        layout: what their columns mean.
         labelled: whether every example must have a label.
 
     Returns:
-        The columns of [`Split`]'s `data`.
+        The columns text, text_pair (of pairs), label (text, or a list of texts if an example may have several; None
+        where it is not told), index (the source's own number of an example, or its place) and row (in the source).
 
     Raises:
-        InputError: there are no rows, or one lacks a sentence or a needed label; with source and row.
+        InputError: there are no rows, a column is missing, or a row lacks a sentence or a needed label or has another
+            kind of label than the row before; with source and row.
     """
-    names = ("text", "text_pair")[: len(columns)]
-    renamed = task.renamed if task else {}
-    # GLUE's labels are ids or names, and -1 where they are not told.
-    label_names = {"-1": "", "-1.0": "", **{str(i): name for i, name in enumerate(task.labels)}} if task else {}
-    examples: dict[str, list[Any]] = {name: [] for name in (*names, "label", "row")}
+    names = ("text", "text_pair")[: len(layout.sentences)]
+    examples: dict[str, list[Any]] = {name: [] for name in (*names, "label", "index", "row")}
+    kind: type = str
     for row, values in rows:
-        values = {renamed.get(name, name): value for name, value in values.items()}
-        if isinstance(values.get("label"), list | dict):
-            raise InputError(f"{source}, row {row}: the label is a {type(values['label']).__name__}, not one label.")
-        told = "" if values.get("label") is None else str(values["label"])
-        label = label_names.get(told, told) or None
-        for name, column in zip(names, columns, strict=True):
+        values = {layout.renamed.get(name, name): value for name, value in values.items()}
+        if not examples["row"]:
+            _check_columns(values, layout, source, labelled)
+        for name, column in zip(names, layout.sentences, strict=True):
             if not isinstance(values.get(column), str | int | float):
                 raise InputError(f"{source}, row {row}: no text in column {column!r} of {', '.join(values)}.")
             examples[name].append(str(values[column]))
-        if labelled and label is None:
-            raise InputError(f"{source}, row {row}: no label in column 'label' of {', '.join(values)}.")
+        _check_label(values.get(layout.label), layout, f"{source}, row {row}")
+        label = layout.label_of(values.get(layout.label))
+        if label is None and labelled:
+            raise InputError(f"{source}, row {row}: no label in column {layout.label!r} of {', '.join(values)}.")
+        if label is not None and not isinstance(label, kind):
+            if any(told is not None for told in examples["label"]):
+                raise InputError(f"{source}, row {row}: one label and lists of labels in the same file.")
+            kind = type(label)
         examples["label"].append(label)
+        numbers = [values[name] for name in INDEX_COLUMNS if layout.of_task and name in values]
+        examples["index"].append(str(numbers[0] if numbers else len(examples["row"])))
         examples["row"].append(row)
     if not examples["row"]:
         raise InputError(f"{source} holds no examples.")
-    return Dataset.from_dict(examples)
+    features = {name: Value("string") for name in examples} | {"row": Value("int64")}
+    return Dataset.from_dict(
+        examples, Features(features | {"label": List(Value("string")) if kind is list else Value("string")})
+    )
+
+
+def _check_columns(values: dict[str, Any], layout: Layout, source: str, labelled: bool) -> None:
+    expected = [*layout.sentences, *([layout.label] if labelled else [])]
+    missing = [name for name in expected if name not in values]
+    if missing:
+        remedy = "" if layout.of_task else " (--text_column_names and --label_column_name name others)"
+        raise InputError(
+            f"{source}: there is no column {' and no column '.join(missing)}; expected are {', '.join(expected)}"
+            f"{remedy}, found are {', '.join(values)}."
+        )
+
+
+def _check_label(value: Any, layout: Layout, where: str) -> None:
+    if isinstance(value, list) and layout.of_task:
+        raise InputError(f"{where}: the label is a list, not one label.")
+    for part in value if isinstance(value, list) else [value]:
+        if not isinstance(part, str | int | float) and part is not None:
+            raise InputError(f"{where}: the label is a {type(part).__name__}, not text or a number.")
 
 
 def choose_labels(task: Task | None, splits: dict[str, Split], known: list[str]) -> list[str] | None:
@@ -271,7 +472,7 @@ def choose_labels(task: Task | None, splits: dict[str, Split], known: list[str])
             examples they are the labels.
 
     Raises:
-        InputError: the training examples all have the same label.
+        InputError: the training examples have only one label.
     """
     if task is not None:
         labels = list(task.labels)
@@ -280,30 +481,42 @@ def choose_labels(task: Task | None, splits: dict[str, Split], known: list[str])
     elif splits["train"].labels:
         labels = list(splits["train"].labels)
     else:
-        labels = sorted(set(splits["train"].data["label"]))
+        train = splits["train"]
+        values = train.data["label"][:]
+        labels = sorted({label for value in values for label in value} if train.multi_label else set(values))
         if all(INTEGER.fullmatch(label) for label in labels):
             labels.sort(key=int)
-        elif all(NUMBER.fullmatch(label) for label in labels):
+        elif all(NUMBER.fullmatch(label) for label in labels) and not train.multi_label:
             return None
-        if len(labels) == 1:
-            raise InputError(f"{splits['train'].source}: all examples have the label {labels[0]!r}; nothing to learn.")
+        if len(labels) < 2:
+            only = f"the label {labels[0]!r}" if labels else "no label"
+            raise InputError(f"{train.source}: all examples have {only}; nothing to learn.")
     order = {label.lower(): i for i, label in enumerate(known)}
     if order.keys() == {label.lower() for label in labels}:
         labels.sort(key=lambda label: order[label.lower()])
     return labels or None
 
 
-def encode_labels(split: Split, labels: list[str] | None) -> list[int] | list[float]:
-    """The label of each example: its place in `labels`, or the number it is if `labels` is None.
+def encode_labels(split: Split, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
+    """The label of each example.
+
+    Returns:
+        Its place in `labels`; where an example may have several, 1.0 at the place of each and 0.0 elsewhere; or the
+        number that it is, if `labels` is None.
 
     Raises:
         InputError: a label that is not one of `labels`, or no number; with source and row.
     """
-    values = split.data["label"][:]
+    values, multi_label = split.data["label"][:], split.multi_label
     ids = {label: i for i, label in enumerate(labels or ())}
     for row, value in zip(split.data["row"][:], values, strict=True):
-        if labels and value not in ids:
-            raise InputError(f"{split.source}, row {row}: unknown label {value!r}; known are {', '.join(labels)}.")
-        if not labels and not NUMBER.fullmatch(value):
-            raise InputError(f"{split.source}, row {row}: the label {value!r} is not a number.")
-    return [ids[value] for value in values] if labels else [float(value) for value in values]
+        for label in value if multi_label else [value]:
+            if labels and label not in ids:
+                raise InputError(f"{split.source}, row {row}: unknown label {label!r}; known are {', '.join(labels)}.")
+            if not labels and not NUMBER.fullmatch(label):
+                raise InputError(f"{split.source}, row {row}: the label {label!r} is not a number.")
+    if not labels:
+        return [float(value) for value in values]
+    if multi_label:
+        return [[float(label in value) for label in labels] for value in values]
+    return [ids[value] for value in values]

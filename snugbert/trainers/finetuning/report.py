@@ -116,8 +116,10 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
         references: the ids of the right labels, [N].
         predictions: those of the predicted ones, [N].
         labels: their names, in the order of the ids.
-        file: the picture, a PNG.
+        file: the picture, a PNG. It is not written where there is no example.
     """
+    if not len(references):
+        return
     n = len(labels)
     counts = np.bincount(n * references + predictions, minlength=n * n).reshape(n, n)
     totals = counts.sum(axis=1)
@@ -138,11 +140,11 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
     panel.set_xticks(shown, [columns[i] for i in shown], rotation=90 if upright else 0, fontsize=type_size)
     panel.set_yticks(shown, [rows[i] for i in shown], fontsize=type_size)
     panel.set_xlabel("predicted")
-    panel.set_ylabel("right label (examples)")
+    panel.set_ylabel("right label (count)")
     panel.spines[:].set_visible(False)
     panel.tick_params(length=0)
     right, total = int(counts.trace()), int(totals.sum())
-    panel.set_title(f"{right:,} of {total:,} right ({right / max(total, 1):.1%})", **TITLE)
+    panel.set_title(f"{right:,} of {total:,} right ({right / total:.1%})", **TITLE)
     if n > FEW_LABELS:
         from matplotlib.ticker import PercentFormatter
 
@@ -153,12 +155,13 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
 
 
 def _shortened(label: str, most: int = 32) -> str:
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+    short = label if len(label) <= most else f"{label[: most - 1]}…"
+    return short.replace("$", r"\$")  # two of them would enclose a formula
 
 
 def _write_into_cells(panel: Any, counts: np.ndarray, shares: np.ndarray, cell: float) -> None:
     few = len(counts) <= FEW_LABELS
-    letters = max(len(f"{counts.max():,}"), 4)
+    letters = max(len(f"{counts.max():,}"), 4 if few else 2)
     type_size = min(10, 0.85 * 72 * cell / (0.6 * letters), 72 * cell / (1.3 * (2 if few else 1)))
     if type_size < SMALLEST_TYPE:
         return
@@ -200,7 +203,7 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
     panel.set_xlim(0, 1)
     panel.xaxis.set_major_formatter(PercentFormatter(1))
     panel.set_ylabel("type (entities)")
-    figure.legend(loc="outside upper right", ncols=3, frameon=False)
+    figure.legend(loc="outside upper right", ncols=3, frameon=False, reverse=True)
     tidy(panel, "x")
     figure.savefig(file, format="png")
 
@@ -354,7 +357,7 @@ def sweep_table(settings_columns: Sequence[str], rows: Sequence[Mapping[str, Any
         deviation = f" ± {np.std(scores, ddof=1):.{_digits(mean)}f}" if len(scores) > 1 else ""
         return _number(mean) + ("" if math.isnan(mean) else deviation)
 
-    header = (*(name.replace("_", " ") for name in settings_columns), "seeds", "score")
+    header = (*(name.replace("_", " ") for name in settings_columns), "seeds", "mean ± standard deviation")
     return table(
         header, [(*(row[name] for name in settings_columns), len(row["scores"]), score(row["scores"])) for row in rows]
     )
@@ -384,7 +387,7 @@ def suite_table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str
         cells["WNLI"] = f"{scores['WNLI']:.1f}"
     without = f", here without {', '.join(missing)}" if missing else ""
     return (
-        f"{table(cells, [cells.values()])}\n\nPercent: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
+        f"{table(cells, [cells.values()])}\n\nPercent, on the validation examples: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
         "correlation for CoLA, accuracy for the others. The average is that of Devlin et al. (2018), table 1: MNLI "
         f"counts twice, WNLI does not count{without}."
     )
@@ -468,7 +471,8 @@ def write_model_card(
         eval_results=results or None,
     )
     what, limits = ABILITIES[kind]
-    rows = [(setting.replace("_", " "), value) for setting, value in settings.items() if value not in (None, False)]
+    used = {name: value for name, value in settings.items() if value is not None and value is not False}
+    rows = [(name.replace("_", " "), value) for name, value in used.items()]
     sections = [
         f"# {name}",
         f"A BERT encoder that {what}. It was fine-tuned from {start} on {dataset[0]} with SnugBERT.",

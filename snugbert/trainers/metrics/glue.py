@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import evaluate
-from datasets import Features, Value
+from datasets import Features, List, Value
 from scipy.stats import ConstantInputWarning, pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
 
@@ -38,8 +38,17 @@ def _squared_error(references: list[float], predictions: list[float]) -> dict[st
     return {"mse": float(mean_squared_error(references, predictions))}
 
 
-# Wang et al. (2018), "GLUE", table 1. The last two are for one's own data.
+def _of_any_number_of_labels(references: list[list[int]], predictions: list[list[int]]) -> dict[str, float]:
+    return {
+        "micro_f1": float(f1_score(references, predictions, average="micro", zero_division=0.0)),
+        "macro_f1": float(f1_score(references, predictions, average="macro", zero_division=0.0)),
+        "subset_accuracy": float(accuracy_score(references, predictions)),
+    }
+
+
+# Wang et al. (2018), "GLUE", table 1; ax, the diagnostic set, section 4. The last three are for one's own data.
 SCORES: dict[str, Callable[..., dict[str, float]]] = {
+    "ax": _matthews,
     "cola": _matthews,
     "mnli": _accuracy,
     "mrpc": _accuracy_and_f1,
@@ -50,23 +59,28 @@ SCORES: dict[str, Callable[..., dict[str, float]]] = {
     "stsb": _correlations,
     "wnli": _accuracy,
     "classification": _accuracy,
+    "multi_label": _of_any_number_of_labels,
     "regression": _squared_error,
 }
 OF_NUMBERS = ("stsb", "regression")
 
 DESCRIPTION = """\
 The metric that the GLUE benchmark defines for a task, in shares of 1: accuracy (mnli, qnli, rte, sst2, wnli),
-accuracy and F1 of label 1 (mrpc, qqp), Matthews correlation (cola), Pearson and Spearman correlation (stsb).
-For other data: accuracy (classification), mean squared error (regression)."""
+accuracy and F1 of label 1 (mrpc, qqp), Matthews correlation (cola, ax), Pearson and Spearman correlation (stsb).
+For other data: accuracy (classification), mean squared error (regression); where an example may have any number of
+labels (multi_label) F1 over all labels, the mean of the labels' own F1, and the share of examples all of whose labels
+are right."""
 
 INPUTS = """
 Args:
-    predictions: a label id (int) each example, shape [N]; for stsb and regression a number (float).
-    references: the right ones, shape [N].
+    predictions: a label id (int) each example, shape [N]; for stsb and regression a number (float); for multi_label 1
+        for each label that an example has and 0 for the others, shape [N, labels].
+    references: the right ones, of the same shape.
 
 Returns:
-    dict of float, by the task: accuracy, f1, matthews_correlation, pearson, spearmanr, mse. A correlation with a
-    constant is not defined: NaN, as in SciPy.
+    dict of float, by the task: accuracy, f1, matthews_correlation, pearson, spearmanr, mse, micro_f1, macro_f1,
+    subset_accuracy. A correlation with a constant is not defined: NaN, as in SciPy. The F1 of a label that is neither
+    there nor predicted is 0.
 
 Example:
     >>> GlueMetric("mrpc").compute(predictions=[1, 1, 0], references=[1, 0, 0])["accuracy"]
@@ -86,8 +100,8 @@ class GlueMetric(evaluate.Metric):
     """The metric of a GLUE task, or of classification or regression on one's own data.
 
     Args:
-        config_name: `"cola"`, `"mnli"`, `"mrpc"`, `"qnli"`, `"qqp"`, `"rte"`, `"sst2"`, `"stsb"`, `"wnli"`,
-            `"classification"` (default) or `"regression"`.
+        config_name: `"ax"`, `"cola"`, `"mnli"`, `"mrpc"`, `"qnli"`, `"qqp"`, `"rte"`, `"sst2"`, `"stsb"`, `"wnli"`,
+            `"classification"` (default), `"multi_label"` or `"regression"`.
         kwargs: as in `evaluate.Metric`.
 
     Raises:
@@ -101,6 +115,7 @@ class GlueMetric(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         value = Value("float64" if self.config_name in OF_NUMBERS else "int64")
+        value = List(value) if self.config_name == "multi_label" else value
         return evaluate.MetricInfo(
             description=DESCRIPTION,
             citation=CITATION,

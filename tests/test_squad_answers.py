@@ -1,0 +1,381 @@
+"""Answers from the scores of windows, against a look at every span; SQuAD's figures, against what scripts count."""
+
+import json
+import math
+import random
+import re
+import time
+from collections import Counter
+from operator import itemgetter
+
+import numpy as np
+import pytest
+
+from snugbert import SnugBertTokenizer
+from snugbert.trainers.metrics import SquadMetric
+from snugbert.trainers.metrics.squad import (
+    normalize,
+    squad_figures,
+    squad_scores,
+    squad_v2_figures,
+    threshold_curve,
+    word_f1,
+)
+from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
+from snugbert.trainers.squad_data import Question
+from snugbert.trainers.squad_windows import Windows, windows_of
+
+WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]
+TOKENIZER = SnugBertTokenizer(
+    vocab={word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "."])}
+)
+
+
+def make_questions(number: int, longest: int, seed: int) -> list[Question]:
+    """Texts of few different words, so that the same text is found in many places; some of no word at all."""
+    chance = random.Random(seed)
+    questions = []
+    for i in range(number):
+        words = [
+            chance.choice(WORDS) + chance.choice(["", "", "s"])
+            for _ in range(chance.randint(1, longest) if i % 9 else 0)
+        ]
+        context = "".join(word + chance.choice([" ", "  ", ". "]) for word in words)
+        asked = " ".join(chance.choices(WORDS, k=chance.randint(1, 3)))
+        questions.append(Question(id=f"q{i}", question=asked, context=context))
+    return questions
+
+
+def make_logits(windows: Windows, seed: int, padding: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scores with many ties; the highest are those of the question, which is no answer, and `padding` is behind."""
+    generator = np.random.default_rng(seed)
+    lengths = [len(ids) for ids in windows.features["input_ids"]]
+    logits = generator.integers(-6, 7, (2, len(lengths), max(lengths))).astype(np.float32) / 2
+    for row, length in enumerate(lengths):
+        logits[:, row, 1 : windows.first[row]] = 99.0
+        logits[:, row, length - 1] = 99.0  # [SEP]
+        logits[:, row, length:] = padding
+    return logits[0], logits[1]
+
+
+def one_by_one(questions, windows, start_logits, end_logits, n_best_size, max_answer_length, version_2, threshold):
+    """The definition, span by span: (text, start, end, null odds, n-best as rows of text, logits, place)."""
+    results = []
+    for number, question in enumerate(questions):
+        spans, nulls = [], []
+        for row in range(len(windows.question)):
+            if windows.question[row] != number:
+                continue
+            nulls.append((float(start_logits[row, 0]), float(end_logits[row, 0])))
+            first, tokens = int(windows.first[row]), len(windows.starts[row])
+            for start in range(tokens):
+                for end in range(start, tokens):
+                    if end - start + 1 > max_answer_length or not windows.max_context[row][start]:
+                        continue
+                    begin, behind = int(windows.starts[row][start]), int(windows.ends[row][end])
+                    scores = float(start_logits[row, first + start]), float(end_logits[row, first + end])
+                    spans.append((question.context[begin:behind], *scores, begin, behind))
+        spans.sort(key=lambda span: -(span[1] + span[2]))  # found in the order in which ties are broken
+        texts, distinct = set(), []
+        for span in spans:
+            if span[0] not in texts:
+                texts.add(span[0])
+                distinct.append(span)
+        candidates = distinct[:n_best_size]
+        odds = None
+        if version_2:
+            null = ("", *min(nulls, key=sum), 0, 0) if nulls else ("", 0.0, 0.0, 0, 0)
+            odds = sum(null[1:3]) - sum(distinct[0][1:3]) if distinct else SURELY_NULL
+            candidates = sorted([*distinct, null], key=lambda span: -(span[1] + span[2]))[:n_best_size]
+            candidates += [span for span in (*distinct[:1], null) if span not in candidates]
+        elif not candidates:
+            candidates = [("", 0.0, 0.0, 0, 0)]
+        no_answer = not distinct or (odds is not None and odds > threshold)
+        chosen = ("", 0, 0) if no_answer else itemgetter(0, 3, 4)(distinct[0])
+        results.append((*chosen, odds, candidates))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("n_best_size", "max_answer_length", "version_2", "threshold", "padding"),
+    [
+        (20, 30, False, 0.0, math.nan),
+        (20, 30, True, 0.0, -100.0),
+        (3, 4, True, -3.5, math.inf),
+        (1, 1, False, 0.0, -math.inf),
+        (1, 2, True, 2.0, 99.0),
+        (500, 100, True, 1.0, math.nan),
+    ],
+)
+def test_every_span_is_weighed(n_best_size, max_answer_length, version_2, threshold, padding):
+    questions = make_questions(60, longest=60, seed=n_best_size)
+    windows = windows_of(questions, TOKENIZER, max_seq_length=24, doc_stride=6)
+    assert len(windows.question) > 2 * len(questions) and not all(len(starts) for starts in windows.starts)
+    logits = make_logits(windows, seed=n_best_size, padding=padding)
+    expected = one_by_one(questions, windows, *logits, n_best_size, max_answer_length, version_2, threshold)
+    answers = best_answers(questions, windows, *logits, n_best_size, max_answer_length, version_2, threshold)
+    assert len(answers) == len(questions)
+    for question, answer, (text, start, end, odds, candidates) in zip(questions, answers, expected, strict=True):
+        assert (answer.text, answer.start, answer.end, answer.null_odds) == (text, start, end, odds)
+        assert question.context[answer.start : answer.end] == answer.text
+        assert [(c.text, c.start_logit, c.end_logit, c.start, c.end) for c in answer.n_best] == candidates
+        weights = [math.exp(c.start_logit + c.end_logit) for c in answer.n_best]
+        assert [c.probability for c in answer.n_best] == pytest.approx([w / sum(weights) for w in weights])
+        assert answer.score == next(c.probability for c in answer.n_best if c.text == answer.text)
+        assert answer.best_span == next((c.text for c in answer.n_best if c.text), "")
+        json.dumps([c._asdict() for c in answer.n_best], allow_nan=False)
+        json.dumps(answer.null_odds, allow_nan=False)
+
+
+def two_windows() -> tuple[list[Question], Windows, np.ndarray, np.ndarray]:
+    """A question in two windows of 4 and 3 tokens, scores zero: [CLS] ax [SEP], then context, then [SEP]."""
+    questions = [Question(id="q", question="ax", context="ax ay az bx by")]
+    windows = windows_of(questions, TOKENIZER, max_seq_length=8, doc_stride=2)
+    assert [starts.tolist() for starts in windows.starts] == [[0, 3, 6, 9], [6, 9, 12]]
+    return questions, windows, np.zeros((2, 8)), np.zeros((2, 8))
+
+
+def test_no_answer_is_judged_by_the_window_that_says_so_least():
+    questions, windows, start, end = two_windows()
+    start[:, 0], end[:, 0] = [9.0, 2.0], [9.0, 1.0]
+    start[0, 4], end[0, 5] = 3.0, 0.5  # ay az
+
+    def answer(threshold: float) -> Answer:
+        return best_answers(questions, windows, start, end, version_2=True, null_threshold=threshold)[0]
+
+    assert answer(0.0).null_odds == 2.0 + 1.0 - 3.5
+    assert answer(0.0).text == "ay az" and answer(-0.5).text == "ay az"  # more than the threshold, not as much
+    assert answer(-0.6).text == "" and answer(-0.6).best_span == "ay az"
+    # Every window would rather say nothing, and there is room for one candidate: the original release fails here.
+    start[:, 0] = 50.0
+    only = best_answers(questions, windows, start, end, n_best_size=1, version_2=True, null_threshold=100.0)[0]
+    assert (only.text, only.null_odds, [c.text for c in only.n_best]) == ("ay az", 51.0 - 3.5, ["", "ay az"])
+
+
+def test_a_start_counts_where_it_has_most_context():
+    questions, windows, start, end = two_windows()
+    assert [flags.tolist() for flags in windows.max_context] == [[True, True, True, False], [False, True, True]]
+    start[1, 3] = 9.0  # az, at the edge of the second window
+    end[1, 4] = 5.0  # bx
+    start[0, 5], end[0, 6] = 4.0, 3.0  # az bx in the first
+    answer = best_answers(questions, windows, start, end)[0]
+    assert (answer.text, answer.n_best[0].score) == ("az bx", 7.0)
+
+
+def test_scores_that_are_no_numbers_and_wrong_sizes():
+    questions, windows, start, end = two_windows()
+    with pytest.raises(ValueError, match="`n_best_size` 0 and `max_answer_length` 30 must be positive"):
+        best_answers(questions, windows, start, end, n_best_size=0)
+    with pytest.raises(ValueError, match="There are 2 windows, but 1 and 2 rows of scores"):
+        best_answers(questions, windows, start[:1], end)
+    end[1, 0] = math.nan
+    assert best_answers(questions, windows, start, end)[0].text  # [CLS] does not matter in v1.1
+    with pytest.raises(ValueError, match=r"A score of \[CLS\] for question q is no number"):
+        best_answers(questions, windows, start, end, version_2=True)
+    end[1, 4] = math.nan
+    with pytest.raises(ValueError, match="A score of the context of question q is no number"):
+        best_answers(questions, windows, start, end)
+
+
+def test_as_fast_as_squad_needs():
+    questions = make_questions(1000, longest=160, seed=0)  # 130 tokens, dev-v1.1 has 160
+    windows = windows_of(questions, TOKENIZER)
+    start_logits, end_logits = np.random.default_rng(0).normal(size=(2, len(windows.question), 384))
+    begin = time.process_time()
+    answers = best_answers(questions, windows, start_logits, end_logits, version_2=True)
+    predictions = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
+    golds = {question.id: (question.question, question.context[:20]) for question in questions}
+    squad_v2_figures(*squad_scores(predictions, golds, version_2=True), predictions, golds)
+    assert time.process_time() - begin < 20 * 1000 / 10570  # 20 seconds for dev-v1.1
+
+
+# --- figures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Beatles", "beatles"),
+        ("A.N. Other", "other"),  # punctuation first: "an other"
+        ("a-b", "ab"),
+        ("a, the; AN!", ""),
+        ("theatre and an anthem", "theatre and anthem"),
+        ("«La Paz»\u00a0§ é", "«la paz» § é"),  # punctuation is ASCII's, white space is Unicode's
+        ("THÉ a\u0301", "thé \u0301"),  # an accent of its own ends the word "a"
+        ("$1,000.50 (U.S.)", "100050 us"),
+        ("İstanbul", "i\u0307stanbul"),
+        ("\t\n", ""),
+    ],
+)
+def test_normalized_by_hand(text, expected):
+    assert normalize(text) == expected
+
+
+# prediction, right answers, then exact match and F1 in v1.1 and in v2.0
+CASES = {
+    "article": ("the cat", ["Cat"], 1, 1.0, 1, 1.0),
+    "punctuation": ("U.S.A.", ["usa"], 1, 1.0, 1, 1.0),
+    "half": ("cat sat", ["cat"], 0, 2 / 3, 0, 2 / 3),
+    "words twice": ("no no no", ["no no yes"], 0, 2 / 3, 0, 2 / 3),
+    "best of several": ("big red dog", ["cat", "red dog", "dog"], 0, 0.8, 0, 0.8),
+    "nothing in common": ("cat", ["dog"], 0, 0, 0, 0),
+    "nothing said": ("", ["dog"], 0, 0, 0, 0),
+    "only an article said": ("The", ["dog"], 0, 0, 0, 0),
+    "only articles right": ("the", ["an", "the"], 1, 0, 1, 1),
+    "an article is no answer in v2.0": ("", ["the", "dog"], 1, 0, 0, 0),
+}
+
+
+def test_scored_by_hand():
+    predictions = {name: case[0] for name, case in CASES.items()}
+    golds = {name: case[1] for name, case in CASES.items()}
+    exact, f1 = squad_scores(predictions, golds)
+    assert exact == {name: case[2] for name, case in CASES.items()}
+    assert f1 == pytest.approx({name: case[3] for name, case in CASES.items()})
+    exact, f1 = squad_scores(
+        {**predictions, "yes": "", "no": "!", "wrong": "cat"}, {**golds, "yes": [], "no": [], "wrong": []}, True
+    )
+    assert exact == {**{name: case[4] for name, case in CASES.items()}, "yes": 1, "no": 1, "wrong": 0}
+    assert f1 == pytest.approx({**{name: case[5] for name, case in CASES.items()}, "yes": 1, "no": 1, "wrong": 0})
+
+
+def random_answers(number: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]], dict[str, float]]:
+    """Predictions, right answers and odds; in another order than the questions, with questions nobody asked."""
+    chance = random.Random(seed)
+    pieces = ["the", "A", "an", "cat", "Cat", "dog.", "big", "--", "(red)", "é", "1,5", "to", "of", "\u00a0", "ox"]
+
+    def text(least: int) -> str:
+        return " ".join(chance.choices(pieces, k=chance.randint(least, 6)))
+
+    golds = {f"q{i}": [text(1) for _ in range(chance.choice([0, 1, 3, 5]))] for i in range(number)}
+    predictions = {name: chance.choice([text(0), *answers]) for name, answers in golds.items()}
+    names = [*predictions, "unasked"]
+    chance.shuffle(names)
+    odds = {name: chance.choice([chance.gauss(0, 2), float(chance.randint(-2, 2))]) for name in names}
+    return {**predictions, "unasked": "cat"}, golds, odds
+
+
+def words(text: str) -> list[str]:
+    kept = "".join(letter for letter in text.lower() if letter not in r"""!"#$%&'()*+,-./:;<=>?@[\]^_`{|}~""")
+    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+
+
+def definition_1(predictions: dict[str, str], golds: dict[str, list[str]]) -> dict[str, float]:
+    """What evaluate-v1.1.py counts."""
+    total = exact = f1 = 0
+    for question in golds:
+        total += 1
+        exact += max([words(predictions[question]) == words(answer) for answer in golds[question]])
+        f1 += max([definition_f1(words(predictions[question]), words(answer)) for answer in golds[question]])
+    return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
+
+
+def definition_f1(predicted: list[str], right: list[str]) -> float:
+    shared = Counter(predicted) & Counter(right)
+    if not shared:
+        return 0
+    precision, recall = shared.total() / len(predicted), shared.total() / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def definition_2(predictions, golds, odds, threshold) -> dict[str, float]:
+    """What evaluate-v2.0.py counts, given a file of odds."""
+    exact, f1 = {}, {}
+    for question, answers in golds.items():
+        answers = [answer for answer in answers if words(answer)] or [""]
+        said = words(predictions[question])
+        exact[question] = max([1 if said == words(answer) else 0 for answer in answers])
+        f1[question] = max(
+            [definition_f1(said, words(a)) if said and words(a) else int(said == words(a)) for a in answers]
+        )
+    counted = {}
+    for name, scores in (("exact", exact), ("f1", f1)):
+        counted[name] = {q: float(not golds[q]) if odds[q] > threshold else score for q, score in scores.items()}
+    figures = {}
+    for prefix, questions in (
+        ("", list(golds)),
+        ("HasAns_", [q for q in golds if golds[q]]),
+        ("NoAns_", [q for q in golds if not golds[q]]),
+    ):
+        for name in ("exact", "f1"):
+            figures[prefix + name] = 100.0 * sum([counted[name][q] for q in questions]) / len(questions)
+        figures[prefix + "total"] = len(questions)
+    for name, scores in (("exact", exact), ("f1", f1)):
+        best = now = sum([not answers for answers in golds.values()])
+        best_threshold = 0.0
+        for question, value in sorted(odds.items(), key=itemgetter(1)):
+            if question in scores:
+                now += scores[question] if golds[question] else (-1 if predictions[question] else 0)
+                if now > best:
+                    best, best_threshold = now, value
+        figures[f"best_{name}"] = 100.0 * best / len(scores)
+        figures[f"best_{name}_thresh"] = best_threshold
+    return figures
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_figures_to_the_last_digit(seed):
+    predictions, golds, odds = random_answers(701, seed)
+    expected = definition_2(predictions, golds, odds, threshold=1.0)
+    scores = squad_scores(predictions, golds, version_2=True)
+    assert squad_v2_figures(*scores, predictions, golds, odds) == expected
+    assert expected["f1"] != expected["HasAns_f1"] != expected["best_f1"] > expected["f1"]
+    without_odds = squad_v2_figures(*scores, predictions, golds)
+    assert without_odds["exact"] == 100 * sum(scores[0].values()) / 701 and "best_f1" not in without_odds
+
+    names = [name for name in predictions if name in golds]
+    answered = [{"id": name, "prediction_text": predictions[name]} for name in sorted(names, key=odds.get)]
+    references = [{"id": q, "answers": {"text": a, "answer_start": [0] * len(a)}} for q, a in golds.items()]
+    metric = SquadMetric("squad_v2", keep_in_memory=True)
+    ordered = {row["id"]: odds[row["id"]] for row in answered}
+    rows = [{**row, "no_answer_probability": odds[row["id"]]} for row in answered]
+    figures = metric.compute(predictions=rows, references=references, no_answer_threshold=-0.5)
+    assert figures == definition_2(predictions, golds, ordered, threshold=-0.5)
+
+    golds = {question: answers for question, answers in golds.items() if answers}
+    expected = definition_1(predictions, golds)
+    assert squad_figures(*squad_scores(predictions, golds)) == expected
+    metric = SquadMetric(keep_in_memory=True)
+    for row in answered:
+        if row["id"] in golds:
+            metric.add(prediction=row, reference=references[int(row["id"][1:])])
+    assert metric.compute() == pytest.approx(expected)  # in another order of questions
+
+
+def test_best_threshold_by_trying_all():
+    predictions, golds, _ = random_answers(200, seed=9)
+    chance = random.Random(0)
+    odds = {question: chance.gauss(0, 2) for question in golds}  # no two alike
+    exact, f1 = squad_scores(predictions, golds, version_2=True)
+    figures = squad_v2_figures(exact, f1, predictions, golds, odds)
+    thresholds, *curves = threshold_curve(exact, f1, predictions, golds, odds)
+    assert thresholds.tolist() == sorted(odds.values())
+    for name, scores, curve in (("exact", exact, curves[0]), ("f1", f1, curves[1])):
+
+        def at(threshold: float, scores=scores) -> float:
+            said = {q: predictions[q] if odds[q] <= threshold else "" for q in golds}
+            hits = [(scores[q] if said[q] else 0) if golds[q] else said[q] == "" for q in golds]
+            return 100 * sum(hits) / len(hits)
+
+        tried = [at(threshold) for threshold in thresholds]
+        assert curve == pytest.approx(tried)
+        assert figures[f"best_{name}"] == pytest.approx(max(tried))
+        assert at(figures[f"best_{name}_thresh"]) == pytest.approx(max(tried))
+
+
+def test_what_cannot_be_scored(caplog):
+    golds = {"a": ["cat"], "b": ["dog"]}
+    assert squad_figures(*squad_scores({"b": "dog"}, golds)) == {"exact_match": 50.0, "f1": 50.0}
+    assert "1 questions have no prediction; the first: a. They score 0." in caplog.text
+    with pytest.raises(ValueError, match="1 questions have no prediction; the first: a"):
+        squad_scores({"b": "dog"}, golds, version_2=True)
+    with pytest.raises(ValueError, match="Question b has no right answers"):
+        squad_scores({"a": "cat", "b": "dog"}, {**golds, "b": []})
+    with pytest.raises(ValueError, match="Unknown version 'squad3'; SquadMetric knows squad and squad_v2"):
+        SquadMetric("squad3")
+    reference = {"id": "a", "answers": {"text": ["cat"], "answer_start": [0]}}
+    with pytest.raises(ValueError, match="1 of 2 references repeat an id"):
+        SquadMetric(keep_in_memory=True).compute(
+            predictions=[{"id": "a", "prediction_text": "cat"}] * 2, references=[reference] * 2
+        )
+    assert word_f1([], []) == 0
