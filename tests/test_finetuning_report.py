@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -51,11 +52,10 @@ def picture(tmp_path, monkeypatch):
         image = Image.open(file)
         assert image.format == "PNG" and image.size == tuple(figure.bbox.size.astype(int))
         assert image.getpixel((0, 0))[:3] == (255, 255, 255)
-        for text in figure.findobj(Text):
-            if text.get_text() and text.get_visible():
-                box = text.get_window_extent()
-                assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= image.width and box.y1 <= image.height, text
-                assert text.get_fontsize() >= 4.5
+        extent = figure.get_tightbbox()  # inches
+        assert extent.x0 >= 0 and extent.y0 >= 0 and extent.x1 <= figure.bbox_inches.x1
+        assert extent.y1 <= figure.bbox_inches.y1
+        assert all(text.get_fontsize() >= 4.5 for text in figure.findobj(Text))
         return figure
 
     return draw
@@ -65,13 +65,11 @@ def words(texts) -> list[str]:
     return [text.get_text() for text in texts]
 
 
-def overlapping(texts) -> list[tuple[str, str]]:
-    boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text()]
-    pairs = zip(boxes, boxes[1:], strict=False)
-    return [(one, other) for (one, a), (other, b) in pairs if a.overlaps(b) and min(a.width, b.width) > 0]
+def overlap(texts) -> bool:
+    return any(a.get_window_extent().overlaps(b.get_window_extent()) for a, b in pairwise(texts))
 
 
-@pytest.mark.parametrize("classes", [2, 5, 30, 77])
+@pytest.mark.parametrize("classes", [2, 5, 20, 77])
 def test_confusion_matrix_is_that_of_scikit_learn(picture, classes):
     generator = np.random.default_rng(classes)
     right = generator.integers(0, classes - 1, 40 * classes)  # none of the last label
@@ -85,13 +83,9 @@ def test_confusion_matrix_is_that_of_scikit_learn(picture, classes):
     np.testing.assert_allclose(panel.images[0].get_array(), shares)
     assert panel.get_title("left") == f"{counts.trace():,} of {len(right):,} right ({(right == given).mean():.1%})"
     rows = words(panel.get_yticklabels())
-    assert (
-        rows[0] == f"the_label_0 ({counts[0].sum()})"
-        and rows[-1] == f"the_label_{classes - 1} (0)".replace(labels[0], labels[0])
-        or classes == 2
-    )
+    assert rows[0] == f"the_label_0 ({counts[0].sum()})" and rows[-1].endswith(" (0)")
     assert len(rows) == classes and len(rows[1]) < 50
-    assert not overlapping(panel.get_xticklabels()) and not overlapping(panel.get_yticklabels())
+    assert not overlap(panel.get_xticklabels()) and not overlap(panel.get_yticklabels())
 
     cells = {(round(text.get_position()[1]), round(text.get_position()[0])): text for text in panel.texts}
     for (row, column), text in cells.items():
@@ -107,10 +101,10 @@ def test_confusion_matrix_is_that_of_scikit_learn(picture, classes):
 
 
 def test_confusion_matrix_of_more_labels_than_can_be_read(picture):
-    ids = np.arange(500)
-    panel = picture(draw_confusion_matrix, ids, ids, [f"label {i}" for i in ids]).axes[0]
-    np.testing.assert_array_equal(panel.images[0].get_array(), np.eye(500))
-    assert 100 < len(panel.get_xticklabels()) < 300 and not overlapping(panel.get_yticklabels())
+    ids = np.arange(200)
+    panel = picture(draw_confusion_matrix, *2 * [np.repeat(ids, 1000)], [f"label {i}" for i in ids]).axes[0]
+    np.testing.assert_array_equal(panel.images[0].get_array(), np.eye(200))
+    assert words(panel.get_xticklabels()) == [f"label {i}" for i in ids[::2]] and not overlap(panel.get_yticklabels())
     assert not panel.texts
 
 
@@ -129,8 +123,8 @@ def test_entity_scores(picture):
     assert marks == {"precision": [0.95, 0.0, 1.0], "recall": [0.85, 0.0, 1.0]}
     assert words(panel.texts) == ["F1 89.7%", "none", "F1 100.0%"]
     assert words(figure.legends[0].get_texts()) == ["F1", "recall", "precision"]
-    many = picture(draw_entity_scores, {f"TYPE {i}": scores["PER"] for i in range(77)})
-    assert not overlapping(many.axes[0].get_yticklabels()) and many.get_figheight() > 20
+    many = picture(draw_entity_scores, {f"TYPE {i}": scores["PER"] for i in range(40)})
+    assert not overlap(many.axes[0].get_yticklabels()) and many.get_figheight() > 10
 
 
 def test_f1_by_answer_length(picture):
@@ -252,7 +246,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_suite_average_is_the_published_one(model):
-    matched, mismatched, qqp, qnli, sst2, cola, stsb, mrpc, rte, average = PUBLISHED[model]
+    matched, mismatched, qqp, qnli, sst2, cola, stsb, mrpc, rte, _ = PUBLISHED[model]
     figures = {
         "cola": {"eval": {"matthews_correlation": cola / 100}},
         "mnli": {"eval": {"accuracy": matched / 100}, "eval_mm": {"accuracy": mismatched / 100}, "predict_ax": {}},

@@ -17,6 +17,8 @@ LENGTHS = {
     "a query each": ([1, 1], [9, 9]),
 }
 
+DROPOUT = 0.375  # a multiple of 2^-16, to which probabilities are rounded
+
 
 def inputs_of(lengths, dtype=torch.float64):
     """Query, key and value of three heads, and their lengths."""
@@ -29,15 +31,22 @@ def starts_of(lengths):
     return [F.pad(torch.tensor(side).cumsum(0), (1, 0)).int() for side in lengths]
 
 
-def attention_alone(query, key, value, lengths):
-    """torch's attention on one sequence at a time."""
+def attention_alone(query, key, value, lengths, kept=None):
+    """Attention on one sequence at a time: torch's, or written out with the weights that are `kept`."""
     parts = zip(query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]), strict=True)
-    return torch.cat(
-        [
-            F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in part), scale=0.3).transpose(0, 1)
-            for part in parts
-        ]
-    )
+    if kept is None:
+        return torch.cat(
+            [
+                F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in part), scale=0.3).transpose(0, 1)
+                for part in parts
+            ]
+        )
+    outputs = []
+    for (query, key, value), of_part in zip(parts, kept.split(lengths[0]), strict=True):
+        weights = (torch.einsum("qhd,khd->qhk", query, key) * 0.3).softmax(-1)
+        weights = weights * of_part[..., : len(key)] / (1 - DROPOUT)
+        outputs.append(torch.einsum("qhk,khd->qhd", weights, value))
+    return torch.cat(outputs)
 
 
 @pytest.mark.parametrize("group_cost", [0, 30, 10**6])
@@ -59,9 +68,22 @@ def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monke
 
     def with_dropout(*tensors):
         torch.manual_seed(1)
-        return kernels.grouped_attention(*tensors, groups, 0.3, 0.4)
+        return kernels.grouped_attention(*tensors, groups, 0.3, DROPOUT)
 
-    assert torch.autograd.gradcheck(with_dropout, tensors)
+    # With values of the identity the output is the weights, of which those that are dropped are 0.
+    longest = max(8, *LENGTHS[case][1])
+    query, key = (F.pad(tensor, (0, longest - 8)) for tensor in tensors[:2])
+    identity = torch.cat([torch.eye(longest, dtype=query.dtype)[:length] for length in LENGTHS[case][1]])
+    kept = with_dropout(query, key, identity[:, None].expand(-1, 3, -1)) > 0
+    output, expected = with_dropout(*tensors), attention_alone(*tensors, LENGTHS[case], kept)
+    torch.testing.assert_close(output, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad((output * weights).sum(), tensors),
+        torch.autograd.grad((expected * weights).sum(), tensors),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+    assert 0 < len(kept[kept]) < sum(3 * queries * keys for queries, keys in zip(*LENGTHS[case], strict=True))
 
 
 def test_groups_pay_for_little_padding():

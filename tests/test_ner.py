@@ -499,7 +499,12 @@ def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys
 
 def test_the_best_model_by_a_type(workshop, tmp_path):
     changes = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    changes |= {"metric_for_best_model": "LOC_f1", "return_entity_level_metrics": True, "num_train_epochs": 2}
+    changes |= {
+        "metric_for_best_model": "LOC_f1",
+        "return_entity_level_metrics": True,
+        "num_train_epochs": 2,
+        "max_train_samples": 64,
+    }
     ner.main(arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["best_metric"] == max(line["eval_LOC_f1"] for line in state["log_history"] if "eval_LOC_f1" in line)

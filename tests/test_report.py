@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from matplotlib.figure import Figure
 from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -37,7 +38,11 @@ BLUE, ORANGE = (0x2B, 0x6C, 0xB0), (0xD9, 0x48, 0x0F)  # of training and validat
 
 
 @pytest.mark.parametrize("lines", [1, 3000])
-def test_training_alone_and_with_validation(tmp_path, lines):
+def test_training_alone_and_with_validation(tmp_path, monkeypatch, lines):
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **kw: (figures.append(figure), save(figure, *args, **kw))
+    )
     log, picture = tmp_path / "metrics.jsonl", tmp_path / "training.png"
     training = [log_line(number, next_sentences=False) for number in range(1, lines + 1)]
     whole = "".join(json.dumps(line) + "\n" for line in training)
@@ -53,6 +58,14 @@ def test_training_alone_and_with_validation(tmp_path, lines):
     draw_training(log, picture, {"mlm_loss": 6.5, "mlm_accuracy": 0.05, "nsp_accuracy": 0.5})
     assert pixels(picture, BLUE) > 1.5 * blue and pixels(picture, ORANGE) > 50
     assert Image.open(picture).width > 1.5 * width
+    panels = figures[-1].axes
+    assert [panel.get_ylabel() for panel in panels] == [
+        name for name in ("loss (nats)", "accuracy", "learning rate") for _ in range(2)
+    ]
+    named = [{text.get_text() for text in panel.get_legend().get_texts()} for panel in panels[:4]]
+    assert all(any(text.startswith("validation, last") for text in texts) for texts in named)
+    baselines = [[text for text in texts if "without context" in text] for texts in named]
+    assert baselines == [["without context 6.500"], [], ["without context 5.0%"], ["without context 50.0%"]]
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):

@@ -87,7 +87,8 @@ def main(argv: list[str]) -> None:
             baseline = ("always no answer", always_no_answer(splits[split]))
         return EvaluationSet(NAMES[split], windows[split].features, judge, len(splits[split]), baseline)
 
-    dataset_name = data_args.dataset_name or next(iter(data_args.files.values()))[0].name.partition(".json")[0]
+    stems = [file.name.partition(".json")[0] for files in data_args.files.values() for file in files]
+    dataset_name = data_args.dataset_name or ", ".join(stems)
     is_on_hub = not data_args.files and not Path(dataset_name).exists()
     task = Task(
         name=ON_THE_HUB.get(dataset_name.removeprefix("rajpurkar/"), dataset_name),

@@ -363,7 +363,7 @@ def sweep_table(settings_columns: Sequence[str], rows: Sequence[Mapping[str, Any
     )
 
 
-def suite_table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+def suite_table(figures: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
     """A Markdown table of the GLUE tasks in one row, in percent, with their average as the BERT paper computes it.
 
     Devlin et al. (2018), table 1: F1 for QQP and MRPC, Spearman correlation for STS-B, accuracy for the others but
@@ -373,21 +373,22 @@ def suite_table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str
         figures: task -> evaluation set -> figure -> share of 1, the tasks by the names of `snugbert glue`. What is
             missing is said below the table.
     """
-    scores = {}
-    for column, (task_name, set_name, figure) in SUITE.items():
-        if (value := figures.get(task_name, {}).get(set_name, {}).get(figure)) is not None:
-            scores[column] = 100 * value
-    of_average = [column for column in SUITE if column != "WNLI"]
-    missing = [column for column in of_average if column not in scores]
-    values = [scores[column] for column in of_average if column in scores]
-    average = f"{np.mean(values):.1f}" if values else "-"
-    cells = {column: f"{scores[column]:.1f}" if column in scores else "-" for column in of_average}
-    cells["average"] = average
+    scores = {
+        column: 100 * value
+        for column, (task_name, set_name, figure) in SUITE.items()
+        if (value := figures.get(task_name, {}).get(set_name, {}).get(figure)) is not None
+    }
+    counting = [column for column in SUITE if column != "WNLI"]
+    missing = [column for column in counting if column not in scores]
+    values = [scores[column] for column in counting if column in scores]
+    cells = {column: f"{scores[column]:.1f}" if column in scores else "-" for column in counting}
+    cells["average"] = f"{np.mean(values):.1f}" if values else "-"
     if "WNLI" in scores:
         cells["WNLI"] = f"{scores['WNLI']:.1f}"
     without = f", here without {', '.join(missing)}" if missing else ""
     return (
-        f"{table(cells, [cells.values()])}\n\nPercent, on the validation examples: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
+        f"{table(cells, [cells.values()])}\n\n"
+        "Percent, on the validation examples: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
         "correlation for CoLA, accuracy for the others. The average is that of Devlin et al. (2018), table 1: MNLI "
         f"counts twice, WNLI does not count{without}."
     )

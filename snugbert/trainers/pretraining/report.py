@@ -68,8 +68,8 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
             form, baseline = FORMS[measure], (baselines or {}).get(name)
             draw_curves(panels[row, column], _curve(lines, name, unit), _curve(lines, f"eval_{name}", unit), form)
             if baseline is not None:
-                label = f"without context {baseline:{form}}"
-                panels[row, column].axhline(baseline, color=GREY, linestyle=":", label=label)
+                known = f"without context {baseline:{form}}"
+                panels[row, column].axhline(baseline, color=GREY, linestyle=":", label=known)
             panels[row, column].legend(frameon=False)
             panels[row, column].set_ylabel(label)
             if measure == "accuracy":
