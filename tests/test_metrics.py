@@ -54,7 +54,7 @@ def test_three_classes_of_the_diagnostic_set():
 def test_any_number_of_labels():
     references = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 0]])
     predictions = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 1]])
-    # Of the labels: 2 of 2 right; 1 found of 2; none found of 1, and 1 that is none. In all 3 found, 2 missed, 1 wrong.
+    # Of the labels: 2 of 2 right; 1 found of 2; none found of 1, and 1 that is none. All: 3 found, 2 missed, 1 wrong.
     f1 = [1, 2 / 3, 0]
     assert compute("multi_label", predictions, references) == pytest.approx(
         {"micro_f1": 6 / 9, "macro_f1": sum(f1) / 3, "subset_accuracy": 2 / 4}

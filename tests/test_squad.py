@@ -545,7 +545,10 @@ def test_bad_files(content, message, workshop, tmp_path):
         ({"on_bad_answer": "ignore"}, "invalid choice: 'ignore'"),
         ({"max_answer_length": 0}, "--max_answer_length must be at least 1, not 0"),
         ({"max_seq_length": 10}, r"beside a question of 1 tokens, a window of 10 .* has room for 6 of the context"),
-        ({"metric_for_best_model": "accuracy"}, "there is no metric 'accuracy'; those of train, dev are exact_match, f1"),
+        (
+            {"metric_for_best_model": "accuracy"},
+            "there is no metric 'accuracy'; those of train, dev are exact_match, f1",
+        ),
         ({"class_weights": "balanced"}, "--class_weights: train, dev has no classes"),
     ],
 )

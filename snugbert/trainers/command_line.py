@@ -193,7 +193,7 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
 
 
 def _files_of_a_run(output_dir: Path) -> list[Path]:
-    patterns = ("checkpoint-*", "*_results.json", "trainer_state.json", "config.json")
+    patterns = ("checkpoint-*", "*_results.json", "results.json", "results.md", "trainer_state.json", "config.json")
     return [path for pattern in patterns for path in output_dir.glob(pattern)]
 
 

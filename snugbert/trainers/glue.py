@@ -41,7 +41,7 @@ from snugbert.trainers.glue_data import (
     missing_files,
 )
 from snugbert.trainers.metrics import GlueMetric
-from snugbert.trainers.models import load_config, load_model, load_tokenizer
+from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
 
 logger = logging.getLogger(__name__)
 
@@ -112,14 +112,6 @@ def choose_problem(splits: dict[str, Split], labels: list[str] | None, before: s
         raise InputError(f"{told[True]} has lists of labels and {told[False]} one label for each example.")
     multi_label = True in told if told else before == "multi_label_classification"
     return "multi_label_classification" if multi_label else "single_label_classification"
-
-
-def longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
-    """`max_seq_length`, or what the model can take if that is less, in tokens."""
-    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", max_seq_length))
-    if max_seq_length > limit:
-        logger.warning("--max_seq_length %d is more than the model takes; examples end at %d", max_seq_length, limit)
-    return min(max_seq_length, limit)
 
 
 # --- features ---------------------------------------------------------------------------------------------------

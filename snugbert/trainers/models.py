@@ -1,5 +1,6 @@
 """Which model and which tokenizer a command works on: the arguments that name them, and opening what they name."""
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.trainers.command_line import InputError
+
+logger = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -157,6 +160,14 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
     if missing:
         raise InputError(f"the tokenizer of {name} has no {', '.join(missing)}; BERT needs all of them.")
     return tokenizer
+
+
+def longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
+    """`max_seq_length`, or what the model can take if that is less, in tokens."""
+    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", max_seq_length))
+    if max_seq_length > limit:
+        logger.warning("--max_seq_length %d is more than the model takes; examples end at %d", max_seq_length, limit)
+    return min(max_seq_length, limit)
 
 
 def load_model(

@@ -19,7 +19,6 @@ from datasets import Dataset
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -30,7 +29,7 @@ from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task
 from snugbert.trainers.metrics import NerMetric
-from snugbert.trainers.models import load_config, load_model, load_tokenizer
+from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
 from snugbert.trainers.ner_data import (
     DataArguments,
     Split,
@@ -282,14 +281,6 @@ def _draw_confusion(split: Split, tags: Tags, file: Path) -> None:
 
 
 # --- command ----------------------------------------------------------------------------------------------------
-
-
-def longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
-    """`max_seq_length`, or what the model can take if that is less, in tokens."""
-    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", max_seq_length))
-    if max_seq_length > limit:
-        logger.warning("--max_seq_length %d is more than the model takes; windows end at %d", max_seq_length, limit)
-    return min(max_seq_length, limit)
 
 
 def main(argv: list[str]) -> None:

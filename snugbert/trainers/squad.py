@@ -17,9 +17,7 @@ import numpy as np
 from transformers import (
     AutoModelForQuestionAnswering,
     DataCollatorWithPadding,
-    PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from snugbert.trainers.command_line import parse_arguments, set_up
@@ -27,7 +25,7 @@ from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task
 from snugbert.trainers.metrics.squad import squad_figures, squad_scores, squad_v2_figures, threshold_curve
-from snugbert.trainers.models import load_config, load_model, load_tokenizer
+from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
 from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
 from snugbert.trainers.squad_data import DataArguments, Question, load_questions
 from snugbert.trainers.squad_windows import Windows, windows_of
@@ -105,14 +103,6 @@ def main(argv: list[str]) -> None:
         dataset=(dataset_name, dataset_name if is_on_hub else None),
     )
     sweep.run(task, model_args, training_args)
-
-
-def longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
-    """`max_seq_length`, or what the model can take if that is less, in tokens."""
-    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", max_seq_length))
-    if max_seq_length > limit:
-        logger.warning("--max_seq_length %d is more than the model takes; windows end at %d", max_seq_length, limit)
-    return min(max_seq_length, limit)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------

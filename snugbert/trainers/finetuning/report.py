@@ -106,6 +106,13 @@ Baselines = Mapping[str, tuple[str, Mapping[str, float]]]
 # --- pictures ---------------------------------------------------------------------------------------------------
 
 
+def remove_pictures(output_dir: Path) -> None:
+    """Removes those of an earlier run, which the next model card would show as its own."""
+    for picture in PICTURES:
+        for file in output_dir.glob(f"*{picture}"):
+            file.unlink()
+
+
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
     """Draws how often each label was predicted for each label.
 

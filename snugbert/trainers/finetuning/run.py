@@ -144,6 +144,8 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
     if task.train_features is not None:
         if checkpoint is None:
             clear_output_dir(args)
+            if args.should_save:
+                report.remove_pictures(Path(str(args.output_dir)))
         training = train(trainer, checkpoint)
     figures = {evaluation_set.name: evaluate(trainer, evaluation_set) for evaluation_set in task.evaluation_sets}
     if trainer.is_world_process_zero():
@@ -310,7 +312,7 @@ def write_card(
     """
     report.write_model_card(
         output_dir,
-        name=str(args.hub_model_id or output_dir.resolve().name).rpartition("/")[2],
+        name=args.hub_model_id or output_dir.resolve().name,
         task=task.name,
         pipeline_tag=task.pipeline_tag,
         dataset=task.dataset,
