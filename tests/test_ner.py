@@ -34,7 +34,7 @@ from snugbert.trainers.ner_data import (
 PARTS = ("train", "validation", "test")
 FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
 # Tjong Kim Sang and De Meulder (2003), tables 1 and 2: articles, sentences, tokens, LOC, MISC, ORG, PER. They count
-# the -DOCSTART- lines among sentences (14,987) and tokens (204,567 = 203,621 + 946).
+# the -DOCSTART- lines among the sentences.
 PUBLISHED = {
     "train": (946, 14987, 203621, 7140, 3438, 6321, 6600),
     "validation": (216, 3466, 51362, 1837, 922, 1341, 1842),

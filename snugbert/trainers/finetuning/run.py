@@ -147,7 +147,7 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
             if args.should_save:
                 report.remove_pictures(Path(str(args.output_dir)))
         training = train(trainer, checkpoint)
-    figures = {evaluation_set.name: evaluate(trainer, evaluation_set) for evaluation_set in task.evaluation_sets}
+    figures = {s.name: evaluate(trainer, s, task.metrics) for s in task.evaluation_sets}
     if trainer.is_world_process_zero():
         write_report(task, model_args, trainer, training, figures)
     if args.push_to_hub:
@@ -228,8 +228,8 @@ def train(trainer: FineTuningTrainer, checkpoint: str | None) -> dict[str, float
     return metrics
 
 
-def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet) -> dict[str, float]:
-    """Predicts, writes what there is to write, prints and saves the figures beside the baseline's."""
+def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet, printed: tuple[str, ...]) -> dict[str, float]:
+    """Predicts, writes what there is to write, saves the figures beside the baseline's, and prints some of them."""
     name = evaluation_set.name
     folder = Path(str(trainer.args.output_dir)) if trainer.is_world_process_zero() else None
     figures: dict[str, float] = {}
@@ -253,7 +253,8 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet) -> dict[
         trainer.save_metrics(name, metrics)
         worth = f"; {description}: {_in_words(baseline)}" if baseline else ""
         if folder is not None:
-            print(f"{name}: {_in_words(figures)} on {evaluation_set.num_examples} examples{worth}", flush=True)
+            shown = {metric: value for metric, value in figures.items() if metric in printed} or figures
+            print(f"{name}: {_in_words(shown)} on {evaluation_set.num_examples} examples{worth}", flush=True)
     return figures
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from accelerate import PartialState
 from datasets import Dataset
 from huggingface_hub import HfApi
 
@@ -89,6 +90,7 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
         if not (folder / DONE).exists():
             logger.info("run %d of %d: %s, seed %d", number, len(jobs), setting.name, seed)
             fine_tune(task, model_args, _arguments_of(args, setting, seed, folder))
+            PartialState().wait_for_everyone()  # one process writes the results, all read them
         runs.append(Run(setting, seed, folder, json.loads((folder / DONE).read_text(encoding="utf-8"))))
         if args.should_save:
             _keep_best_weights(output_dir, _best(runs, task, args))
