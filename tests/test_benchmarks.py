@@ -214,6 +214,7 @@ def test_memory_is_a_process_its_own(tmp_path):
     assert held() - with_array < 0.1 * len(filled)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_both_sides_of_a_pretraining_run_learn_the_same(data_dir, minilm, tmp_path, capsys):
     from pretraining_run import main
 

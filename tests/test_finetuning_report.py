@@ -29,6 +29,8 @@ from snugbert.trainers.finetuning.report import (
     write_results,
 )
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 # --- pictures ---------------------------------------------------------------------------------------------------
 
 

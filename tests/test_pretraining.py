@@ -139,6 +139,7 @@ def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
     assert "masked token loss" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_run_leaves_curves_log_and_card(small_run, tmp_path):
     run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -16,6 +16,8 @@ from snugbert.trainers.packed_batches import pack
 from snugbert.trainers.pretraining.report import draw_training, write_model_card
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 SETTINGS = {"parameters": 5_515_010, "learning rate": 1e-3, "phases": "128:90%,512:10%"}
 DATA = {"files": "books/train-*.txt.gz | more_*", "word pieces": 12_041_234}
 

@@ -407,6 +407,7 @@ def test_a_run_learns_and_writes_everything(run):
     assert "question-answering" in card and "f1_by_answer_length.png" in card
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_best_threshold_is_what_a_run_with_it_scores(workshop, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     files = {
