@@ -7,8 +7,7 @@ Tasks: SST-2 and MRPC (sentence and pair classification), CoNLL-2003 (tags of to
 under autocast; the update, which is the same work for both, only with `--optimizer`. What is measured and how:
 `side_by_side.py`.
 
-The CoNLL file is JSON lines with `tokens` and `ner_tags` (names), the SQuAD file JSON lines with `question`, `context`
-and `answers` (`text` and `answer_start` lists, empty where there is none); both also as .gz.
+The files are what `snugbert ner` and `snugbert squad` read.
 """
 
 import argparse
@@ -23,12 +22,12 @@ import transformers
 from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, report
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers import ner, ner_data, squad_windows
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import read_rows
 from snugbert.trainers.glue import features_of
 from snugbert.trainers.glue_data import DataArguments, choose_labels, load_splits
 from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.squad_data import check_answers, read_questions
 
 HEADS = {
     "sst2": "SequenceClassification",
@@ -37,8 +36,6 @@ HEADS = {
     "squad": "QuestionAnswering",
 }
 MAX_LENGTH = 128  # tokens of GLUE and CoNLL examples (Devlin et al., 2018, run_classifier.py)
-# Tokens of a window of question and paragraph, and of the overlap of two windows; run_squad.py of that release.
-WINDOW, OVERLAP = 384, 128
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -92,17 +89,19 @@ def features_of_task(
 ) -> tuple[list[dict[str, Any]], int]:
     """So many random training examples as the model is given them, and how many labels there are."""
     num_labels = 2
-    if HEADS[task] == "SequenceClassification":
-        features = glue_features(task, args.glue_dir, "train", tokenizer, number, args.seed)
+    if task == "conll2003":
+        split = ner_data.load_splits(ner_data.DataArguments(train_file=args.conll_file), ("train",))
+        labels = ner_data.choose_labels(split, [])
+        windows, num_labels = ner.windows_of(split["train"], labels, tokenizer, MAX_LENGTH), len(labels)
+        features = windows.features.to_list()
+    elif task == "squad":
+        file = args.squad_file
+        questions = read_questions(Path(file), file)
+        questions = check_answers(questions, file, training=True, version_2=True, skip=False)
+        features = squad_windows.windows_of(questions, tokenizer, training=True).features.to_list()
     else:
-        rows = [row for _, row in read_rows(Path(args.conll_file if task == "conll2003" else args.squad_file))]
-        random.Random(args.seed).shuffle(rows)
-        if task == "conll2003":
-            tags = sorted({tag for row in rows for tag in row["ner_tags"]})
-            features, num_labels = conll_features(rows[:number], tags, tokenizer), len(tags)
-        else:
-            features = squad_features(rows[:number], tokenizer)
-            random.Random(args.seed).shuffle(features)  # a paragraph's windows should not all be in one batch
+        features = glue_features(task, args.glue_dir, "train", tokenizer, number, args.seed)
+    random.Random(args.seed).shuffle(features)  # a paragraph's windows should not all be in one batch
     if len(features) < number:
         raise InputError(
             f"{task}: {number} examples are needed, and there are {len(features)}; measure fewer --pairs."
@@ -121,62 +120,6 @@ def glue_features(
         examples = examples._replace(data=examples.data.shuffle(seed=seed))
     datasets.disable_progress_bars()
     return features_of(examples, labels, tokenizer, MAX_LENGTH, False, number).to_list()
-
-
-def conll_features(
-    rows: list[dict[str, Any]], tags: list[str], tokenizer: PreTrainedTokenizerBase
-) -> list[dict[str, Any]]:
-    """Tagged sentences: a word's first piece has its tag, its other pieces and the special tokens have none."""
-    features = []
-    for row in rows:
-        encoded = tokenizer(row["tokens"], is_split_into_words=True, truncation=True, max_length=MAX_LENGTH)
-        words = encoded.word_ids()
-        encoded["labels"] = [
-            IGNORE_INDEX if word is None or word == before else tags.index(row["ner_tags"][word])
-            for before, word in zip([None, *words], words, strict=False)
-        ]
-        features.append(dict(encoded))
-    return features
-
-
-def squad_features(rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Windows of question and paragraph, and the answer's first and last token; 0, [CLS], where it is not within."""
-    features = []
-    for row in rows:
-        encoded = tokenizer(
-            row["question"].strip(),
-            row["context"],
-            truncation="only_second",
-            max_length=WINDOW,
-            stride=OVERLAP,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
-        starts, texts = row["answers"]["answer_start"], row["answers"]["text"]
-        answer = (starts[0], starts[0] + len(texts[0])) if starts else None
-        for window in range(len(encoded["input_ids"])):
-            in_context = [segment == 1 for segment in encoded.sequence_ids(window)]
-            start, end = answer_tokens(answer, encoded["offset_mapping"][window], in_context)
-            inputs = {name: encoded[name][window] for name in tokenizer.model_input_names}
-            features.append({**inputs, "start_positions": start, "end_positions": end})
-    return features
-
-
-def answer_tokens(
-    answer: tuple[int, int] | None, offsets: list[tuple[int, int]], in_context: list[bool]
-) -> tuple[int, int]:
-    """First and last token of the characters `answer`, (0, 0) if they are not all within the window.
-
-    Args:
-        answer: start and end in the paragraph; None: there is no answer.
-        offsets: start and end of every token of the window, in its own text.
-        in_context: whether a token is one of the paragraph.
-    """
-    context = [token for token, inside in enumerate(in_context) if inside]
-    if answer is None or not context or answer[0] < offsets[context[0]][0] or answer[1] > offsets[context[-1]][1]:
-        return 0, 0
-    touched = [token for token in context if offsets[token][0] < answer[1] and offsets[token][1] > answer[0]]
-    return (touched[0], touched[-1]) if touched else (0, 0)
 
 
 def collate(

@@ -76,23 +76,6 @@ def test_finetuning_and_inference(data_dir, minilm, tmp_path, capsys):
     assert "6 examples" in row["work"]
 
 
-def test_answers_are_found_and_tagged_words_keep_their_tags(data_dir, minilm):
-    from finetuning import conll_features, squad_features
-
-    tokenizer = SnugBertTokenizer.from_pretrained(minilm)
-    context = f"{'word ' * 500}The answer is forty-two, they say."
-    answers = {"text": ["forty-two"], "answer_start": [context.index("forty-two")]}
-    first, last = squad_features([{"question": "What?", "context": context, "answers": answers}], tokenizer)
-    assert (first["start_positions"], first["end_positions"]) == (0, 0)
-    assert len(first["input_ids"]) == 384
-    start, end = last["start_positions"], last["end_positions"]
-    assert tokenizer.decode(last["input_ids"][start : end + 1]) == "forty - two"
-    row = {"tokens": ["Unaffable", "Smith", "left"], "ner_tags": ["O", "B-PER", "O"]}
-    (tagged,) = conll_features([row], ["B-PER", "O"], tokenizer)
-    assert [label for label in tagged["labels"] if label != -100] == [1, 0, 1]
-    assert len(tagged["labels"]) > 5 and tagged["labels"][1] == 1
-
-
 def test_flops_are_those_of_torch_and_of_a_count_by_hand():
     from side_by_side import needed_flops
 

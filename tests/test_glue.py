@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from snugbert import SnugBertConfig, SnugBertForSequenceClassification, SnugBertTokenizer, cli
-from snugbert.trainers import glue, glue_data
+from snugbert.trainers import files, glue
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
@@ -193,7 +193,7 @@ def test_glue_on_the_hub(monkeypatch):
         "mnli": DatasetDict({"train": rows(0), **{part: rows(*[-1 if "test" in part else 1] * 2) for part in parts}}),
         "ax": DatasetDict({"test": rows(-1, -1, -1)}),
     }
-    monkeypatch.setattr(glue_data, "load_dataset", lambda name, config_name, **_: hub[config_name])
+    monkeypatch.setattr(files, "load_dataset", lambda name, config_name, **_: hub[config_name])
     splits = load_splits(DataArguments(task_name="MNLI"), ("train", "validation", "test"))
     sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
     assert {name: len(split.data) for name, split in splits.items()} == {"train": 1, **sizes}

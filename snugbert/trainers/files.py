@@ -1,18 +1,38 @@
-"""Lines of text files, rows of TSV, CSV and JSON files and of data sets; what is wrong is said with line or row."""
+"""Data sets; lines of text files; rows of TSV, CSV and JSON files and of data sets. Errors name line or row."""
 
 import csv
 import gzip
 import io
 import json
+import logging
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow
-from datasets import ClassLabel, Dataset
+from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 
 from snugbert.trainers.command_line import InputError
+
+logger = logging.getLogger(__name__)
+
+
+def load_data_set(name: str, config_name: str | None, **download: Any) -> DatasetDict:
+    """The splits of a data set of the Hub, or of a folder that the datasets library reads.
+
+    Args:
+        name: of the data set, or the folder.
+        config_name: of its configuration; None: the only one.
+        download: goes to `datasets.load_dataset`.
+
+    Raises:
+        InputError: it cannot be loaded.
+    """
+    try:
+        return load_dataset(name, config_name, **download)
+    except (OSError, ValueError) as error:
+        raise InputError(f"the data set {name} cannot be loaded: {error}") from error
 
 
 def lines_of(file: Path) -> Iterator[str]:
@@ -46,7 +66,9 @@ def _open(file: Path) -> IO[bytes]:
     return file.open("rb")
 
 
-def read_rows(source: Path | Dataset, unnamed: tuple[str, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(
+    source: Path | Dataset, unnamed: tuple[str, ...] = (), torn_rows: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a data set, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst, one after the other.
 
     TSV is that of GLUE: a tab ends a column and a quote is a quote. JSON is an object a line, or one list of objects.
@@ -55,6 +77,7 @@ def read_rows(source: Path | Dataset, unnamed: tuple[str, ...] = ()) -> Iterator
         source: the data set, or a file that exists.
         unnamed: the columns of a table that has no header. A table has one if its first row holds the last of these
             names, or if none are given.
+        torn_rows: pass over rows of a table with too few or too many columns, and say how many they were.
 
     Yields:
         The row's number, counted from 1, header and empty lines included, and its values by column. A TSV or CSV value
@@ -69,9 +92,9 @@ def read_rows(source: Path | Dataset, unnamed: tuple[str, ...] = ()) -> Iterator
     file = source
     kind = file.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
     if kind == "tsv":
-        return _named(file, _tsv_rows(file), unnamed)
+        return _named(file, _tsv_rows(file), unnamed, torn_rows)
     if kind == "csv":
-        return _named(file, _csv_rows(file), unnamed)
+        return _named(file, _csv_rows(file), unnamed, torn_rows)
     if kind in ("json", "jsonl"):
         return json_rows(file)
     raise InputError(f"{file}: must be a .tsv, .csv, .json or .jsonl file, or one of these with .gz or .zst.")
@@ -88,17 +111,23 @@ def _dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _named(
-    file: Path, table: Iterable[tuple[int, list[str]]], unnamed: tuple[str, ...]
+    file: Path, table: Iterable[tuple[int, list[str]]], unnamed: tuple[str, ...], torn_rows: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     header: list[str] = []
+    torn = []
     for row, cells in table:
         if not header and (not unnamed or unnamed[-1] in cells):
             header = cells
             continue
         header = header or list(unnamed)
-        if len(cells) != len(header):
+        if len(cells) == len(header):
+            yield row, dict(zip(header, cells, strict=True))
+        elif torn_rows:
+            torn.append(row)
+        else:
             raise InputError(f"{file}, row {row}: {len(cells)} columns instead of {len(header)}.")
-        yield row, dict(zip(header, cells, strict=True))
+    if torn:
+        logger.warning("%s: passed over %d rows with missing columns, the first is row %d", file, len(torn), torn[0])
 
 
 def _tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
+from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import lines_of, read_rows
+from snugbert.trainers.files import load_data_set, read_rows
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ TASKS = {
         ("not_duplicate", "duplicate"),
         main_metric="f1",
         renamed={"is_duplicate": "label"},
-        torn_rows=True,
+        torn_rows=True,  # of questions with a line break within
         in_digits=True,
     ),
     "rte": Task("RTE", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
@@ -293,23 +293,16 @@ def _find_files(data_args: DataArguments) -> dict[str, Path]:
 
 def _find_dataset(data_args: DataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Dataset]:
     if data_args.dataset_name is not None:
-        splits = _load(data_args.dataset_name, data_args.dataset_config_name, **download)
+        splits = load_data_set(data_args.dataset_name, data_args.dataset_config_name, **download)
     elif data_args.task is not None:
-        splits = _load(GLUE_ON_THE_HUB, data_args.task_name, **download)
+        splits = load_data_set(GLUE_ON_THE_HUB, data_args.task_name, **download)
     else:
         raise InputError("there are no data; give --train_file, or --task_name with --data_dir, or --dataset_name.")
     sets = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
     found = {name: splits[n] for name in sets for n in (f"{name}_matched", name) if n in splits}
     if data_args.dataset_name is None and data_args.task_name == "mnli" and "test" in (wanted or ()):
-        found["diagnostic"] = _load(GLUE_ON_THE_HUB, "ax", **download)["test"]
+        found["diagnostic"] = load_data_set(GLUE_ON_THE_HUB, "ax", **download)["test"]
     return found
-
-
-def _load(name: str, config_name: str | None, **download: Any) -> DatasetDict:
-    try:
-        return load_dataset(name, config_name, **download)
-    except (OSError, ValueError) as error:
-        raise InputError(f"the data set {name} cannot be loaded: {error}") from error
 
 
 def _class_names(dataset: Dataset, column: str) -> tuple[str, ...]:
@@ -319,24 +312,7 @@ def _class_names(dataset: Dataset, column: str) -> tuple[str, ...]:
 
 
 def _rows(source: Path | Dataset, task: Task | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    if isinstance(source, Path) and task is not None and task.torn_rows and ".tsv" in source.suffixes:
-        return _whole_rows(source)
-    return read_rows(source, task.unnamed if task else ())
-
-
-def _whole_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    # A few questions of QQP's train.tsv have a line break within. The datasets library passes their halves over, too.
-    header: list[str] = []
-    torn = []
-    for row, line in enumerate(lines_of(file), start=1):
-        cells = line.rstrip("\r\n").split("\t")
-        header = header or cells
-        if len(cells) != len(header):
-            torn.append(row)
-        elif row > 1:
-            yield row, dict(zip(header, cells, strict=True))
-    if torn:
-        logger.warning("%s: passed over %d rows with missing columns, the first is row %d", file, len(torn), torn[0])
+    return read_rows(source) if task is None else read_rows(source, task.unnamed, task.torn_rows)
 
 
 def make_layout(data_args: DataArguments, values: dict[str, Any], labels: tuple[str, ...], source: str) -> Layout:

@@ -293,6 +293,17 @@ def main(argv: list[str]) -> None:
         (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "snugbert ner", __doc__ or ""
     )
     set_up(training_args)
+    sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
+
+
+def make_task(
+    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
+) -> Task:
+    """The task of the data that the arguments name.
+
+    Raises:
+        InputError: something that the user gave cannot be used.
+    """
     splits = load_splits(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
@@ -327,7 +338,7 @@ def main(argv: list[str]) -> None:
 
     types = sorted({label[2:] for label in labels} - {""}) if data_args.return_entity_level_metrics else []
     dataset_name = data_args.dataset_name or next(iter(data_args.files.values())).name.partition(".")[0]
-    task = Task(
+    return Task(
         name=dataset_name,
         make_model=make_model,
         tokenizer=tokenizer,
@@ -344,4 +355,3 @@ def main(argv: list[str]) -> None:
         labels=labels,
         dataset=(dataset_name, None if data_args.files or Path(dataset_name).exists() else dataset_name),
     )
-    sweep.run(task, model_args, training_args)

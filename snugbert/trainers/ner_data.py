@@ -12,11 +12,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from datasets import ClassLabel, Dataset, List, load_dataset
+from datasets import ClassLabel, Dataset, List
 from seqeval.metrics.sequence_labeling import get_entities
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import lines_of, read_rows
+from snugbert.trainers.files import lines_of, load_data_set, read_rows
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class DataArguments:
         default=False, metadata={"help": "Train on all pieces of a word, B- on the first and I- on the others."}
     )
     return_entity_level_metrics: bool = field(
-        default=False, metadata={"help": "Accepted; every type of entity is always scored."}
+        default=False, metadata={"help": "Show the figures of each type during training and on the last line, too."}
     )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many sentences."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Score the first so many sentences."})
@@ -179,11 +179,7 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
 
 
 def _splits_of_dataset(data_args: DataArguments, **download: Any) -> dict[str, Path | Dataset]:
-    name = str(data_args.dataset_name)
-    try:
-        splits = load_dataset(name, data_args.dataset_config_name, **download)
-    except (OSError, ValueError) as error:
-        raise InputError(f"the data set {name} cannot be loaded: {error}") from error
+    splits = load_data_set(str(data_args.dataset_name), data_args.dataset_config_name, **download)
     return {split: splits[split] for split in SPLITS if split in splits}
 
 

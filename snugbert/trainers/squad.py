@@ -53,6 +53,17 @@ def main(argv: list[str]) -> None:
         (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "snugbert squad", __doc__ or ""
     )
     set_up(training_args)
+    sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
+
+
+def make_task(
+    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
+) -> Task:
+    """The task of the data that the arguments name.
+
+    Raises:
+        InputError: something that the user gave cannot be used.
+    """
     splits = load_questions(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
@@ -88,7 +99,7 @@ def main(argv: list[str]) -> None:
     stems = [file.name.partition(".json")[0] for files in data_args.files.values() for file in files]
     dataset_name = data_args.dataset_name or ", ".join(stems)
     is_on_hub = not data_args.files and not Path(dataset_name).exists()
-    task = Task(
+    return Task(
         name=ON_THE_HUB.get(dataset_name.removeprefix("rajpurkar/"), dataset_name),
         make_model=make_model,
         tokenizer=tokenizer,
@@ -102,7 +113,6 @@ def main(argv: list[str]) -> None:
         ),
         dataset=(dataset_name, dataset_name if is_on_hub else None),
     )
-    sweep.run(task, model_args, training_args)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import json_rows, lines_of, read_rows
+from snugbert.trainers.files import json_rows, lines_of, load_data_set, read_rows
 
 logger = logging.getLogger(__name__)
 
@@ -158,11 +158,7 @@ def load_questions(
 
 
 def _splits_of_dataset(data_args: DataArguments, **download: Any) -> dict[str, list[Dataset]]:
-    name = data_args.dataset_name
-    try:
-        splits = load_dataset(name, data_args.dataset_config_name, **download)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--dataset_name: the data set {name} cannot be loaded: {error}") from error
+    splits = load_data_set(str(data_args.dataset_name), data_args.dataset_config_name, **download)
     return {split: [splits[split]] for split in SPLITS if split in splits}
 
 

