@@ -22,7 +22,7 @@ from side_by_side import default_checkpoint
 from transformers import Trainer
 
 from snugbert.trainers import glue, glue_data, ner, ner_data, squad, squad_data
-from snugbert.trainers.command_line import parse_arguments, set_up
+from snugbert.trainers.command_line import InputError, parse_arguments, set_up
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import Figures, make_trainer
 
@@ -40,6 +40,15 @@ def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
         (FineTunedModelArguments, data_arguments, FineTuningArguments), argv, "finetuning_parity", __doc__ or ""
     )
     set_up(training_args)
+    only_ours = ("class_weights", "early_stopping_patience", "unfreeze_after_steps")
+    if any(getattr(training_args, name) is not None for name in only_ours) or (
+        training_args.freezes or training_args.sweeps or training_args.layerwise_lr_decay < 1
+    ):
+        raise InputError(
+            "stock Trainer knows no frozen layers, rates by layer, class weights, or sweeps; leave them out."
+        )
+    if training_args.eval_strategy != "no":
+        raise InputError("--eval_strategy: both sides are scored at the end only.")
     task = make_task(model_args, data_args, training_args)
     transformers.set_seed(training_args.seed)
     ours = make_trainer(task, training_args)

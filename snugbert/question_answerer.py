@@ -43,7 +43,7 @@ class QuestionAnswerer:
             the device it is on.
         batch_size: windows the model reads at once.
         max_seq_length: most tokens of a window, or as many as the model takes.
-        doc_stride: tokens that neighbouring windows have in common; default: 128, or half a window if that is less.
+        doc_stride: tokens that neighbouring windows have in common; default: 128, a third of a window at most.
         max_query_length: most tokens of a question.
 
     Raises:
@@ -75,7 +75,7 @@ class QuestionAnswerer:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.max_seq_length = min(max_seq_length, model.config.max_position_embeddings, tokenizer.model_max_length)
-        self.doc_stride = min(128, self.max_seq_length // 2) if doc_stride is None else doc_stride
+        self.doc_stride = min(128, self.max_seq_length // 3) if doc_stride is None else doc_stride
         self.max_query_length = max_query_length
         if self._windows(["a"], ["b"]).features["input_ids"][0] != tokenizer("a", "b")["input_ids"]:
             raise ValueError(
@@ -109,8 +109,8 @@ class QuestionAnswerer:
             - answer: its text.
 
         Raises:
-            ValueError: a question or a text without a word, a question longer than `max_query_length`, not as many
-                texts as questions, `top_k` or `max_answer_len` below 1.
+            ValueError: a question or a text without a word, a question longer than `max_query_length` or so long that
+                a window has no room beside it, not as many texts as questions, `top_k` or `max_answer_len` below 1.
         """
         questions = [question] if isinstance(question, str) else list(question)
         contexts = [context] * len(questions) if isinstance(context, str) else list(context)

@@ -162,7 +162,7 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     checkpoint = None
     if resume.lower() == "true":
         checkpoint = newest_checkpoint(output_dir)
-        if checkpoint is None and _files_of_a_run(output_dir):
+        if checkpoint is None and files_of_a_run(output_dir):
             raise InputError(f"--resume_from_checkpoint true: {output_dir} holds no whole checkpoint to resume from.")
     elif resume.lower() != "false":
         checkpoint = Path(resume)
@@ -171,7 +171,7 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
     resumes_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
-    if _files_of_a_run(output_dir) and not resumes_here and not overwrite:
+    if files_of_a_run(output_dir) and not resumes_here and not overwrite:
         raise InputError(
             f"--output_dir: {output_dir} already holds a run; choose another folder, go on with it "
             "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
@@ -185,14 +185,15 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
     Its weights stay until the new ones replace them.
     """
     if training_args.should_save:
-        for path in _files_of_a_run(Path(training_args.output_dir or "")):
+        for path in files_of_a_run(Path(training_args.output_dir or "")):
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != "config.json":
                 path.unlink()
 
 
-def _files_of_a_run(output_dir: Path) -> list[Path]:
+def files_of_a_run(output_dir: Path) -> list[Path]:
+    """The checkpoints, figures and configuration of the run that is in the folder; none if there is no run."""
     patterns = ("checkpoint-*", "*_results.json", "results.json", "results.md", "trainer_state.json", "config.json")
     return [path for pattern in patterns for path in output_dir.glob(pattern)]
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import pyarrow
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
+from datasets.exceptions import DatasetsError
 
 from snugbert.trainers.command_line import InputError
 
@@ -31,8 +32,15 @@ def load_data_set(name: str, config_name: str | None, **download: Any) -> Datase
     """
     try:
         return load_dataset(name, config_name, **download)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise InputError(f"the data set {name} cannot be loaded: {error}") from error
+
+
+def name_of_file(file: Path) -> str:
+    """What a file of examples is about: its name without ending, or its folder's if it is called train or the like."""
+    stem = file.name.partition(".")[0]
+    usual = ("train", "training", "dev", "development", "valid", "validation", "test")
+    return file.resolve().parent.name if stem.lower() in usual else stem
 
 
 def lines_of(file: Path) -> Iterator[str]:

@@ -26,9 +26,10 @@ from transformers import (
 )
 
 from snugbert.trainers.command_line import InputError, newest_checkpoint, parse_arguments, set_up
+from snugbert.trainers.files import name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of
+from snugbert.trainers.finetuning.run import EvaluationSet, Task
 from snugbert.trainers.glue_data import (
     GLUE_ON_THE_HUB,
     SETS,
@@ -61,7 +62,6 @@ MAIN_METRICS = {
     "single_label_classification": "accuracy",
     "multi_label_classification": "micro_f1",
 }
-PLAN = "suite.json"  # in the output folder of all tasks: what they were begun with
 DONE = "results.json"  # in a task's folder, written last
 
 
@@ -304,7 +304,9 @@ def make_task(
     splits = load_splits(data_args, training_args.wanted_splits, **download)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
-    labels = choose_labels(data_args.task, splits, [label for _, label in sorted((config.id2label or {}).items())])
+    known = [label for _, label in sorted((config.id2label or {}).items())]
+    labels = choose_labels(data_args.task, splits, known, data_args.do_regression)
+    logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))
     problem = choose_problem(splits, labels, config.problem_type)
 
     max_length = longest(config, tokenizer, data_args.max_seq_length)
@@ -322,7 +324,7 @@ def make_task(
     ]
     main_metric = data_args.task.main_metric if data_args.task else MAIN_METRICS[problem]
     scored = [s.baseline[1] for s in evaluation_sets if s.name.startswith("eval") and s.baseline is not None]
-    name, dataset = names_of(data_args, splits)
+    name, dataset = names_of(data_args)
     return Task(
         name=name,
         make_model=lambda: load_classifier(model_args, config, labels, problem),
@@ -333,21 +335,26 @@ def make_task(
         metrics=tuple(dict.fromkeys([main_metric, *(metric for figures in scored for metric in figures)])),
         pipeline_tag="text-classification",
         padding_collator=DataCollatorWithPadding(tokenizer),
-        labels=labels if problem == "single_label_classification" else None,
+        labels=labels,
+        multi_label=problem == "multi_label_classification",
         dataset=dataset,
+        settings=asdict(data_args),
     )
 
 
-def names_of(data_args: DataArguments, splits: dict[str, Split]) -> tuple[str, tuple[str, str | None]]:
-    """What people call the task; and its data, with their id on the Hub if they have one."""
-    if data_args.task is not None:
+def names_of(data_args: DataArguments) -> tuple[str, tuple[str, str | None, str | None]]:
+    """What people call the task; and its data, with their id and configuration on the Hub if they have one."""
+    files = [
+        file for file in (data_args.train_file, data_args.validation_file, data_args.test_file) if file is not None
+    ]
+    if data_args.task is not None and not files:
         name = data_args.task.folder
-        return name, (f"GLUE {name}", GLUE_ON_THE_HUB)
+        return name, (f"GLUE {name}", GLUE_ON_THE_HUB, data_args.task_name)
     if data_args.dataset_name is not None:
         name = data_args.dataset_name
-        return name, (name, None if Path(name).exists() else name)
-    stem = Path(next(iter(splits.values())).source).name.partition(".")[0]
-    return stem, (stem, None)
+        return name, (name, None if Path(name).exists() else name, data_args.dataset_config_name)
+    name = name_of_file(Path(files[0]))
+    return data_args.task.folder if data_args.task else name, (name, None, None)
 
 
 # --- all tasks --------------------------------------------------------------------------------------------------
@@ -368,10 +375,13 @@ def run_suite(
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")
     names = tasks_with_data(data_args, wanted)
-    claim_suite(output_dir, plan_of(model_args, data_args, training_args), training_args)
+    if training_args.class_weights is not None:
+        raise InputError("--class_weights: not all tasks of GLUE have classes; give it with one --task_name.")
+    plan = sweep.plan_of(model_args, training_args, asdict(data_args))
+    sweep.claim(output_dir, plan, training_args, [output_dir / name for name in TASKS])
     for number, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", number, len(names), TASKS[name].folder)
-        if not (output_dir / name / DONE).exists():
+        if training_args.sweeps or not (output_dir / name / DONE).exists():  # a sweep knows what it has done
             args = arguments_of_task(training_args, name)
             sweep.run(make_task(model_args, replace(data_args, task_name=name), args), model_args, args)
     if training_args.should_save and "validation" in wanted:
@@ -398,44 +408,6 @@ def tasks_with_data(data_args: DataArguments, wanted: tuple[str, ...]) -> list[s
     return names
 
 
-def plan_of(
-    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
-) -> dict[str, Any]:
-    """What must not change from the first task to the last, by the names of the arguments."""
-    names = ("do_train", "do_eval", "do_predict", "sweep", "seeds", "metric_for_best_model", "max_steps")
-    plan = {
-        **asdict(model_args),
-        **asdict(data_args),
-        **settings_of(training_args),
-        **{name: getattr(training_args, name) for name in names},
-    }
-    return json.loads(json.dumps({**plan, "token": None}))
-
-
-def claim_suite(output_dir: Path, plan: dict[str, Any], training_args: FineTuningArguments) -> None:
-    """Makes sure that what is in the output folder belongs to this suite, or removes it if that was asked for.
-
-    Raises:
-        InputError: it does not, and that was not asked for.
-    """
-    file = output_dir / PLAN
-    remedy = "choose another folder or replace it (--overwrite_output_dir)."
-    if not training_args.overwrite_output_dir:
-        if file.exists():
-            before = json.loads(file.read_text(encoding="utf-8"))
-            changed = [f"--{name}" for name in plan if plan[name] != before.get(name)]
-            if changed:
-                raise InputError(f"--output_dir: {output_dir} was begun with other {', '.join(changed)}; {remedy}")
-            return
-        if any((output_dir / name).exists() for name in ("config.json", *TASKS)):
-            raise InputError(f"--output_dir: {output_dir} already holds a run; {remedy}")
-    if training_args.should_save:
-        for name in TASKS:
-            shutil.rmtree(output_dir / name, ignore_errors=True)
-        output_dir.mkdir(parents=True, exist_ok=True)
-        report.write_atomically(file, json.dumps(plan, indent=1))
-
-
 def arguments_of_task(args: FineTuningArguments, name: str) -> FineTuningArguments:
     """The arguments of one task of the suite."""
     folder = Path(str(args.output_dir)) / name
@@ -450,9 +422,21 @@ def arguments_of_task(args: FineTuningArguments, name: str) -> FineTuningArgumen
 
 def write_table(output_dir: Path, names: list[str]) -> None:
     """Prints the figures of all tasks with their average, and writes them to results.md and results.json."""
-    files = {name: output_dir / name / DONE for name in names}
-    figures = {name: json.loads(file.read_text(encoding="utf-8"))["figures"] for name, file in files.items()}
+    results = {name: json.loads((output_dir / name / DONE).read_text(encoding="utf-8")) for name in names}
+    figures = {name: of_task["figures"] for name, of_task in results.items()}
     table = report.suite_table(figures)
+    if any("sweep" in of_task for of_task in results.values()):
+        means = {
+            name: {
+                s: {m: value["mean"] for m, value in of_set.items()}
+                for s, of_set in of_task["sweep"]["figures"].items()
+            }
+            for name, of_task in results.items()
+        }
+        table = (
+            f"The best run of each task by the validation examples:\n\n{table}\n\n"
+            f"Means over the seeds of its best setting:\n\n{report.suite_table(means)}"
+        )
     report.write_atomically(output_dir / "results.md", f"{table}\n")
     report.write_atomically(output_dir / DONE, json.dumps(figures, indent=1))
     print(f"\n{table}", flush=True)

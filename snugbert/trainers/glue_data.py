@@ -133,6 +133,10 @@ class DataArguments:
         default=None,
         metadata={"help": "What separates labels, if an example may have several. A list in JSON needs nothing."},
     )
+    do_regression: bool = field(
+        default=False,
+        metadata={"help": "Of one's own data: predict the label as a number, also where all are whole ones."},
+    )
     max_seq_length: int = field(
         default=128, metadata={"help": "Longest example in tokens; a longer one loses the end of its longer sentence."}
     )
@@ -148,6 +152,8 @@ class DataArguments:
             if self.task_name not in (*TASKS, "all"):
                 raise InputError(f"--task_name: there is no task {given!r}; the tasks are {known}.")
             self._refuse("is for one's own data", "text_column_names", "label_column_name", "label_separator")
+            if self.do_regression:
+                raise InputError(f"--do_regression is for one's own data; leave it out with --task_name {given}.")
         if self.task_name == "all":
             files = ("train_file", "validation_file", "test_file")
             self._refuse("is of one task; all of them are in --data_dir or on the Hub", "dataset_name", *files)
@@ -217,7 +223,8 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
 
     Args:
         data_args: what to read.
-        wanted: those of "train", "validation" and "test" to read; None: train and validation as far as there are any.
+        wanted: those of "train", "validation" and "test" to read; None: train and validation, as far as there are any,
+            and a test file.
         download: goes to `datasets.load_dataset`.
 
     Returns:
@@ -228,7 +235,9 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
     """
     found = _find_files(data_args) or _find_dataset(data_args, wanted, **download)
     if wanted is None:
-        wanted = tuple(part for part in ("train", "validation") if any(name in found for name in SETS[part]))
+        # A test file would not have been named for nothing. A data set or a folder just has one.
+        parts = ("train", "validation", *(("test",) if data_args.test_file is not None else ()))
+        wanted = tuple(part for part in parts if any(name in found for name in SETS[part]))
         if not wanted:
             raise InputError("there is nothing to train on and nothing to score; name it with --train_file.")
     splits = {}
@@ -434,7 +443,9 @@ def _check_label(value: Any, layout: Layout, where: str) -> None:
             raise InputError(f"{where}: the label is a {type(part).__name__}, not text or a number.")
 
 
-def choose_labels(task: Task | None, splits: dict[str, Split], known: list[str]) -> list[str] | None:
+def choose_labels(
+    task: Task | None, splits: dict[str, Split], known: list[str], regression: bool = False
+) -> list[str] | None:
     """The labels in the order of their ids; None if a number is to be predicted.
 
     They are the task's, else those that the data set names, else those of the training examples, sorted. Training
@@ -446,10 +457,13 @@ def choose_labels(task: Task | None, splits: dict[str, Split], known: list[str])
         known: the checkpoint's labels in the order of their ids. If the labels are the same ones but for upper and
             lower case, its order is kept, so that its classifier means what it meant. Without task and training
             examples they are the labels.
+        regression: a number is to be predicted, whatever the labels are.
 
     Raises:
         InputError: the training examples have only one label.
     """
+    if regression:
+        return None
     if task is not None:
         labels = list(task.labels)
     elif "train" not in splits:

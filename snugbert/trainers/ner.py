@@ -9,6 +9,7 @@ import copy
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from transformers import (
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import parse_arguments, set_up
+from snugbert.trainers.files import name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task
@@ -203,7 +205,9 @@ def _dataset(windows: dict[str, list[np.ndarray]], tokenizer: PreTrainedTokenize
 
 
 def predicted_tags(logits: Any, windows: Windows, split: Split, labels: list[str]) -> Tags:
-    """The tags of each word of each sentence in BIO, made valid as `conlleval` reads them: they score the same.
+    """The tags of each word of each sentence in BIO, made valid as `conlleval` reads them.
+
+    Entities score the same; the accuracy of tags counts an I- that is read as the B- that it must be as right.
 
     Args:
         logits: *Shape:* (windows, tokens, labels)
@@ -336,8 +340,11 @@ def make_task(
             baseline = ("words' most frequent tags", {figure: figures[figure] for figure in FIGURES})
         return EvaluationSet(name, of_split.features, judge, len(split.sentences), baseline)
 
-    types = sorted({label[2:] for label in labels} - {""}) if data_args.return_entity_level_metrics else []
-    dataset_name = data_args.dataset_name or next(iter(data_args.files.values())).name.partition(".")[0]
+    types = (
+        sorted(splits["validation"].types) if data_args.return_entity_level_metrics and "validation" in splits else []
+    )
+    dataset_name = data_args.dataset_name or name_of_file(next(iter(data_args.files.values())))
+    is_on_hub = not data_args.files and not Path(dataset_name).exists()
     return Task(
         name=dataset_name,
         make_model=make_model,
@@ -353,5 +360,6 @@ def make_task(
             max_length=max_length,
         ),
         labels=labels,
-        dataset=(dataset_name, None if data_args.files or Path(dataset_name).exists() else dataset_name),
+        dataset=(dataset_name, dataset_name if is_on_hub else None, data_args.dataset_config_name),
+        settings=asdict(data_args),
     )

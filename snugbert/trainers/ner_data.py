@@ -36,7 +36,7 @@ SCHEMES = {
 
 @dataclass
 class DataArguments:
-    """Which data to use, and how to read them. The names are those of `run_ner.py`, and the last five.
+    """Which data to use, and how to read them. The names are those of `run_ner.py`; the last four are new.
 
     Raises:
         InputError: a value out of range, a file that does not exist, or both files and a data set, or neither.
@@ -137,6 +137,7 @@ class Split(NamedTuple):
     source: str  # the file or data set they come from, for messages
     sentences: list[Sentence]
     in_lines: bool  # whether each word has a line of its own
+    types: frozenset[str]  # those of the entities in the source, the sentences that are not used included
     scheme: str = "bio"  # that of the source; the tags of `sentences` are BIO once they are checked
 
     @property
@@ -159,7 +160,7 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
 
     Args:
         data_args: what to read.
-        wanted: those of "train", "validation" and "test" to read; None: train and validation as far as there are any.
+        wanted: those of "train", "validation" and "test" to read; None: all files, of a data set train and validation.
         download: goes to `datasets.load_dataset`.
 
     Raises:
@@ -167,7 +168,8 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
     """
     found: dict[str, Path | Dataset] = dict(data_args.files) or _splits_of_dataset(data_args, **download)
     if wanted is None:
-        wanted = tuple(split for split in ("train", "validation") if split in found)
+        # A test file would not have been named for nothing. A data set just has one.
+        wanted = tuple(split for split in SPLITS if split in found and (split != "test" or data_args.files))
         if not wanted:
             raise InputError("there is nothing to train on and nothing to score; name it with --train_file.")
     splits = {}
@@ -185,27 +187,31 @@ def _splits_of_dataset(data_args: DataArguments, **download: Any) -> dict[str, P
 
 def _read_split(data: Path | Dataset, name: str, data_args: DataArguments) -> Split:
     source = str(data) if isinstance(data, Path) else f"the {name} sentences of {data_args.dataset_name}"
-    stem = data.name.removesuffix(".gz").removesuffix(".zst") if isinstance(data, Path) else ".json"
-    in_lines = not stem.endswith((".json", ".jsonl"))
-    if in_lines:
-        sentences = list(read_conll(Path(str(data)), data_args, labelled=name != "test"))
+    labelled = name != "test"
+    if isinstance(data, Path) and not {".json", ".jsonl"} & set(data.suffixes):
+        in_lines, sentences = True, list(read_conll(data, data_args, labelled))
     else:
-        sentences = list(read_records(data, source, data_args, labelled=name != "test"))
+        in_lines, sentences = False, list(read_records(data, source, data_args, labelled))
     empty = [sentence.row for sentence in sentences if not sentence.words]
     if empty:
         logger.warning(
             "%s: %d sentences without words are left out; the first is row %d", source, len(empty), empty[0]
         )
         sentences = [sentence for sentence in sentences if sentence.words]
+    types = {tag[2:] for sentence in sentences for tag in sentence.tags or () if TAG.fullmatch(tag)} - {""}
     sentences = sentences[: data_args.max_samples[name]]
     if not sentences:
         raise InputError(f"{source} holds no sentences.")
+    untagged = [sentence.row for sentence in sentences if sentence.tags is None]
+    if 0 < len(untagged) < len(sentences):
+        message = "%s: %d of %d sentences have no tags, the first is row %d; they are tagged, and nothing is scored"
+        logger.warning(message, source, len(untagged), len(sentences), untagged[0])
     if data_args.document_context and any(sentence.document is None for sentence in sentences):
         how = (
             f"{DOCUMENT_START} lines" if in_lines else "a column that tells them; name it with --document_column_name"
         )
         raise InputError(f"--document_context: {source} does not tell where documents begin; it needs {how}.")
-    return Split(source, sentences, in_lines)
+    return Split(source, sentences, in_lines, frozenset(types))
 
 
 def read_conll(file: Path, data_args: DataArguments, labelled: bool) -> Iterator[Sentence]:
@@ -450,7 +456,7 @@ def choose_labels(splits: dict[str, Split], known: list[str]) -> list[str]:
             nothing to train on and the checkpoint's labels are no tags.
     """
     if "train" in splits:
-        types = {tag[2:] for sentence in splits["train"].sentences for tag in sentence.tags or () if tag != "O"}
+        types = set(splits["train"].types)
         labels = ["O", *(f"{mark}-{kind}" for kind in sorted(types) for mark in "BI")]
         if not types:
             raise InputError(f"{splits['train'].source}: every tag is O; nothing to learn.")
@@ -480,7 +486,7 @@ def write_tagged(file: Path, split: Split, predicted: list[list[str]]) -> None:
     """Writes words, their tags if told, and the predicted tags: CoNLL's form, which `conlleval` reads.
 
     Columns are divided by a space, tags are in the scheme of the source, documents begin with -DOCSTART-. White space
-    within a word, which would divide it, is written as `_`.
+    within a word or a type, which would divide it, is written as `_`.
 
     Args:
         file: to write.
@@ -493,9 +499,10 @@ def write_tagged(file: Path, split: Split, predicted: list[list[str]]) -> None:
             if document is not None:
                 stream.write(f"{DOCUMENT_START} O{' O' if split.labelled else ''}\n\n")
             for sentence, tags in sentences:
-                columns = [[re.sub(r"[ \t\r\n]+", "_", word) or "_" for word in sentence.words]]
+                columns = [sentence.words]
                 for bio in (sentence.tags, tags):
                     if bio is not None:
                         columns.append(tags_of(entities_of(bio), len(bio), split.scheme))
-                stream.writelines(" ".join(line) + "\n" for line in zip(*columns, strict=True))
+                for cells in zip(*columns, strict=True):
+                    stream.write(" ".join(re.sub(r"[ \t\r\n]+", "_", cell) or "_" for cell in cells) + "\n")
                 stream.write("\n")

@@ -10,6 +10,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,35 @@ from transformers import (
     PreTrainedModel,
 )
 
-from snugbert.trainers.command_line import parse_arguments, set_up
+from snugbert.trainers.command_line import InputError, parse_arguments, set_up
+from snugbert.trainers.files import name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task
 from snugbert.trainers.metrics.squad import squad_figures, squad_scores, squad_v2_figures, threshold_curve
 from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
 from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
-from snugbert.trainers.squad_data import DataArguments, Question, load_questions
+from snugbert.trainers.squad_data import DataArguments, Question, answers_are_told, load_questions
 from snugbert.trainers.squad_windows import Windows, windows_of
 
 logger = logging.getLogger(__name__)
 
 FIGURES = ("exact_match", "f1")  # in percent, by the names of evaluate-v1.1.py
 FIGURES_V2 = (  # likewise of evaluate-v2.0.py
-    *(f"{questions}{figure}" for questions in ("", "HasAns_", "NoAns_") for figure in ("exact", "f1", "total")),
+    *(f"{questions}{figure}" for questions in ("", "HasAns_", "NoAns_") for figure in ("exact", "f1")),
     *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
 )
 NAMES = {"validation": "eval", "test": "predict"}  # of the splits, in figures and files
 ON_THE_HUB = {"squad": "SQuAD v1.1", "squad_v2": "SQuAD v2.0"}
 
 Judge = Callable[[Any, Path | None], dict[str, float]]
+
+
+@dataclass
+class SquadArguments(FineTuningArguments):
+    """[`FineTuningArguments`] with the paper's learning rate for SQuAD (Devlin et al., 2018, section 4.2)."""
+
+    learning_rate: float = field(default=5e-5, metadata={"help": "The peak learning rate."})
 
 
 def main(argv: list[str]) -> None:
@@ -50,7 +59,7 @@ def main(argv: list[str]) -> None:
         InputError: something that the user gave cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "snugbert squad", __doc__ or ""
+        (FineTunedModelArguments, DataArguments, SquadArguments), argv, "snugbert squad", __doc__ or ""
     )
     set_up(training_args)
     sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
@@ -67,6 +76,9 @@ def make_task(
     splits = load_questions(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
+    chooses = training_args.eval_strategy != "no" or training_args.sweeps
+    if chooses and "validation" in splits and not answers_are_told(splits["validation"]):
+        raise InputError("no validation question has an answer to choose the best model by; 'answers' must tell them.")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     config.num_labels = 2  # scores of a token: as the first and as the last of an answer
@@ -92,12 +104,12 @@ def make_task(
     def evaluation_set(split: str) -> EvaluationSet:
         judge = make_judge(NAMES[split], splits[split], windows[split], data_args)
         baseline = None
-        if data_args.version_2_with_negative and any(question.answers for question in splits[split]):
+        if data_args.version_2_with_negative and answers_are_told(splits[split]):
             baseline = ("always no answer", always_no_answer(splits[split]))
         return EvaluationSet(NAMES[split], windows[split].features, judge, len(splits[split]), baseline)
 
-    stems = [file.name.partition(".json")[0] for files in data_args.files.values() for file in files]
-    dataset_name = data_args.dataset_name or ", ".join(stems)
+    names = dict.fromkeys(name_of_file(file) for files in data_args.files.values() for file in files)
+    dataset_name = data_args.dataset_name or ", ".join(names)
     is_on_hub = not data_args.files and not Path(dataset_name).exists()
     return Task(
         name=ON_THE_HUB.get(dataset_name.removeprefix("rajpurkar/"), dataset_name),
@@ -111,7 +123,8 @@ def make_task(
         padding_collator=DataCollatorWithPadding(
             tokenizer, padding="max_length" if training_args.pad_to_max_length else True, max_length=max_length
         ),
-        dataset=(dataset_name, dataset_name if is_on_hub else None),
+        dataset=(dataset_name, dataset_name if is_on_hub else None, data_args.dataset_config_name),
+        settings=asdict(data_args),
     )
 
 
@@ -126,7 +139,8 @@ def make_judge(name: str, questions: list[Question], windows: Windows, data_args
 
     The figures are those of the official scripts for predictions.json. best_exact and best_f1 are the highest that
     another --null_score_diff_threshold gives, and best_exact_thresh and best_f1_thresh are these; the script itself
-    finds less in a file where a threshold has removed answers already.
+    finds less in a file where a threshold has removed answers already. Where nothing is better than no answer at all
+    they are 0, as in the script.
     """
     version_2, threshold = data_args.version_2_with_negative, data_args.null_score_diff_threshold
     prefix = "" if name == "eval" else f"{name}_"
@@ -148,7 +162,7 @@ def make_judge(name: str, questions: list[Question], windows: Windows, data_args
         odds = {question: answer.null_odds for question, answer in answers.items() if answer.null_odds is not None}
         if folder is not None:
             write_answers(answers, odds, folder, prefix)
-        if not any(golds.values()):
+        if not answers_are_told(questions):
             return {}
         texts = {question: answer.text for question, answer in answers.items()}
         exact, f1 = squad_scores(texts, golds, version_2)

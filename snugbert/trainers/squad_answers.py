@@ -55,17 +55,12 @@ class Answer(NamedTuple):
 
     Attributes:
         text: words of the context; "" for "no answer".
-        start, end: characters, `context[start:end]` is the text; 0 and 0 for "no answer".
-        score: its probability among the candidates.
         null_odds: the score of "no answer" minus that of the best span; None without `version_2`.
         best_span: the text of the best span, whatever the odds of "no answer"; "" if the context has no tokens.
         n_best: the candidates, best first; at least one.
     """
 
     text: str
-    start: int
-    end: int
-    score: float
     null_odds: float | None
     best_span: str
     n_best: list[Candidate]
@@ -104,7 +99,7 @@ def best_answers(
 
     Raises:
         ValueError: `n_best_size` or `max_answer_length` is not positive, the rows are not as many as the windows, or a
-            score is NaN or infinity.
+            score is NaN or infinite; that of a token of the context may be minus infinity.
     """
     if min(n_best_size, max_answer_length) < 1:
         raise ValueError(f"`n_best_size` {n_best_size} and `max_answer_length` {max_answer_length} must be positive.")
@@ -252,12 +247,8 @@ def _answer(spans: list[Candidate], null: Candidate | None, n_best_size: int, nu
         for candidate, probability in zip(listed, (weights / weights.sum()).tolist(), strict=True)
     ]
     is_null = not spans or (odds is not None and odds > null_threshold)
-    chosen = next(candidate for candidate in n_best if (candidate.text == "") == is_null)
     return Answer(
-        text=chosen.text,
-        start=chosen.start,
-        end=chosen.end,
-        score=chosen.probability,
+        text="" if is_null else spans[0].text,
         null_odds=odds,
         best_span=spans[0].text if spans else "",
         n_best=n_best,

@@ -116,6 +116,7 @@ class Question(NamedTuple):
     answer_starts: tuple[int, ...] = ()  # where each answer begins
     title: str = ""  # of the article; "" where there is none
     row: str = ""  # where it is from, for messages: "dev.jsonl, row 3"
+    is_impossible: bool = False  # whether it is said to have no answer
 
 
 def load_questions(
@@ -125,7 +126,7 @@ def load_questions(
 
     Args:
         data_args: what to read.
-        wanted: those of "train", "validation" and "test" to read; None: train and validation as far as there are any.
+        wanted: those of "train", "validation" and "test" to read; None: all files, of a data set train and validation.
         download: goes to `datasets.load_dataset`.
 
     Raises:
@@ -134,7 +135,8 @@ def load_questions(
     """
     found = data_args.files or _splits_of_dataset(data_args, **download)
     if wanted is None:
-        wanted = tuple(split for split in ("train", "validation") if split in found)
+        # A test file would not have been named for nothing. A data set just has one.
+        wanted = tuple(split for split in SPLITS if split in found and (split != "test" or data_args.files))
         if not wanted:
             raise InputError("there is nothing to train on and nothing to score; name it with --train_file.")
     loaded = {}
@@ -171,7 +173,7 @@ def read_questions(source: Path | Dataset, name: str) -> list[Question]:
     JSON may be SQuAD's own, `{"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers":
     [{"text", "answer_start"}]}]}]}]}`, or flat, `{"id", "title", "context", "question", "answers": {"text": [...],
     "answer_start": [...]}}`: an object a line, a list of them, or a list under "data". A question without an id has
-    its number as one. Empty answers are none.
+    its number as one. Blank answers are none: a question with no other is one without an answer.
 
     Args:
         source: a file, also .gz or .zst, or a data set with the columns of the flat form.
@@ -192,12 +194,15 @@ def read_questions(source: Path | Dataset, name: str) -> list[Question]:
 
 def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each question stands, and its values in the flat form."""
-    articles = _data_of(source) if isinstance(source, Path) else None
-    if articles is None:
+    content = _object_in(source) if isinstance(source, Path) else None
+    if content is None:
         rows = json_rows(source) if isinstance(source, Path) else read_rows(source)
         yield from ((f"{name}, row {row}", values) for row, values in rows)
         return
-    for number, article in enumerate(articles):
+    if not isinstance(content.get("data"), list):
+        yield f"{name}, row 1", content
+        return
+    for number, article in enumerate(content["data"]):
         where = f"{name}, data[{number}]"
         if isinstance(article, dict) and "paragraphs" not in article:  # flat, as run_qa.py reads it
             yield where, article
@@ -209,15 +214,15 @@ def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, An
                 yield row, {"title": article.get("title"), "context": paragraph.get("context"), **question}
 
 
-def _data_of(file: Path) -> list[Any] | None:
-    """What a JSON file has under "data"; None if it is made of lines, or is a list."""
+def _object_in(file: Path) -> dict[str, Any] | None:
+    """The object that a JSON file is; None if it is made of lines, or is a list."""
     try:
-        content = json.loads("".join(lines_of(file)) or "null")
+        content = json.loads("".join(lines_of(file)).strip() or "null")
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":  # behind the first line's object
             return None
         raise InputError(f"{file}: not JSON ({error}).") from error
-    return content["data"] if isinstance(content, dict) and isinstance(content.get("data"), list) else None
+    return content if isinstance(content, dict) else None
 
 
 def _list_of(values: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
@@ -246,6 +251,7 @@ def _question(values: dict[str, Any], row: str, number: int) -> Question:
         answer_starts=tuple(start for _, start in answers),
         title=str(values.get("title") or ""),
         row=row,
+        is_impossible=bool(values.get("is_impossible")),
     )
 
 
@@ -298,9 +304,9 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     """
     without = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d of them without an answer", name, len(questions), len(without))
-    if len(without) == len(questions):
-        if training:
-            raise InputError(f"{name}: no question has an answer to learn; 'answers' must tell them.")
+    if training and len(without) == len(questions):
+        raise InputError(f"{name}: no question has an answer to learn; 'answers' must tell them.")
+    if not answers_are_told(questions):
         logger.warning("%s: no answers are told; the questions are answered and not scored", name)
         return questions
     if without and not version_2:
@@ -329,9 +335,14 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
             raise InputError(f"{message}; correct them, or go on all the same: --on_bad_answer skip.")
         lost = f"left out, and {len(questions) - len(checked)} questions with them"
         logger.warning("%s; they are %s", message, lost if training else "scored by their text all the same")
-    if not any(question.answers for question in checked):
+    if training and not any(question.answers for question in checked):
         raise InputError(f"{name}: no question has an answer left to learn.")
     return checked
+
+
+def answers_are_told(questions: list[Question]) -> bool:
+    """Whether there is anything to score: an answer, or a question of which it is said that it has none."""
+    return any(question.answers or question.is_impossible for question in questions)
 
 
 def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:

@@ -110,8 +110,8 @@ def _check_lengths(
     room = max_seq_length - longest - 3  # [CLS] and twice [SEP]
     if room <= doc_stride:
         raise InputError(
-            f"beside a question of {longest} tokens, a window of {max_seq_length} (--max_seq_length) has room for "
-            f"{max(room, 0)} of the context, and must have more than windows have in common (--doc_stride "
+            f"beside a question of {longest} tokens, a window of {max_seq_length} (max_seq_length) has room for "
+            f"{max(room, 0)} of the context, and must have more than windows have in common (doc_stride "
             f"{doc_stride}); change one of the two."
         )
 

@@ -37,6 +37,10 @@ class FineTuningArguments(TrainingArguments):
     num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the training examples."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a device's batch."})
     per_device_eval_batch_size: int = field(default=32, metadata={"help": "Examples of a batch in evaluation."})
+    # A short training has a learning curve, too.
+    logging_steps: float = field(
+        default=0.02, metadata={"help": "Log the loss after so many steps; a number below 1 is a share of all steps."}
+    )
     warmup_steps: float = field(
         default=0.1, metadata={"help": "Steps of linear warmup; a number below 1 is a share of all steps."}
     )
@@ -92,15 +96,19 @@ class FineTuningArguments(TrainingArguments):
             raise InputError(f"--sweep: there is no sweep {self.sweep!r}; there are {', '.join(SWEEPS)}.")
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps: nothing is frozen; give --freeze_layers or --freeze_embeddings.")
+        if self.early_stopping_patience is not None and self.eval_strategy == IntervalStrategy.NO:
+            self.eval_strategy = IntervalStrategy.EPOCH
+        if self.eval_strategy == IntervalStrategy.STEPS and self.eval_steps is None:
+            # As in Trainer, but where --logging_steps is a share: evaluation costs more than a line in the log.
+            self.eval_steps = self.logging_steps if self.logging_steps >= 1 else 500
         if self.early_stopping_patience is not None:
-            if self.eval_strategy == IntervalStrategy.NO:
-                self.eval_strategy = IntervalStrategy.EPOCH
             # A checkpoint after each evaluation, or the best of them could not be kept.
             self.save_strategy, self.save_steps = SaveStrategy(self.eval_strategy), self.eval_steps or self.save_steps
             self.load_best_model_at_end = True
         self.metric_for_best_model = self.metric_for_best_model or MAIN_METRIC
-        # With none of the three, all that the data allow is done. An eval_strategy means training with evaluation.
-        if self.eval_strategy != IntervalStrategy.NO:
+        # With none of the three, there is training and evaluation, as far as the data allow. An eval_strategy or a
+        # sweep means both.
+        if self.eval_strategy != IntervalStrategy.NO or self.sweeps:
             self.do_train = self.do_train or not (self.do_eval or self.do_predict)
             self.do_eval = True
         asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}

@@ -6,6 +6,7 @@ them; a number is printed with four digits behind the point, or with two if it i
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,9 @@ HUB_METRICS = {
     "spearmanr": ("spearmanr", "Spearman correlation"),
     "mse": ("mse", "Mean squared error"),
     "exact_match": ("exact_match", "Exact match"),
+    "exact": ("exact_match", "Exact match"),
+    "micro_f1": ("f1", "F1, micro average"),
+    "macro_f1": ("f1", "F1, macro average"),
 }
 PICTURES = {
     "learning_curve.png": "Loss and score over the epochs of training",
@@ -335,39 +339,41 @@ def _split(set_name: str) -> str:
     return "_".join(names.get(word, word) for word in (kind, part) if word)
 
 
-def results_table(figures: Mapping[str, Mapping[str, float | None]], baselines: Baselines) -> str:
+def results_table(
+    figures: Mapping[str, Mapping[str, float | None]], baselines: Baselines, examples: Mapping[str, int]
+) -> str:
     """A Markdown table of the figures of each evaluation set, the baseline's beside them.
 
     Args:
         figures: by the names of the sets, such as "eval" and "predict_mm".
         baselines: of sets that have one: what it answers, in words, and its figures.
+        examples: how many there are in each set.
     """
     rows = []
     for set_name, of_set in figures.items():
         answer, baseline = baselines.get(set_name, ("", {}))
+        title = f"{_split(set_name).replace('_', ' ')} ({examples[set_name]:,})"
         for name, value in of_set.items():
             beside = f"{_number(baseline[name])} ({answer})" if name in baseline else ""
-            rows.append((_split(set_name).replace("_", " "), name.replace("_", " "), _number(value), beside))
+            rows.append((title, name.replace("_", " "), _number(value), beside))
     return table(("examples", "figure", "this model", "baseline"), rows)
 
 
-def sweep_table(settings_columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of the settings of a sweep, with mean and standard deviation of their scores over the seeds.
+def means_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of means and standard deviations over seeds.
 
     Args:
-        settings_columns: the names of the settings.
-        rows: each with the settings, and `scores`, one of each seed. The deviation is that of a sample (n - 1).
+        columns: what each row is of, such as a setting.
+        rows: each with these columns, `mean` and `std`, which may be NaN: one seed has no deviation.
     """
 
-    def score(scores: list[float]) -> str:
-        mean = float(np.mean(scores))
-        deviation = f" ± {np.std(scores, ddof=1):.{_digits(mean)}f}" if len(scores) > 1 else ""
-        return _number(mean) + ("" if math.isnan(mean) else deviation)
+    def value(row: Mapping[str, Any]) -> str:
+        mean, deviation = row["mean"], row["std"]
+        with_deviation = not math.isnan(mean) and not math.isnan(deviation)
+        return _number(mean) + (f" ± {deviation:.{_digits(mean)}f}" if with_deviation else "")
 
-    header = (*(name.replace("_", " ") for name in settings_columns), "seeds", "mean ± standard deviation")
-    return table(
-        header, [(*(row[name] for name in settings_columns), len(row["scores"]), score(row["scores"])) for row in rows]
-    )
+    header = (*(name.replace("_", " ") for name in columns), "mean ± standard deviation")
+    return table(header, [(*(row[name] for name in columns), value(row)) for row in rows])
 
 
 def suite_table(figures: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
@@ -405,9 +411,12 @@ def suite_table(figures: Mapping[str, Mapping[str, Mapping[str, float | None]]])
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Writes the whole file or none of it, whatever happens meanwhile."""
+    """Writes the whole file or none of it, whatever happens meanwhile, a power cut included."""
     unfinished = file.with_name(f"_{file.name}")
-    unfinished.write_text(text, encoding="utf-8")
+    with unfinished.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
     unfinished.replace(file)
 
 
@@ -416,12 +425,12 @@ def write_results(output_dir: Path, results: Mapping[str, Any], sweep: str | Non
 
     Args:
         output_dir: the folder of the run.
-        results: JSON values. `task` is the title, `figures` and `baselines` become the table, the latter with
-            "answer" beside their figures. A number that is none (NaN) becomes null.
+        results: JSON values. `task` is the title; `figures`, `examples` and `baselines` become the table, the last
+            with "answer" beside their figures. A number that is none (NaN) becomes null.
         sweep: the tables of a sweep.
     """
     baselines = {name: (of["answer"], of) for name, of in results["baselines"].items()}
-    parts = [f"# {results['task']}", results_table(results["figures"], baselines)]
+    parts = [f"# {results['task']}", results_table(results["figures"], baselines, results["examples"])]
     write_atomically(output_dir / "results.md", "\n\n".join([*parts, *([sweep] if sweep else [])]) + "\n")
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / "results.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
@@ -436,10 +445,11 @@ def write_model_card(
     name: str,
     task: str,
     pipeline_tag: str,
-    dataset: tuple[str, str | None],
+    dataset: tuple[str, str | None, str | None],
     language: str | None,
     base_model: str | None,
     labels: list[str] | None,
+    examples: Mapping[str, int],
     settings: Mapping[str, Any],
     figures: Mapping[str, Mapping[str, float | None]],
     baselines: Baselines,
@@ -454,11 +464,12 @@ def write_model_card(
         name: what the model is called, on the Hub if it goes there.
         task: what it learned, as people write it: "SST-2".
         pipeline_tag: of the Hub: "text-classification", "token-classification" or "question-answering".
-        dataset: name of the data, and their id on the Hub, if they have one.
+        dataset: name of the data; their id on the Hub and the name of their configuration there, if they have one.
         language: ISO 639-1 code, or None.
         base_model: the checkpoint that training began from, a folder or a name on the Hub; None: random weights.
         labels: in the order of their ids; None: no classes.
-        settings: of training, by their names; those that are None or False are left out.
+        examples: how many there are in each set.
+        settings: of data and training, by their names; those that are None or False, files and folders are left out.
         figures: of each evaluation set, by the names of [`results_table`].
         baselines: likewise.
         sweep: the tables of the sweep in which the model was the best.
@@ -466,7 +477,13 @@ def write_model_card(
     kind = "regression" if pipeline_tag == "text-classification" and labels is None else pipeline_tag
     on_the_hub = base_model is not None and not Path(base_model).exists()
     start = "random weights" if base_model is None else base_model if on_the_hub else Path(base_model).resolve().name
-    results = _eval_results(task, pipeline_tag, dataset, figures)
+    # A reader has other files and folders; of the data there is the name.
+    used = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and value is not False and not name.endswith(("_file", "_dir", "_name", "_workers"))
+    }
+    results = _eval_results(task, pipeline_tag, dataset, figures, used)
     header = ModelCardData(
         language=language,
         library_name="transformers",
@@ -479,7 +496,6 @@ def write_model_card(
         eval_results=results or None,
     )
     what, limits = ABILITIES[kind]
-    used = {name: value for name, value in settings.items() if value is not None and value is not False}
     rows = [(name.replace("_", " "), value) for name, value in used.items()]
     sections = [
         f"# {name}",
@@ -489,7 +505,7 @@ def write_model_card(
     if labels is not None:
         sections.append(f"The labels: {', '.join(f'`{label}`' for label in labels)}.")
     if any(figures.values()):
-        sections.append(f"## Results\n\n{results_table(figures, baselines)}")
+        sections.append(f"## Results\n\n{results_table(figures, baselines, examples)}")
     if sweep is not None:
         sections.append(f"## All runs\n\n{sweep}")
     for picture, text in PICTURES.items():
@@ -508,11 +524,14 @@ def write_model_card(
 def _eval_results(
     task: str,
     pipeline_tag: str,
-    dataset: tuple[str, str | None],
+    dataset: tuple[str, str | None, str | None],
     figures: Mapping[str, Mapping[str, float | None]],
+    settings: Mapping[str, Any],
 ) -> list[EvalResult]:
     """The figures that the Hub has names for, as numbers of at most six digits."""
-    dataset_name, dataset_id = dataset
+    dataset_name, dataset_id, config_name = dataset
+    # A score on the first examples is not one on all of them.
+    limits = {name: settings[name] for name in ("max_eval_samples", "max_predict_samples") if name in settings}
     return [
         EvalResult(
             task_type=pipeline_tag,
@@ -520,7 +539,9 @@ def _eval_results(
             # The Hub wants an id of all data; what is not there has its name.
             dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
             dataset_name=dataset_name,
+            dataset_config=config_name,
             dataset_split=_split(set_name),
+            dataset_args=limits or None,
             metric_type=HUB_METRICS[figure][0],
             metric_name=HUB_METRICS[figure][1],
             metric_value=float(f"{value:.6g}"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from transformers.trainer_utils import SchedulerType
 
 from snugbert.trainers.command_line import InputError, claim_output_dir, clear_output_dir
 from snugbert.trainers.finetuning import report
@@ -18,10 +18,11 @@ from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.model_card import versions
 
 LOWER_IS_BETTER = ("loss", "mse")
-# What the card and results.json say of the settings.
+# What the card and results.json say of the settings of training.
 SETTINGS = (
     "learning_rate",
     "num_train_epochs",
+    "max_steps",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "warmup_steps",
@@ -38,6 +39,29 @@ SETTINGS = (
     "bf16",
     "fp16",
     "seed",
+)
+# What else decides about the outcome of a run: two runs of one sweep must not differ in it.
+DECIDES = (
+    *SETTINGS,
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "sweep",
+    "metric_for_best_model",
+    "load_best_model_at_end",
+    "eval_strategy",
+    "eval_steps",
+    "early_stopping_threshold",
+    "pad_to_max_length",
+    "data_seed",
+    "train_sampling_strategy",
+    "max_grad_norm",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "optim_args",
+    "lr_scheduler_kwargs",
+    "neftune_noise_alpha",
 )
 
 Figures = dict[str, dict[str, float]]
@@ -78,7 +102,9 @@ class Task:
         pipeline_tag: of the Hub: "text-classification", "token-classification" or "question-answering".
         padding_collator: makes padded batches, where packed ones are not wanted.
         labels: in the order of their ids; None: no classes.
-        dataset: name of the data, and their id on the Hub, if they have one.
+        multi_label: whether an example may have several of them.
+        dataset: name of the data; their id on the Hub, and the name of their configuration there, if they have one.
+        settings: how the data were read, by the names of the arguments, as JSON values.
     """
 
     name: str
@@ -91,11 +117,13 @@ class Task:
     pipeline_tag: str
     padding_collator: Any
     labels: list[str] | None = None
-    dataset: tuple[str, str | None] = field(default=("one's own data", None))
+    multi_label: bool = False
+    dataset: tuple[str, str | None, str | None] = ("one's own data", None, None)
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def choose_metric(task: Task, args: FineTuningArguments) -> None:
-    """Makes `metric_for_best_model` and `greater_is_better` those of the task, unless the user has chosen.
+    """Makes `metric_for_best_model` that of the task, unless the user has chosen, and `greater_is_better` its own.
 
     Raises:
         InputError: the user's choice is no figure of the task; or a choice is to be made and nothing can be scored.
@@ -136,10 +164,7 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
     choose_metric(task, args)
     checkpoint = claim_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
     set_seed(args.seed)
-    try:
-        trainer = make_trainer(task, args)
-    except (ValueError, RuntimeError, ImportError) as error:  # what Trainer refuses, such as a reporter not installed
-        raise InputError(str(error)) from error
+    trainer = make_trainer(task, args)
     training: dict[str, float] = {}
     if task.train_features is not None:
         if checkpoint is None:
@@ -148,7 +173,8 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
                 report.remove_pictures(Path(str(args.output_dir)))
         training = train(trainer, checkpoint)
     figures = {s.name: evaluate(trainer, s, task.metrics) for s in task.evaluation_sets}
-    if trainer.is_world_process_zero():
+    # A run that only scores does not replace the report on the training of the model in that folder.
+    if trainer.is_world_process_zero() and (training or not (Path(str(args.output_dir)) / "config.json").exists()):
         write_report(task, model_args, trainer, training, figures)
     if args.push_to_hub:
         trainer.push_to_hub()
@@ -159,23 +185,31 @@ def make_trainer(task: Task, args: FineTuningArguments) -> FineTuningTrainer:
     """A trainer with a new model.
 
     Raises:
-        InputError: as in [`FineTuningTrainer`] and [`class_weights`].
+        InputError: as in [`FineTuningTrainer`] and [`class_weights`]; what Trainer refuses, such as a reporter that is
+            not installed; or label smoothing where there is no one right label, or with weights.
     """
+    if args.label_smoothing_factor and (task.labels is None or task.multi_label or args.class_weights is not None):
+        raise InputError("--label_smoothing_factor is for examples that have one label each, without --class_weights.")
     during_training = scored(task)
     callbacks = []
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
-    trainer = FineTuningTrainer(
-        model=task.make_model(),
-        args=args,
-        padding_collator=task.padding_collator,
-        of_tokens=task.pipeline_tag != "text-classification",
-        class_weights=None if args.class_weights is None else class_weights(args.class_weights, task),
-        train_dataset=task.train_features,
-        eval_dataset=None if during_training is None else during_training.features,
-        processing_class=task.tokenizer,
-        callbacks=callbacks,
-    )
+    weights = None if args.class_weights is None else class_weights(args.class_weights, task)
+    model = task.make_model()
+    try:
+        trainer = FineTuningTrainer(
+            model=model,
+            args=args,
+            padding_collator=task.padding_collator,
+            of_tokens=task.pipeline_tag != "text-classification",
+            class_weights=weights,
+            train_dataset=task.train_features,
+            eval_dataset=None if during_training is None else during_training.features,
+            processing_class=task.tokenizer,
+            callbacks=callbacks,
+        )
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise InputError(str(error)) from error
     if during_training is not None:
         trainer.compute_metrics = lambda prediction: during_training.judge(prediction.predictions, None)
     return trainer
@@ -195,7 +229,7 @@ def class_weights(text: str, task: Task) -> torch.Tensor:
     Raises:
         InputError: there are no classes, a label that is not one, or a weight that is no positive number.
     """
-    if task.labels is None or task.train_features is None:
+    if task.labels is None or task.multi_label or task.train_features is None:
         raise InputError(f"--class_weights: {task.name} has no classes, each example just one, to weigh in training.")
     column = "label" if "label" in task.train_features.column_names else "labels"
     values = task.train_features[column][:]
@@ -220,7 +254,7 @@ def class_weights(text: str, task: Task) -> torch.Tensor:
 def train(trainer: FineTuningTrainer, checkpoint: str | None) -> dict[str, float]:
     """Trains on, from `checkpoint` or from the start; saves model, tokenizer and figures; returns the figures."""
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
+    trainer.save_model(_internal_call=True)  # otherwise it would be pushed before there is a card
     metrics = {**result.metrics, "train_samples": len(trainer.train_dataset)}  # type: ignore[arg-type]
     trainer.log_metrics("train", metrics)
     trainer.save_metrics("train", metrics)
@@ -262,10 +296,12 @@ def _in_words(figures: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
 
 
-def settings_of(args: FineTuningArguments) -> dict[str, Any]:
-    """The settings that a reader of the results wants to know, as JSON values."""
-    values = {name: getattr(args, name) for name in SETTINGS}
-    return {**values, "lr_scheduler_type": SchedulerType(args.lr_scheduler_type).value, "processes": args.world_size}
+def settings_of(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
+    """The settings of these `names`, and the number of processes, as JSON values."""
+    values = {name: getattr(args, name) for name in names}
+    values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    del values["num_train_epochs" if args.max_steps > 0 else "max_steps"]  # the one that does not count
+    return {**values, "processes": args.world_size}
 
 
 def write_report(
@@ -288,7 +324,7 @@ def write_report(
         "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
         "examples": {s.name: s.num_examples for s in task.evaluation_sets},
         "training": training,
-        "settings": settings_of(args),
+        "settings": {**task.settings, **(settings_of(args) if training else {})},
         "versions": versions(),
     }
     if training:
@@ -320,6 +356,7 @@ def write_card(
         language=None,
         base_model=results["model"],
         labels=task.labels,
+        examples=results["examples"],
         settings=results["settings"],
         figures=results["figures"],
         baselines={s.name: s.baseline for s in task.evaluation_sets if s.baseline is not None},

@@ -21,11 +21,19 @@ from accelerate import PartialState
 from datasets import Dataset
 from huggingface_hub import HfApi
 
-from snugbert.trainers.command_line import InputError
+from snugbert.trainers.command_line import InputError, clear_output_dir, files_of_a_run
 from snugbert.trainers.finetuning import report
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import Task, choose_metric, fine_tune, scored, settings_of, write_card
-from snugbert.trainers.model_card import table
+from snugbert.trainers.finetuning.run import (
+    DECIDES,
+    Task,
+    choose_metric,
+    fine_tune,
+    scored,
+    settings_of,
+    write_card,
+)
+from snugbert.trainers.finetuning.trainer import DivergedError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +42,7 @@ BATCH_SIZES = (16, 32)
 LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 EPOCHS = (2.0, 3.0, 4.0)
 
-PLAN = "sweep.json"  # in the output folder: what the runs have in common
+PLAN = "plan.json"  # in the output folder: what the runs have in common
 DONE = "results.json"  # in a run's folder, written last
 
 
@@ -55,14 +63,41 @@ class Run(NamedTuple):
     """A run that was done to its end."""
 
     setting: Setting
-    seed: int
     folder: Path
-    results: dict[str, Any]  # see `run.write_report`
+    results: dict[str, Any]  # see `run.write_report`; of one that failed the main figure, none, and the failure
 
     def figure(self, metric: str, set_name: str) -> float:
         """A figure; NaN where it was none, such as the correlation of a constant."""
-        value = self.results["figures"][set_name].get(metric)
+        value = self.results["figures"].get(set_name, {}).get(metric)
         return np.nan if value is None else value
+
+
+class Job(NamedTuple):
+    """A run that is to be done, or is."""
+
+    setting: Setting
+    seed: int
+    output_dir: Path  # of the sweep
+
+    @property
+    def name(self) -> str:
+        """That of its folder."""
+        return f"{self.setting.name}_seed-{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Where all that it leaves is."""
+        return self.output_dir / "runs" / self.name
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was done to its end."""
+        return (self.folder / DONE).exists()
+
+    @property
+    def run(self) -> Run:
+        """What it gave, once it is done."""
+        return Run(self.setting, self.folder, json.loads((self.folder / DONE).read_text(encoding="utf-8")))
 
 
 def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
@@ -80,22 +115,27 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
     if task.train_features is None:
         raise InputError("--sweep and --seeds are for training, and there are no train examples.")
     output_dir = Path(str(args.output_dir))
-    settings = settings_of_sweep(args)
-    _claim(output_dir, _plan(task, model_args, args), args)
     seeds = range(args.seed, args.seed + args.seeds)
-    jobs = list(itertools.product(settings, seeds))
-    runs: list[Run] = []
-    for number, (setting, seed) in enumerate(jobs, start=1):
-        folder = output_dir / "runs" / f"{setting.name}_seed-{seed}"
-        if not (folder / DONE).exists():
-            logger.info("run %d of %d: %s, seed %d", number, len(jobs), setting.name, seed)
-            fine_tune(task, model_args, _arguments_of(args, setting, seed, folder))
+    jobs = [Job(setting, seed, output_dir) for setting, seed in itertools.product(settings_of_sweep(args), seeds)]
+    plan = {**plan_of(model_args, args, task.settings), **_examples(task)}
+    claim(output_dir, plan, args, list((output_dir / "runs").glob("batch-*_rate-*_epochs-*_seed-*")))
+    for number, job in enumerate(jobs, start=1):
+        if not job.is_done:
+            logger.info("run %d of %d: %s", number, len(jobs), job.name)
+            try:
+                fine_tune(task, model_args, _arguments_of(args, job))
+            except DivergedError as error:
+                logger.warning("%s: %s", job.name, error)
+                _write_failure(job, task, args, str(error))
             PartialState().wait_for_everyone()  # one process writes the results, all read them
-        runs.append(Run(setting, seed, folder, json.loads((folder / DONE).read_text(encoding="utf-8"))))
         if args.should_save:
-            _keep_best_weights(output_dir, _best(runs, task, args))
+            # All that are done, not only those up to here: a sweep that goes on has some behind this one.
+            _keep_best_weights(output_dir, _best([other.run for other in jobs if other.is_done], task, args))
     if args.should_save:
+        runs = [job.run for job in jobs]
         best = _best(runs, task, args)
+        if "failure" in best.results:
+            raise InputError(f"every run of the sweep failed; the first: {runs[0].results['failure']}")
         summary = _summary(runs, task, args)
         tables = _tables(summary, best)
         _hand_over(output_dir, best)
@@ -124,31 +164,81 @@ def settings_of_sweep(args: FineTuningArguments) -> list[Setting]:
     return list(itertools.starmap(Setting, itertools.product(BATCH_SIZES, LEARNING_RATES, EPOCHS)))
 
 
-def _arguments_of(args: FineTuningArguments, setting: Setting, seed: int, folder: Path) -> FineTuningArguments:
-    job = copy.copy(args)
-    job.per_device_train_batch_size = setting.batch_size // (args.world_size * args.gradient_accumulation_steps)
-    job.learning_rate, job.num_train_epochs, job.seed = setting.learning_rate, setting.epochs, seed
-    job.output_dir, job.overwrite_output_dir, job.resume_from_checkpoint = str(folder), True, None
-    job.push_to_hub, job.sweep, job.seeds = False, None, 1
-    if not job.load_best_model_at_end:
-        job.save_strategy = "no"  # type: ignore[assignment]
-    return job
+def _arguments_of(args: FineTuningArguments, job: Job) -> FineTuningArguments:
+    its = copy.copy(args)
+    its.per_device_train_batch_size = job.setting.batch_size // (args.world_size * args.gradient_accumulation_steps)
+    its.learning_rate, its.num_train_epochs, its.seed = job.setting.learning_rate, job.setting.epochs, job.seed
+    its.output_dir, its.overwrite_output_dir, its.resume_from_checkpoint = str(job.folder), True, None
+    its.push_to_hub, its.sweep, its.seeds = False, None, 1
+    if not its.load_best_model_at_end:
+        its.save_strategy = "no"  # type: ignore[assignment]
+    return its
+
+
+def _write_failure(job: Job, task: Task, args: FineTuningArguments, message: str) -> None:
+    """Results without figures. The run would fail again, and the sweep has others."""
+    if args.should_save:
+        set_name, metric = _chooses(task, args)
+        job.folder.mkdir(parents=True, exist_ok=True)
+        results = {"figures": {set_name: {metric: None}}, "failure": f"{job.name}: {message}"}
+        report.write_atomically(job.folder / DONE, json.dumps(results, indent=1))
 
 
 # --- the output folder --------------------------------------------------------------------------------------------
 
 
-def _plan(task: Task, model_args: FineTunedModelArguments, args: FineTuningArguments) -> dict[str, Any]:
-    """What a sweep must not change while it goes on. More seeds may be added."""
-    features = {s.name: s.features for s in task.evaluation_sets}
-    plan = {
-        "task": task.name,
-        "model": {**asdict(model_args), "token": None},
-        "sweep": args.sweep,
-        "settings": {**settings_of(args), "metric_for_best_model": args.metric_for_best_model},
-        "examples": {name: _digest(data) for name, data in {"train": task.train_features, **features}.items() if data},
-    }
-    return json.loads(json.dumps(plan))
+def plan_of(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
+    """What must not change as long as something that was begun goes on, by the names of the arguments.
+
+    Args:
+        model_args: the model.
+        args: settings of training.
+        data: how the data are read.
+    """
+    plan = {**asdict(model_args), **data, **settings_of(args, DECIDES), "seeds": args.seeds, "token": None}
+    return json.loads(json.dumps({f"--{name}": value for name, value in plan.items()}))
+
+
+def claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> None:
+    """Makes sure that what is in the output folder was begun with this plan, or removes it if that was asked for.
+
+    There may be more seeds than before. Not fewer: the weights that were kept may be those of a seed that is left out.
+
+    Args:
+        output_dir: the folder.
+        plan: from [`plan_of`].
+        args: whether to replace what is there.
+        folders: those of runs in the output folder, which are removed with it.
+
+    Raises:
+        InputError: the folder holds something else, and to replace it was not asked for.
+    """
+    file = output_dir / PLAN
+    remedy = "choose another folder or replace it (--overwrite_output_dir)."
+    goes_on = file.exists() and not args.overwrite_output_dir
+    if goes_on:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        changed = [name for name in plan if plan[name] != before.get(name) and name != "--seeds"]
+        if changed:
+            raise InputError(f"--output_dir: {output_dir} was begun with other {', '.join(changed)}; {remedy}")
+        if plan["--seeds"] < before["--seeds"]:
+            raise InputError(f"--seeds: {output_dir} was begun with {before['--seeds']}; give as many, or {remedy}")
+    elif not args.overwrite_output_dir and (files_of_a_run(output_dir) or any(folder.exists() for folder in folders)):
+        raise InputError(f"--output_dir: {output_dir} already holds a run; {remedy}")
+    PartialState().wait_for_everyone()  # all have looked at what was there before
+    if args.should_save:
+        if not goes_on:
+            clear_output_dir(args)
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        report.write_atomically(file, json.dumps(plan, indent=1))
+    PartialState().wait_for_everyone()
+
+
+def _examples(task: Task) -> dict[str, str]:
+    sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
+    return {f"{name} examples": _digest(features) for name, features in sets.items() if features is not None}
 
 
 def _digest(dataset: Dataset) -> str:
@@ -163,32 +253,6 @@ def _digest(dataset: Dataset) -> str:
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
             digest.update(name.encode() + column.to_numpy(zero_copy_only=False).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments) -> None:
-    file = output_dir / PLAN
-    if file.exists() and not args.overwrite_output_dir:
-        before = json.loads(file.read_text(encoding="utf-8"))
-        changed = [name for name in plan if plan[name] != before.get(name)]
-        for name in ("settings", "model", "examples"):
-            if name in changed:
-                changed += [f"{name}.{key}" for key in plan[name] if plan[name][key] != before[name].get(key)]
-                changed.remove(name)
-        if changed:
-            raise InputError(
-                f"--output_dir: {output_dir} holds a sweep of other {', '.join(changed)}; choose another folder or "
-                "replace it (--overwrite_output_dir)."
-            )
-        return
-    if (output_dir / "config.json").exists() and not args.overwrite_output_dir:
-        raise InputError(
-            f"--output_dir: {output_dir} already holds a run that is no sweep; choose another folder or replace it "
-            "(--overwrite_output_dir)."
-        )
-    if args.should_save:
-        shutil.rmtree(output_dir / "runs", ignore_errors=True)
-        output_dir.mkdir(parents=True, exist_ok=True)
-        report.write_atomically(file, json.dumps(plan, indent=1))
 
 
 def _keep_best_weights(output_dir: Path, best: Run) -> None:
@@ -206,7 +270,7 @@ def _hand_over(output_dir: Path, best: Run) -> None:
     for path in best.folder.iterdir():
         if path.suffix == ".safetensors":
             path.replace(output_dir / path.name)
-        elif path.name not in (DONE, "results.md"):
+        elif path.is_file() and path.name not in (DONE, "results.md"):
             shutil.copy2(path, output_dir / path.name)
 
 
@@ -228,15 +292,23 @@ def _summary(runs: list[Run], task: Task, args: FineTuningArguments) -> dict[str
     settings = []
     for setting in dict.fromkeys(run.setting for run in runs):
         scores = [run.figure(metric, set_name) for run in runs if run.setting == setting]
-        settings.append({**setting._asdict(), "scores": scores, **_mean_and_deviation(scores)})
+        settings.append({**setting._asdict(), "seeds": len(scores), "scores": scores, **_mean_and_deviation(scores)})
     sign = 1 if args.greater_is_better else -1
     best = max(settings, key=lambda row: np.nan_to_num(sign * row["mean"], nan=-np.inf))
     of_best = [run for run in runs if run.setting == Setting(*(best[name] for name in Setting._fields))]
     figures = {
         name: {m: _mean_and_deviation([run.figure(m, name) for run in of_best]) for m in values}
-        for name, values in of_best[0].results["figures"].items()
+        for name, values in _best(of_best, task, args).results["figures"].items()
     }
-    return {"chosen_by": f"{set_name}_{metric}", "settings": settings, "best_setting": best, "figures": figures}
+    failures = [run.results["failure"] for run in runs if "failure" in run.results]
+    chosen_by = f"{set_name}_{metric}"
+    return {
+        "chosen_by": chosen_by,
+        "settings": settings,
+        "best_setting": best,
+        "figures": figures,
+        "failures": failures,
+    }
 
 
 def _mean_and_deviation(values: list[float]) -> dict[str, float]:
@@ -257,18 +329,17 @@ def _best(runs: list[Run], task: Task, args: FineTuningArguments) -> Run:
 
 
 def _tables(summary: dict[str, Any], best: Run) -> str:
-    settings = report.sweep_table(list(Setting._fields), summary["settings"])
-    figures = table(
-        ("examples", "figure", "mean", "standard deviation"),
-        [
-            (set_name, metric, f"{value['mean']:.4f}", f"{value['std']:.4f}" if value["std"] == value["std"] else "-")
-            for set_name, values in summary["figures"].items()
-            for metric, value in values.items()
-        ],
-    )
+    figures = [
+        {"examples": set_name, "figure": metric, **value}
+        for set_name, values in summary["figures"].items()
+        for metric, value in values.items()
+    ]
     best_setting = Setting(*(summary["best_setting"][name] for name in Setting._fields))
+    failures = "".join(f"\n\nWithout a score: {failure}" for failure in summary["failures"])
     return (
-        f"Chosen by {summary['chosen_by']}.\n\n{settings}\n\n"
-        f"Best setting: {best_setting.name}, over its seeds:\n\n{figures}\n\n"
+        f"Chosen by {summary['chosen_by']}.\n\n"
+        f"{report.means_table((*Setting._fields, 'seeds'), summary['settings'])}{failures}\n\n"
+        f"Best setting: {best_setting.name}, over its seeds:\n\n"
+        f"{report.means_table(('examples', 'figure'), figures)}\n\n"
         f"The model is that of the best run: {best.folder.name}."
     )

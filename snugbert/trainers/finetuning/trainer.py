@@ -28,6 +28,10 @@ EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
 Loss = Callable[..., torch.Tensor]
 
 
+class DivergedError(InputError):
+    """The loss is no number any more."""
+
+
 class FineTuningTrainer(Trainer):
     """Trainer for a head on top of the encoder.
 
@@ -96,11 +100,11 @@ class FineTuningTrainer(Trainer):
         """As in `Trainer`, but a loss that is no number is an error.
 
         Raises:
-            InputError: the loss is NaN or infinite.
+            DivergedError: the loss is NaN or infinite.
         """
         loss = super().training_step(*args, **kwargs)
         if not torch.isfinite(loss):
-            raise InputError(
+            raise DivergedError(
                 f"the loss is {loss.item()} in step {self.state.global_step + 1}; try a lower --learning_rate, more "
                 "--warmup_steps, or --bf16 or float32 instead of --fp16. Checkpoints saved before it stay."
             )
@@ -157,6 +161,12 @@ class FineTuningTrainer(Trainer):
             return output
         places = np.argsort(self._order)
         predictions: Any = output.predictions
+        if any(
+            np.isnan(scores).any() for scores in (predictions if isinstance(predictions, tuple) else [predictions])
+        ):
+            raise InputError(
+                f"{prefix}: scores of the model are no numbers; are its weights whole? Try without --fp16."
+            )
         predictions = tuple(p[places] for p in predictions) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
         if score is not None:
@@ -193,7 +203,9 @@ def weighted_loss(weights: torch.Tensor) -> Loss:
     def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         logits = outputs["logits"].float()
         if num_items_in_batch is None:
-            num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)
+            num_items_in_batch = (labels != IGNORE_INDEX).sum()
+        # Packed sentences may have no label at all.
+        number = torch.as_tensor(num_items_in_batch, device=logits.device).clamp(min=1)
         total = F.cross_entropy(
             logits.view(-1, logits.shape[-1]),
             labels.view(-1),
@@ -201,7 +213,7 @@ def weighted_loss(weights: torch.Tensor) -> Loss:
             ignore_index=IGNORE_INDEX,
             reduction="sum",
         )
-        return total / num_items_in_batch
+        return total / number
 
     return loss
 

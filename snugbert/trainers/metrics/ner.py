@@ -4,18 +4,14 @@
 `NerMetric()`.
 """
 
-from typing import Any
-
 import evaluate
-from datasets import Features, Sequence, Value
+from datasets import Features, List, Value
 from seqeval.metrics import accuracy_score, classification_report
-from seqeval.scheme import IOB2
 
 DESCRIPTION = """\
 Precision, recall and F1 of entities, in shares of 1: an entity is right if its type, its first and its last word are.
-"conlleval" counts as the script of CoNLL's shared tasks: a tag that its scheme does not allow where it stands is read
-for what it seems to mean, an I- that continues nothing as the beginning of an entity. "strict" reads BIO (IOB2) to the
-letter: an entity begins with B- or is none."""
+As in conlleval, the script of CoNLL's shared tasks, a tag that its scheme does not allow where it stands is read for
+what it seems to mean, an I- that continues nothing as the beginning of an entity."""
 
 INPUTS = """
 Args:
@@ -42,23 +38,10 @@ CITATION = """\
 
 
 class NerMetric(evaluate.Metric):
-    """Scores of entities, by the tags of their words.
-
-    Args:
-        config_name: `"conlleval"` (default) or `"strict"`.
-        kwargs: as in `evaluate.Metric`.
-
-    Raises:
-        ValueError: another `config_name`.
-    """
-
-    def __init__(self, config_name: str = "conlleval", **kwargs: Any):
-        if config_name not in ("conlleval", "strict"):
-            raise ValueError(f"Unknown way to count {config_name!r}; NerMetric knows conlleval and strict.")
-        super().__init__(config_name, **kwargs)
+    """Scores of entities, by the tags of their words."""
 
     def _info(self) -> evaluate.MetricInfo:
-        tags = Sequence(Value("string"))
+        tags = List(Value("string"))
         return evaluate.MetricInfo(
             description=DESCRIPTION,
             citation=CITATION,
@@ -76,8 +59,7 @@ class NerMetric(evaluate.Metric):
         }
         if all(tag == "O" for tags in (*references, *predictions) for tag in tags):
             return figures  # seqeval would take the mean of no types
-        how = {"mode": "strict", "scheme": IOB2} if self.config_name == "strict" else {}
-        report = classification_report(references, predictions, output_dict=True, zero_division=0, **how)
+        report = classification_report(references, predictions, output_dict=True, zero_division=0)
         together = report.pop("micro avg")
         figures.update({name: float(together[key]) for name, key in SHARES.items()})
         for kind in sorted(report.keys() - {"macro avg", "weighted avg"}):
