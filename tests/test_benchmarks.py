@@ -21,6 +21,7 @@ from transformers import (
 
 from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
 from snugbert.cli import main as snugbert_command
+from snugbert.trainers.command_line import InputError
 
 TINY = ["--batch_size", "4", "--pairs", "1", "--json"]
 TRAINING = [*TINY, "--steps", "1"]
@@ -74,6 +75,27 @@ def test_finetuning_and_inference(data_dir, minilm, tmp_path, capsys):
     inference.main([*TINY, *model, "--tasks", "mrpc", "--max_samples", "6"])
     (row,) = rows_of(capsys, "float32", trains=False)
     assert "6 examples" in row["work"]
+
+
+def test_finetuning_parity(data_dir, minilm, tmp_path, capsys):
+    import finetuning_parity
+
+    config = SnugBertConfig.from_size("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    SnugBertModel(config).save_pretrained(tmp_path)
+    SnugBertTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
+    files = (data_dir / "conll2003" / f"{name}.jsonl.gz" for name in ("train", "valid"))
+    command = [
+        "ner",
+        *(part for pair in zip(("--train_file", "--validation_file"), files, strict=True) for part in map(str, pair)),
+    ]
+    command += ["--model_name_or_path", str(tmp_path), "--max_train_samples", "200", "--max_eval_samples", "100"]
+    command += ["--num_train_epochs", "5", "--learning_rate", "2e-3", "--use_cpu", "--disable_tqdm", "True"]
+    finetuning_parity.main(command)
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| eval")]
+    assert [row[0] for row in rows] == [f"| eval {name}" for name in ("precision", "recall", "f1", "accuracy")]
+    assert rows[2][1] > "0.02" and all(row[1] == row[2].removesuffix(" |") for row in rows)
+    with pytest.raises(InputError, match="stock Trainer knows no frozen layers"):
+        finetuning_parity.main([*command, "--freeze_layers", "1"])
 
 
 def test_flops_are_those_of_torch_and_of_a_count_by_hand():

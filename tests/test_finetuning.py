@@ -26,7 +26,7 @@ from snugbert.trainers.command_line import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, class_weights, fine_tune
-from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 LABELS = ["few", "some", "many"]
@@ -126,14 +126,14 @@ def test_one_batch_is_accumulated_batches_is_padded_batches(head, weights, token
 def test_class_weights_are_those_of_torch_and_of_scikit_learn(tokenizer, tmp_path):
     data = examples("ForSequenceClassification", 45)
     labels = np.array(data["label"])
-    task = SimpleNamespace(name="own", labels=LABELS, train_features=data)
+    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=data)
     balanced = class_weights("balanced", task)
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     np.testing.assert_allclose(balanced, expected, rtol=1e-6)
     of_tokens = examples("ForTokenClassification", 45)
     tags = np.concatenate(list(of_tokens["labels"]))
     expected_of_tokens = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
-    task = SimpleNamespace(name="own", labels=LABELS, train_features=of_tokens)
+    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=of_tokens)
     np.testing.assert_allclose(class_weights("balanced", task), expected_of_tokens, rtol=1e-6)
 
     trainer = new_trainer(
@@ -149,7 +149,7 @@ def test_class_weights_are_those_of_torch_and_of_scikit_learn(tokenizer, tmp_pat
 
 
 def test_named_class_weights():
-    task = SimpleNamespace(name="own", labels=["a=b", "few"], train_features=examples("ForSequenceClassification", 3))
+    task = SimpleNamespace(name="own", labels=["a=b", "few"], multi_label=False, train_features=examples(HEADS[0], 3))
     assert class_weights("a=b=2.5", task).tolist() == [2.5, 1.0]
     for text in ("few", "few=0", "few=x", "none=2", "few=inf"):
         with pytest.raises(InputError, match="must be LABEL=NUMBER above 0, the label one of a=b, few"):
@@ -322,9 +322,14 @@ def model_args(tmp_path, tokenizer) -> FineTunedModelArguments:
     return FineTunedModelArguments(config_name="tiny", tokenizer_name=".")
 
 
-def test_a_run_leaves_everything(tokenizer, model_args, tmp_path, capsys):
+def test_a_run_leaves_everything(tokenizer, model_args, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "run"
-    figures = fine_tune(make_task(tokenizer), model_args, arguments(folder, num_train_epochs=2, eval_strategy="epoch"))
+    pushed = []
+    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
+    monkeypatch.setattr(FineTuningTrainer, "push_to_hub", lambda self: pushed.extend(folder.iterdir()))
+    settings = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "no", "push_to_hub": True}
+    figures = fine_tune(make_task(tokenizer), model_args, arguments(folder, **settings))
+    assert [file.name for file in pushed].count("README.md") == 1  # once, and with the card
     results = json.loads((folder / "results.json").read_text())
     assert results["figures"] == figures and results["baselines"]["eval"]["accuracy"] == 0.25
     assert results["settings"]["learning_rate"] == 1e-3 and results["training"]["train_samples"] == 60
@@ -334,6 +339,26 @@ def test_a_run_leaves_everything(tokenizer, model_args, tmp_path, capsys):
     assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
     assert f"eval: accuracy {accuracy:.4f} on 30 examples; always 'few': accuracy 0.2500" in capsys.readouterr().out
     assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
+
+    # Scoring with the model leaves the report of its training.
+    before = (folder / "results.json").read_bytes()
+    task = make_task(tokenizer)
+    task.train_features = None
+    fine_tune(task, model_args, arguments(folder, do_eval=True))
+    assert (folder / "results.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"eval_strategy": "steps"}, (500, 500)),
+        ({"eval_strategy": "steps", "logging_steps": 100, "early_stopping_patience": 1}, (100, 100)),
+        ({"eval_strategy": "steps", "eval_steps": 30, "early_stopping_patience": 1}, (30, 30)),
+    ],
+)
+def test_steps_of_evaluation_and_of_checkpoints(settings, expected, tmp_path):
+    args = arguments(tmp_path, **settings)
+    assert (args.eval_steps, args.save_steps) == expected
 
 
 def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
@@ -395,26 +420,70 @@ def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args,
     predictions = trainer.predict(examples(HEADS[0], 30, seed=1)).predictions.argmax(-1)
     np.testing.assert_array_equal(predictions, np.loadtxt(tmp_path / "a" / "predictions.txt"))
 
-    # One more seed goes on; other settings or other data do not.
+    # With other settings or other data it does not go on.
     calls.clear()
     monkeypatch.setattr(sweep, "fine_tune", counted)
-    with pytest.raises(InputError, match=r"holds a sweep of other settings.weight_decay; choose another folder"):
+    with pytest.raises(InputError, match=r"was begun with other --weight_decay; choose another folder"):
         sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings, weight_decay=0.1))
-    with pytest.raises(InputError, match=r"holds a sweep of other examples.train;"):
+    with pytest.raises(InputError, match=r"was begun with other train examples;"):
         sweep.run(make_task(tokenizer, 61), model_args, arguments(tmp_path / "a", **settings))
     assert not calls
 
 
-def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, capsys):
-    given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20)
+def test_a_sweep_that_goes_on_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch):
+    output_dir = tmp_path / "run"
+    scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.7}  # of each seed; 45 diverges
+    failures: list[type[Exception]] = [Interrupted, DivergedError]
+
+    def run_of_a_seed(task, model_args, args):
+        if args.seed == 45:
+            raise failures.pop(0)("the loss is nan")
+        task.evaluation_sets[0].judge = lambda predictions, folder: {"accuracy": scores[args.seed]}
+        return fine_tune(task, model_args, args)
+
+    def sweep_over(seeds: int) -> None:
+        sweep.run(make_task(tokenizer), model_args, arguments(output_dir, seeds=seeds, max_steps=1))
+
+    monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
+    with pytest.raises(Interrupted):
+        sweep_over(4)
+    (kept,) = output_dir.rglob("*.safetensors")
+    assert kept.parent.name.endswith("seed-43")
+    best = kept.read_bytes()
+    for seeds in (4, 5):  # a seed more is just run
+        sweep_over(seeds)
+        assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best]
+        results = json.loads((output_dir / "results.json").read_text())
+        assert results["figures"]["eval"]["accuracy"] == 0.9 and results["settings"]["seed"] == 43
+        assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
+    with pytest.raises(InputError, match="was begun with 5; give as many, or choose another folder"):
+        sweep_over(2)
+
+
+def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, capsys, monkeypatch):
+    pushed = {}
+
+    class Hub:
+        def __init__(self, token):
+            pass
+
+        def create_repo(self, name, **kwargs):
+            return SimpleNamespace(repo_id=f"me/{name}")
+
+        def upload_folder(self, *, repo_id, folder_path, **kwargs):
+            pushed[repo_id] = {file.name for file in Path(folder_path).iterdir()}
+
+    monkeypatch.setattr(sweep, "HfApi", Hub)
+    given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
     sweep.run(make_task(tokenizer), model_args, given)
+    assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
     assert "eval_accuracy" in capsys.readouterr().out
     # A single run is not mistaken for a sweep.
     shutil.rmtree(tmp_path / "run" / "runs")
-    (tmp_path / "run" / "sweep.json").unlink()
-    with pytest.raises(InputError, match="already holds a run that is no sweep"):
+    (tmp_path / "run" / "plan.json").unlink()
+    with pytest.raises(InputError, match="already holds a run; choose another folder"):
         sweep.run(make_task(tokenizer), model_args, given)
 
 

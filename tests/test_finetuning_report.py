@@ -22,9 +22,9 @@ from snugbert.trainers.finetuning.report import (
     draw_f1_by_answer_length,
     draw_learning_curve,
     draw_thresholds,
+    means_table,
     results_table,
     suite_table,
-    sweep_table,
     write_model_card,
     write_results,
 )
@@ -210,31 +210,33 @@ def test_results_table():
         "predict": {"exact_match": 81.256, "total": 10570},
         "predict_ax": {},
     }
-    assert cells(results_table(figures, {"eval": ("always 'yes'", {"accuracy": 0.5})})) == [
+    examples = {"eval": 1500, "eval_mm": 2, "predict": 10570, "predict_ax": 3}
+    assert cells(results_table(figures, {"eval": ("always 'yes'", {"accuracy": 0.5})}, examples)) == [
         ["examples", "figure", "this model", "baseline"],
-        ["validation", "accuracy", "0.9123", "0.5000 (always 'yes')"],
-        ["validation", "matthews correlation", "-0.5000", ""],
-        ["validation", "pearson", "-", ""],
-        ["validation", "f1", "-", ""],
-        ["validation mismatched", "accuracy", "1.0000", ""],
-        ["test", "exact match", "81.26", ""],
-        ["test", "total", "10,570", ""],
+        ["validation (1,500)", "accuracy", "0.9123", "0.5000 (always 'yes')"],
+        ["validation (1,500)", "matthews correlation", "-0.5000", ""],
+        ["validation (1,500)", "pearson", "-", ""],
+        ["validation (1,500)", "f1", "-", ""],
+        ["validation mismatched (2)", "accuracy", "1.0000", ""],
+        ["test (10,570)", "exact match", "81.26", ""],
+        ["test (10,570)", "total", "10,570", ""],
     ]
 
 
-def test_sweep_table():
+def test_means_table():
+    nan = float("nan")
     rows = [
-        {"batch_size": 16, "learning_rate": 5e-5, "scores": [0.90, 0.91, 0.92], "mean": 0.91},
-        {"batch_size": 32, "learning_rate": 2e-5, "scores": [88.0, 90.0]},
-        {"batch_size": 32, "learning_rate": 3e-5, "scores": [0.5]},
-        {"batch_size": 32, "learning_rate": 4e-5, "scores": [0.5, float("nan")]},
+        {"batch_size": 16, "learning_rate": 5e-5, "mean": 0.91, "std": 0.01, "scores": [0.90, 0.91, 0.92]},
+        {"batch_size": 32, "learning_rate": 2e-5, "mean": 89.0, "std": 1.41421},
+        {"batch_size": 32, "learning_rate": 3e-5, "mean": 0.5, "std": nan},
+        {"batch_size": 32, "learning_rate": 4e-5, "mean": nan, "std": nan},
     ]
-    assert cells(sweep_table(["batch_size", "learning_rate"], rows)) == [
-        ["batch size", "learning rate", "seeds", "mean ± standard deviation"],
-        ["16", "5e-05", "3", "0.9100 ± 0.0100"],
-        ["32", "2e-05", "2", "89.00 ± 1.41"],
-        ["32", "3e-05", "1", "0.5000"],
-        ["32", "4e-05", "2", "-"],
+    assert cells(means_table(["batch_size", "learning_rate"], rows)) == [
+        ["batch size", "learning rate", "mean ± standard deviation"],
+        ["16", "5e-05", "0.9100 ± 0.0100"],
+        ["32", "2e-05", "89.00 ± 1.41"],
+        ["32", "3e-05", "0.5000"],
+        ["32", "4e-05", "-"],
     ]
 
 
@@ -275,6 +277,7 @@ def test_results_files(tmp_path):
     results = {
         "task": "CoLA",
         "figures": {"eval": {"matthews_correlation": 0.52}},
+        "examples": {"eval": 1043},
         "baselines": {"eval": {"answer": "always 'acceptable'", "matthews_correlation": 0.0}},
         "sweep": {"std": float("nan"), "name": "Zürich"},
     }
@@ -296,11 +299,15 @@ CARD = {
     "name": "me/mnli",
     "task": "MNLI",
     "pipeline_tag": "text-classification",
-    "dataset": ("GLUE (MNLI)", "nyu-mll/glue"),
+    "dataset": ("GLUE (MNLI)", "nyu-mll/glue", "mnli"),
     "language": "en",
     "base_model": "google-bert/bert-base-uncased",
     "labels": ["entailment", "neutral", "contradiction"],
-    "settings": {"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "bf16": False, "class_weights": None},
+    "examples": {"eval": 90, "eval_mm": 90, "predict": 70, "predict_ax": 11},
+    "settings": {
+        **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "bf16": False, "class_weights": None},
+        **{"train_file": "/home/ada/train.csv", "max_eval_samples": 90},
+    },
     "figures": {
         "eval": {"accuracy": 0.8412345678, "combined_score": 0.7, "pearson": float("nan")},
         "eval_mm": {"accuracy": 0.83},
@@ -323,6 +330,8 @@ def test_the_hub_reads_what_the_card_says(tmp_path):
             task_name="MNLI",
             dataset_type="nyu-mll/glue",
             dataset_name="GLUE (MNLI)",
+            dataset_config="mnli",
+            dataset_args={"max_eval_samples": 90},
             dataset_split=split,
             metric_type=metric,
             metric_name=name,
@@ -339,12 +348,13 @@ def test_the_hub_reads_what_the_card_says(tmp_path):
     assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.pipeline_tag == "text-classification"
     assert card.data.datasets == ["nyu-mll/glue"] and card.data.language == "en"
     assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
-    assert ["validation", "accuracy", "0.8412", "0.3545 (always 'entailment')"] in cells(card.text)
-    assert cells(card.text)[-4:] == [
+    assert ["validation (90)", "accuracy", "0.8412", "0.3545 (always 'entailment')"] in cells(card.text)
+    assert cells(card.text)[-5:] == [
         ["setting", "value"],
         ["learning rate", "3e-05"],
         ["seed", "0"],
         ["weight decay", "0"],
+        ["max eval samples", "90"],
     ]
     assert re.findall(r"!\[(.+)\]\((.+)\)", card.text) == [
         ("Loss and score over the epochs of training", "learning_curve.png"),
@@ -360,7 +370,7 @@ def test_the_hub_reads_what_the_card_says(tmp_path):
 def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
     checkpoint = tmp_path / "secret" / "pretrained"
     checkpoint.mkdir(parents=True)
-    own = {"dataset": ("my reviews, 2024", None), "base_model": str(checkpoint), "figures": {"predict": {}}}
+    own = {"dataset": ("my reviews, 2024", None, None), "base_model": str(checkpoint), "figures": {"predict": {}}}
     write_model_card(tmp_path, **CARD | own, sweep="| batch size |")
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None

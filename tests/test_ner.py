@@ -282,7 +282,7 @@ def test_words_have_context_on_both_sides(conll, part, tokenizer):
 def test_words_without_pieces_keep_their_tags(tokenizer):
     words = ["Jo", "\u200b", "\u0001", "", "Li", "a-" * 40]
     split = Split("s", [Sentence(words, ["B-PER", "I-PER", "B-LOC", "O", "B-PER", "O"], 1)], True)
-    labels = choose_labels({"train": split}, [])
+    labels = ["O", "B-LOC", "B-PER", "I-PER"]
     features = ner.windows_of(split, labels, tokenizer, 20).features
     assert tokenizer.convert_ids_to_tokens(features[0]["input_ids"][:6]) == ["[CLS]", "jo", *["[UNK]"] * 3, "li"]
     assert [labels[i] for row in features["labels"] for i in row if i != -100] == split.sentences[0].tags
@@ -329,8 +329,8 @@ def test_right_predictions_are_the_file_again(way, scheme, conll, part, tokenize
 # --- metric -----------------------------------------------------------------------------------------------------
 
 
-def compute(predictions: list[list[str]], references: list[list[str]], how: str = "conlleval") -> dict[str, float]:
-    return NerMetric(how, keep_in_memory=True).compute(predictions=predictions, references=references)
+def compute(predictions: list[list[str]], references: list[list[str]]) -> dict[str, float]:
+    return NerMetric(keep_in_memory=True).compute(predictions=predictions, references=references)
 
 
 def test_metric_by_hand():
@@ -349,22 +349,18 @@ def test_metric_by_hand():
             **{"ORG_precision": 1 / 2, "ORG_recall": 1 / 2, "ORG_f1": 1 / 2, "ORG_number": 2},
         }
     )
-    strict = compute(predictions, references, "strict")  # the I- that continues nothing is no entity
-    assert (strict["precision"], strict["recall"], strict["ORG_precision"]) == pytest.approx((2 / 3, 2 / 4, 1))
     nothing = compute([["O", "O"]], [["O", "O"]])
     assert nothing == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "accuracy": 1.0}
     assert compute([["O", "O"]], [["B-PER", "O"]])["f1"] == 0.0
-    with pytest.raises(ValueError, match="NerMetric knows conlleval and strict"):
-        NerMetric("exact")
 
 
-def spans(tags: list[str], strict: bool) -> set[tuple[str, int, int]]:
+def spans(tags: list[str]) -> set[tuple[str, int, int]]:
     """Entities of BIO tags, found letter by letter."""
     kinds = sorted({tag[2:] for tag in tags} - {""})
     found = set()
     for kind in kinds:
         letters = "".join(tag[0] if tag[2:] == kind else "O" for tag in tags)
-        found |= {(kind, *match.span()) for match in re.finditer("BI*" if strict else "[BI]I*", letters)}
+        found |= {(kind, *match.span()) for match in re.finditer("[BI]I*", letters)}
     return found
 
 
@@ -373,24 +369,21 @@ def test_metric_on_noisy_real_tags(part):
     references = all_tags(part)
     tags = sorted({tag for row in references for tag in row})
     predictions = [[generator.choice(tags) if generator.random() < 0.2 else tag for tag in row] for row in references]
-    for how in ("conlleval", "strict"):
-        figures = compute(predictions, references, how)
-        right, given = (
-            {(i, *span) for i, row in enumerate(rows) for span in spans(row, how == "strict")}
-            for rows in (references, predictions)
-        )
-        for prefix in ("", "LOC_", "PER_", "ORG_", "MISC_"):
-            kept, told = ({s for s in group if prefix in ("", f"{s[1]}_")} for group in (given, right))
-            both = len(kept & told)
-            assert figures[f"{prefix}precision"] == pytest.approx(both / len(kept), abs=1e-12)
-            assert figures[f"{prefix}recall"] == pytest.approx(both / len(told), abs=1e-12)
-            assert figures[f"{prefix}f1"] == pytest.approx(2 * both / (len(kept) + len(told)), abs=1e-12)
-        pairs = [pair for rows in zip(predictions, references, strict=True) for pair in zip(*rows, strict=True)]
-        assert figures["accuracy"] == pytest.approx(sum(a == b for a, b in pairs) / len(pairs), abs=1e-12)
+    figures = compute(predictions, references)
+    right, given = (
+        {(i, *span) for i, row in enumerate(rows) for span in spans(row)} for rows in (references, predictions)
+    )
+    for prefix in ("", "LOC_", "PER_", "ORG_", "MISC_"):
+        kept, told = ({s for s in group if prefix in ("", f"{s[1]}_")} for group in (given, right))
+        both = len(kept & told)
+        assert figures[f"{prefix}precision"] == pytest.approx(both / len(kept), abs=1e-12)
+        assert figures[f"{prefix}recall"] == pytest.approx(both / len(told), abs=1e-12)
+        assert figures[f"{prefix}f1"] == pytest.approx(2 * both / (len(kept) + len(told)), abs=1e-12)
+    pairs = [pair for rows in zip(predictions, references, strict=True) for pair in zip(*rows, strict=True)]
+    assert figures["accuracy"] == pytest.approx(sum(a == b for a, b in pairs) / len(pairs), abs=1e-12)
     # Made valid as conlleval reads them, predictions score the same.
     valid = [tags_of(entities_of(row), len(row), "bio") for row in predictions]
-    same = compute(predictions, references)
-    assert {**compute(valid, references), "accuracy": same["accuracy"]} == same
+    assert {**compute(valid, references), "accuracy": figures["accuracy"]} == figures
 
 
 def test_most_frequent_tags():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from test_squad_answers import definition_2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snugbert import SnugBertTokenizer, cli
@@ -53,7 +54,7 @@ def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, d
         split = {"train_file": [file]} if name.startswith("train") else {"validation_file": file}
         arguments = DataArguments(**split, version_2_with_negative=version_2)
         (questions,) = load_questions(arguments, None).values()
-        loaded.append([question._replace(row="") for question in questions])
+        loaded.append([question._replace(row="", is_impossible=False) for question in questions])  # flat: not told
     nested, flat = loaded
     assert sorted(nested) == sorted(flat)
     columns = [{getattr(question, name) for question in nested} for name in ("id", "context", "title")]
@@ -118,7 +119,7 @@ def test_every_format_gives_the_same_questions(tmp_path):
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         arguments = DataArguments(**source, version_2_with_negative=True)
         splits = load_questions(arguments, None, cache_dir=str(tmp_path / "cache"))
-        assert [question._replace(row="") for question in splits["validation"]] == [
+        assert [question._replace(row="", is_impossible=False) for question in splits["validation"]] == [
             Question("a", "Who?", "Anna met  Ben.\n", ("Anna", "Ben"), (0, 10), "T"),
             Question("b", "Why?", "Anna met  Ben.\n", (), (), "T"),
             Question("c", "Who?", "\u00c9mile \u2028 slept.", ("\u00c9mile",), (0,), "U"),
@@ -431,6 +432,16 @@ def test_the_best_threshold_is_what_a_run_with_it_scores(workshop, tmp_path, cap
     odds = json.loads((second / "null_odds.json").read_text())
     answers = json.loads((second / "predictions.json").read_text())
     assert {question for question in odds if odds[question] > threshold} == {q for q in answers if answers[q] == ""}
+    # What the official script says of these files.
+    golds = {row["id"]: [text for text, _ in row["answers"]] for row in stories(60, seed=2, negative=True)}
+    official = definition_2(answers, golds, odds, threshold)
+    figures = {name: again[f"eval_{name}"] for name in official if not name.startswith("best_")}
+    assert figures == {name: official[name] for name in figures} and len(figures) == 9
+    n_best = json.loads((second / "nbest_predictions.json").read_text())
+    for question, candidates in n_best.items():
+        (null,) = (c for c in candidates if c["text"] == "")
+        best = max(c["start_logit"] + c["end_logit"] for c in candidates if c["text"])
+        assert odds[question] == pytest.approx(null["start_logit"] + null["end_logit"] - best)
 
 
 def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
@@ -542,19 +553,29 @@ def test_bad_files(content, message, workshop, tmp_path):
         ),
         ({"dataset_name": "squad"}, "--dataset_name: give either the name of a data set or files"),
         ({"dataset_name": "./no", "train_file": None, "validation_file": None}, "the data set ./no cannot be loaded"),
+        (
+            {"dataset_name": "./broken", "train_file": None, "validation_file": None},
+            "the data set ./broken cannot be loaded",
+        ),
         ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer to learn"),
+        (
+            {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
+            "no validation question has an answer to choose the best model by",
+        ),
         ({"on_bad_answer": "ignore"}, "invalid choice: 'ignore'"),
         ({"max_answer_length": 0}, "--max_answer_length must be at least 1, not 0"),
         ({"max_seq_length": 10}, r"beside a question of 1 tokens, a window of 10 .* has room for 6 of the context"),
         (
             {"metric_for_best_model": "accuracy"},
-            "there is no metric 'accuracy'; those of train, dev are exact_match, f1",
+            "there is no metric 'accuracy'; those of squad.* are exact_match, f1",
         ),
-        ({"class_weights": "balanced"}, "--class_weights: train, dev has no classes"),
+        ({"class_weights": "balanced"}, "--class_weights: squad.* has no classes"),
     ],
 )
 def test_bad_arguments(changes, message, workshop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "train.json").write_text("{")
     changes = {
         name: value.format(workshop=workshop) if isinstance(value, str) else value for name, value in changes.items()
     }

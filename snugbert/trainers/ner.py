@@ -357,7 +357,7 @@ def make_task(
         padding_collator=DataCollatorForTokenClassification(
             tokenizer,
             padding="max_length" if training_args.pad_to_max_length else True,
-            max_length=max_length,
+            max_length=max_length if training_args.pad_to_max_length else None,
         ),
         labels=labels,
         dataset=(dataset_name, dataset_name if is_on_hub else None, data_args.dataset_config_name),

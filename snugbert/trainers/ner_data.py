@@ -137,8 +137,8 @@ class Split(NamedTuple):
     source: str  # the file or data set they come from, for messages
     sentences: list[Sentence]
     in_lines: bool  # whether each word has a line of its own
-    types: frozenset[str]  # those of the entities in the source, the sentences that are not used included
     scheme: str = "bio"  # that of the source; the tags of `sentences` are BIO once they are checked
+    types: frozenset[str] = frozenset()  # of entities in the source, the sentences that are not used included
 
     @property
     def labelled(self) -> bool:
@@ -211,7 +211,7 @@ def _read_split(data: Path | Dataset, name: str, data_args: DataArguments) -> Sp
             f"{DOCUMENT_START} lines" if in_lines else "a column that tells them; name it with --document_column_name"
         )
         raise InputError(f"--document_context: {source} does not tell where documents begin; it needs {how}.")
-    return Split(source, sentences, in_lines, frozenset(types))
+    return Split(source, sentences, in_lines, types=frozenset(types))
 
 
 def read_conll(file: Path, data_args: DataArguments, labelled: bool) -> Iterator[Sentence]:

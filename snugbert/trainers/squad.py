@@ -121,7 +121,9 @@ def make_task(
         metrics=FIGURES_V2 if data_args.version_2_with_negative else FIGURES,
         pipeline_tag="question-answering",
         padding_collator=DataCollatorWithPadding(
-            tokenizer, padding="max_length" if training_args.pad_to_max_length else True, max_length=max_length
+            tokenizer,
+            padding="max_length" if training_args.pad_to_max_length else True,
+            max_length=max_length if training_args.pad_to_max_length else None,
         ),
         dataset=(dataset_name, dataset_name if is_on_hub else None, data_args.dataset_config_name),
         settings=asdict(data_args),
