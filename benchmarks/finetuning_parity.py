@@ -19,7 +19,12 @@ from statistics import mean, stdev
 
 import transformers
 from side_by_side import default_checkpoint
-from transformers import Trainer
+from transformers import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    Trainer,
+)
 
 from snugbert.trainers import glue, glue_data, ner, ner_data, squad, squad_data
 from snugbert.trainers.command_line import InputError, parse_arguments, set_up
@@ -27,17 +32,17 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, Fine
 from snugbert.trainers.finetuning.run import Figures, make_trainer
 
 COMMANDS = {
-    "glue": (glue.make_task, glue_data.DataArguments, transformers.BertForSequenceClassification),
-    "ner": (ner.make_task, ner_data.DataArguments, transformers.BertForTokenClassification),
-    "squad": (squad.make_task, squad_data.DataArguments, transformers.BertForQuestionAnswering),
+    "glue": (glue.make_task, glue_data.DataArguments, FineTuningArguments, BertForSequenceClassification),
+    "ner": (ner.make_task, ner_data.DataArguments, FineTuningArguments, BertForTokenClassification),
+    "squad": (squad.make_task, squad_data.DataArguments, squad.SquadArguments, BertForQuestionAnswering),
 }
 
 
 def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
     """Trains and scores SnugBERT as the command does, then stock BERT; the names of the figures, and both sides'."""
-    make_task, data_arguments, stock_class = COMMANDS[command]
+    make_task, data_class, training_class, stock_class = COMMANDS[command]
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, data_arguments, FineTuningArguments), argv, "finetuning_parity", __doc__ or ""
+        (FineTunedModelArguments, data_class, training_class), argv, "finetuning_parity", __doc__ or ""
     )
     set_up(training_args)
     only_ours = ("class_weights", "early_stopping_patience", "unfreeze_after_steps")

@@ -557,7 +557,7 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     before = len(steps)
     glue.main(of_all)  # nothing is left to do but the table
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
-    with pytest.raises(InputError, match="out was begun with other --learning_rate; choose another folder"):
+    with pytest.raises(InputError, match="out was begun with other --learning_rate, --seeds; choose another folder"):
         glue.main([*of_all, "--learning_rate", "1e-3", "--seeds", "2"])
     (output_dir / "plan.json").unlink()
     with pytest.raises(InputError, match="out already holds a run"):

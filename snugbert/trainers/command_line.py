@@ -194,7 +194,15 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
 
 def files_of_a_run(output_dir: Path) -> list[Path]:
     """The checkpoints, figures and configuration of the run that is in the folder; none if there is no run."""
-    patterns = ("checkpoint-*", "*_results.json", "results.json", "results.md", "trainer_state.json", "config.json")
+    patterns = (
+        "checkpoint-*",
+        "*_results.json",
+        "results.json",
+        "results.md",
+        "trainer_state.json",
+        "config.json",
+        "plan.json",
+    )
     return [path for pattern in patterns for path in output_dir.glob(pattern)]
 
 

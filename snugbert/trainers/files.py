@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import logging
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def load_data_set(name: str, config_name: str | None, **download: Any) -> Datase
 
 def name_of_file(file: Path) -> str:
     """What a file of examples is about: its name without ending, or its folder's if it is called train or the like."""
-    stem = file.name.partition(".")[0]
+    stem = re.sub(r"(\.(json|jsonl|csv|tsv|txt|conll))?(\.(gz|zst))?$", "", file.name)
     usual = ("train", "training", "dev", "development", "valid", "validation", "test")
     return file.resolve().parent.name if stem.lower() in usual else stem
 

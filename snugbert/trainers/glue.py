@@ -29,7 +29,7 @@ from snugbert.trainers.command_line import InputError, newest_checkpoint, parse_
 from snugbert.trainers.files import name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of_data
 from snugbert.trainers.glue_data import (
     GLUE_ON_THE_HUB,
     SETS,
@@ -338,7 +338,7 @@ def make_task(
         labels=labels,
         multi_label=problem == "multi_label_classification",
         dataset=dataset,
-        settings=asdict(data_args),
+        settings=settings_of_data(data_args),
     )
 
 
@@ -347,14 +347,15 @@ def names_of(data_args: DataArguments) -> tuple[str, tuple[str, str | None, str 
     files = [
         file for file in (data_args.train_file, data_args.validation_file, data_args.test_file) if file is not None
     ]
-    if data_args.task is not None and not files:
-        name = data_args.task.folder
-        return name, (f"GLUE {name}", GLUE_ON_THE_HUB, data_args.task_name)
+    task = data_args.task.folder if data_args.task is not None else None
     if data_args.dataset_name is not None:
         name = data_args.dataset_name
-        return name, (name, None if Path(name).exists() else name, data_args.dataset_config_name)
-    name = name_of_file(Path(files[0]))
-    return data_args.task.folder if data_args.task else name, (name, None, None)
+        return task or name, (name, None if Path(name).exists() else name, data_args.dataset_config_name)
+    if files:
+        name = name_of_file(Path(files[0]))
+        return task or name, (name, None, None)
+    assert task is not None  # `load_splits` sees to it
+    return task, (f"GLUE {task}", GLUE_ON_THE_HUB, data_args.task_name)
 
 
 # --- all tasks --------------------------------------------------------------------------------------------------

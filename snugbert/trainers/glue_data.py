@@ -460,9 +460,12 @@ def choose_labels(
         regression: a number is to be predicted, whatever the labels are.
 
     Raises:
-        InputError: the training examples have only one label.
+        InputError: the training examples have only one label; several labels are no number.
     """
     if regression:
+        lists = [split.source for split in splits.values() if split.multi_label]
+        if lists:
+            raise InputError(f"--do_regression: {lists[0]} has lists of labels where a number should be.")
         return None
     if task is not None:
         labels = list(task.labels)

@@ -9,7 +9,6 @@ import copy
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from snugbert.trainers.command_line import parse_arguments, set_up
 from snugbert.trainers.files import name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of_data
 from snugbert.trainers.metrics import NerMetric
 from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
 from snugbert.trainers.ner_data import (
@@ -361,5 +360,5 @@ def make_task(
         ),
         labels=labels,
         dataset=(dataset_name, dataset_name if is_on_hub else None, data_args.dataset_config_name),
-        settings=asdict(data_args),
+        settings=settings_of_data(data_args),
     )

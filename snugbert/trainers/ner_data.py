@@ -188,7 +188,8 @@ def _splits_of_dataset(data_args: DataArguments, **download: Any) -> dict[str, P
 def _read_split(data: Path | Dataset, name: str, data_args: DataArguments) -> Split:
     source = str(data) if isinstance(data, Path) else f"the {name} sentences of {data_args.dataset_name}"
     labelled = name != "test"
-    if isinstance(data, Path) and not {".json", ".jsonl"} & set(data.suffixes):
+    stem = data.name.removesuffix(".gz").removesuffix(".zst") if isinstance(data, Path) else ""
+    if isinstance(data, Path) and not stem.endswith((".json", ".jsonl")):
         in_lines, sentences = True, list(read_conll(data, data_args, labelled))
     else:
         in_lines, sentences = False, list(read_records(data, source, data_args, labelled))

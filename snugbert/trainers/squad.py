@@ -10,7 +10,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from snugbert.trainers.command_line import InputError, parse_arguments, set_up
 from snugbert.trainers.files import name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of_data
 from snugbert.trainers.metrics.squad import squad_figures, squad_scores, squad_v2_figures, threshold_curve
 from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
 from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
@@ -112,7 +112,7 @@ def make_task(
     dataset_name = data_args.dataset_name or ", ".join(names)
     is_on_hub = not data_args.files and not Path(dataset_name).exists()
     return Task(
-        name=ON_THE_HUB.get(dataset_name.removeprefix("rajpurkar/"), dataset_name),
+        name=ON_THE_HUB.get(dataset_name.removeprefix("rajpurkar/"), dataset_name) if is_on_hub else dataset_name,
         make_model=make_model,
         tokenizer=tokenizer,
         train_features=windows["train"].features if "train" in windows else None,
@@ -126,7 +126,7 @@ def make_task(
             max_length=max_length if training_args.pad_to_max_length else None,
         ),
         dataset=(dataset_name, dataset_name if is_on_hub else None, data_args.dataset_config_name),
-        settings=asdict(data_args),
+        settings=settings_of_data(data_args),
     )
 
 

@@ -341,8 +341,8 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
 
 
 def answers_are_told(questions: list[Question]) -> bool:
-    """Whether there is anything to score: an answer, or a question of which it is said that it has none."""
-    return any(question.answers or question.is_impossible for question in questions)
+    """Whether there is anything to score: answers, or questions all of which are said to have none."""
+    return any(question.answers for question in questions) or all(question.is_impossible for question in questions)
 
 
 def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:

@@ -106,10 +106,8 @@ class FineTuningArguments(TrainingArguments):
             self.save_strategy, self.save_steps = SaveStrategy(self.eval_strategy), self.eval_steps or self.save_steps
             self.load_best_model_at_end = True
         self.metric_for_best_model = self.metric_for_best_model or MAIN_METRIC
-        # With none of the three, there is training and evaluation, as far as the data allow. An eval_strategy or a
-        # sweep means both.
-        if self.eval_strategy != IntervalStrategy.NO or self.sweeps:
-            self.do_train = self.do_train or not (self.do_eval or self.do_predict)
+        # With none of the three, all that the data allow is done. To choose the best, something has to be scored.
+        if self.do_train and (self.eval_strategy != IntervalStrategy.NO or self.sweeps):
             self.do_eval = True
         asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}
         self.wanted_splits = tuple(split for split in asked if asked[split]) or None

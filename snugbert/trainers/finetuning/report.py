@@ -531,7 +531,7 @@ def _eval_results(
     """The figures that the Hub has names for, as numbers of at most six digits."""
     dataset_name, dataset_id, config_name = dataset
     # A score on the first examples is not one on all of them.
-    limits = {name: settings[name] for name in ("max_eval_samples", "max_predict_samples") if name in settings}
+    limits = {kind: settings.get(f"max_{kind}_samples") for kind in ("eval", "predict")}
     return [
         EvalResult(
             task_type=pipeline_tag,
@@ -541,7 +541,7 @@ def _eval_results(
             dataset_name=dataset_name,
             dataset_config=config_name,
             dataset_split=_split(set_name),
-            dataset_args=limits or None,
+            dataset_args={"first": limit} if (limit := limits[set_name.partition("_")[0]]) else None,
             metric_type=HUB_METRICS[figure][0],
             metric_name=HUB_METRICS[figure][1],
             metric_value=float(f"{value:.6g}"),

@@ -1,7 +1,7 @@
 """One fine-tuning run: train, score, predict, and leave everything about it in the output folder."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -302,6 +302,17 @@ def settings_of(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) ->
     values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
     del values["num_train_epochs" if args.max_steps > 0 else "max_steps"]  # the one that does not count
     return {**values, "processes": args.world_size}
+
+
+def settings_of_data(data_args: Any) -> dict[str, Any]:
+    """How data are read, as JSON values; of files the names alone, as results may be published."""
+
+    def value(name: str, told: Any) -> Any:
+        if told is None or not name.endswith(("_file", "_dir")):
+            return told
+        return [Path(file).name for file in told] if isinstance(told, list) else Path(told).name
+
+    return {name: value(name, told) for name, told in asdict(data_args).items()}
 
 
 def write_report(

@@ -64,11 +64,16 @@ class Run(NamedTuple):
 
     setting: Setting
     folder: Path
-    results: dict[str, Any]  # see `run.write_report`; of one that failed the main figure, none, and the failure
+    results: dict[str, Any]  # see `run.write_report`; of one that failed, the failure
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without a score."""
+        return "failure" in self.results
 
     def figure(self, metric: str, set_name: str) -> float:
         """A figure; NaN where it was none, such as the correlation of a constant."""
-        value = self.results["figures"].get(set_name, {}).get(metric)
+        value = self.results.get("figures", {}).get(set_name, {}).get(metric)
         return np.nan if value is None else value
 
 
@@ -125,8 +130,10 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
             try:
                 fine_tune(task, model_args, _arguments_of(args, job))
             except DivergedError as error:
+                if args.world_size > 1:  # the others are in the middle of the next step
+                    raise
                 logger.warning("%s: %s", job.name, error)
-                _write_failure(job, task, args, str(error))
+                _write_failure(job, str(error))
             PartialState().wait_for_everyone()  # one process writes the results, all read them
         if args.should_save:
             # All that are done, not only those up to here: a sweep that goes on has some behind this one.
@@ -134,7 +141,7 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
     if args.should_save:
         runs = [job.run for job in jobs]
         best = _best(runs, task, args)
-        if "failure" in best.results:
+        if best.failed:
             raise InputError(f"every run of the sweep failed; the first: {runs[0].results['failure']}")
         summary = _summary(runs, task, args)
         tables = _tables(summary, best)
@@ -175,13 +182,10 @@ def _arguments_of(args: FineTuningArguments, job: Job) -> FineTuningArguments:
     return its
 
 
-def _write_failure(job: Job, task: Task, args: FineTuningArguments, message: str) -> None:
+def _write_failure(job: Job, message: str) -> None:
     """Results without figures. The run would fail again, and the sweep has others."""
-    if args.should_save:
-        set_name, metric = _chooses(task, args)
-        job.folder.mkdir(parents=True, exist_ok=True)
-        results = {"figures": {set_name: {metric: None}}, "failure": f"{job.name}: {message}"}
-        report.write_atomically(job.folder / DONE, json.dumps(results, indent=1))
+    job.folder.mkdir(parents=True, exist_ok=True)
+    report.write_atomically(job.folder / DONE, json.dumps({"failure": f"{job.name}: {message}"}))
 
 
 # --- the output folder --------------------------------------------------------------------------------------------
@@ -195,8 +199,9 @@ def plan_of(model_args: FineTunedModelArguments, args: FineTuningArguments, data
         args: settings of training.
         data: how the data are read.
     """
-    plan = {**asdict(model_args), **data, **settings_of(args, DECIDES), "seeds": args.seeds, "token": None}
-    return json.loads(json.dumps({f"--{name}": value for name, value in plan.items()}))
+    plan = {**asdict(model_args), **data, **settings_of(args, DECIDES), "seeds": args.seeds, "sweeps": args.sweeps}
+    where = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
+    return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in where}))
 
 
 def claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> None:
@@ -220,6 +225,8 @@ def claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments, fol
         before = json.loads(file.read_text(encoding="utf-8"))
         changed = [name for name in plan if plan[name] != before.get(name) and name != "--seeds"]
         if changed:
+            # One run is no sweep of one seed: its model is in the output folder.
+            changed = ["--seeds" if name == "--sweeps" else name for name in changed]
             raise InputError(f"--output_dir: {output_dir} was begun with other {', '.join(changed)}; {remedy}")
         if plan["--seeds"] < before["--seeds"]:
             raise InputError(f"--seeds: {output_dir} was begun with {before['--seeds']}; give as many, or {remedy}")
@@ -229,6 +236,7 @@ def claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments, fol
     if args.should_save:
         if not goes_on:
             clear_output_dir(args)
+            report.remove_pictures(output_dir)
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -290,6 +298,8 @@ def _summary(runs: list[Run], task: Task, args: FineTuningArguments) -> dict[str
     """Mean and standard deviation over seeds: of the score of every setting, of all figures of the best setting."""
     set_name, metric = _chooses(task, args)
     settings = []
+    failures = [run.results["failure"] for run in runs if run.failed]
+    runs = [run for run in runs if not run.failed]
     for setting in dict.fromkeys(run.setting for run in runs):
         scores = [run.figure(metric, set_name) for run in runs if run.setting == setting]
         settings.append({**setting._asdict(), "seeds": len(scores), "scores": scores, **_mean_and_deviation(scores)})
@@ -298,9 +308,8 @@ def _summary(runs: list[Run], task: Task, args: FineTuningArguments) -> dict[str
     of_best = [run for run in runs if run.setting == Setting(*(best[name] for name in Setting._fields))]
     figures = {
         name: {m: _mean_and_deviation([run.figure(m, name) for run in of_best]) for m in values}
-        for name, values in _best(of_best, task, args).results["figures"].items()
+        for name, values in of_best[0].results["figures"].items()
     }
-    failures = [run.results["failure"] for run in runs if "failure" in run.results]
     chosen_by = f"{set_name}_{metric}"
     return {
         "chosen_by": chosen_by,
@@ -325,7 +334,11 @@ def _chooses(task: Task, args: FineTuningArguments) -> tuple[str, str]:
 def _best(runs: list[Run], task: Task, args: FineTuningArguments) -> Run:
     set_name, metric = _chooses(task, args)
     sign = 1 if args.greater_is_better else -1
-    return max(runs, key=lambda run: np.nan_to_num(sign * run.figure(metric, set_name), nan=-np.inf))
+
+    def worth(run: Run) -> tuple[bool, float]:
+        return not run.failed, np.nan_to_num(sign * run.figure(metric, set_name), nan=-np.inf)
+
+    return max(runs, key=worth)
 
 
 def _tables(summary: dict[str, Any], best: Run) -> str:

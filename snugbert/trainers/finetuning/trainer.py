@@ -29,7 +29,7 @@ Loss = Callable[..., torch.Tensor]
 
 
 class DivergedError(InputError):
-    """The loss is no number any more."""
+    """The loss, or a score of the model, is no number any more."""
 
 
 class FineTuningTrainer(Trainer):
@@ -106,7 +106,7 @@ class FineTuningTrainer(Trainer):
         if not torch.isfinite(loss):
             raise DivergedError(
                 f"the loss is {loss.item()} in step {self.state.global_step + 1}; try a lower --learning_rate, more "
-                "--warmup_steps, or --bf16 or float32 instead of --fp16. Checkpoints saved before it stay."
+                "--warmup_steps, or --bf16 or float32 instead of --fp16."
             )
         return loss
 
@@ -164,7 +164,7 @@ class FineTuningTrainer(Trainer):
         if any(
             np.isnan(scores).any() for scores in (predictions if isinstance(predictions, tuple) else [predictions])
         ):
-            raise InputError(
+            raise DivergedError(
                 f"{prefix}: scores of the model are no numbers; are its weights whole? Try without --fp16."
             )
         predictions = tuple(p[places] for p in predictions) if isinstance(predictions, tuple) else predictions[places]
