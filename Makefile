@@ -9,7 +9,7 @@ demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -
 	$(BIN)/python examples/demo.py demo-output
 
 test: .venv/installed-dev  ## the test suite
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 check: .venv/installed-dev  ## lint, format, types, and the commands of the README
 	$(BIN)/ruff check .
