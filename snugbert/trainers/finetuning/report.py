@@ -110,10 +110,16 @@ Baselines = Mapping[str, tuple[str, Mapping[str, float]]]
 # --- pictures ---------------------------------------------------------------------------------------------------
 
 
+def pictures_in(output_dir: Path, picture: str) -> list[Path]:
+    """The pictures of one kind: that of "eval", and those of other sets, whose names they begin with."""
+    sets = [file for kind in ("eval", "predict") for file in output_dir.glob(f"{kind}_*{picture}")]
+    return [file for file in (output_dir / picture, *sorted(sets)) if file.exists()]
+
+
 def remove_pictures(output_dir: Path) -> None:
     """Removes those of an earlier run, which the next model card would show as its own."""
     for picture in PICTURES:
-        for file in output_dir.glob(f"*{picture}"):
+        for file in pictures_in(output_dir, picture):
             file.unlink()
 
 
@@ -509,7 +515,7 @@ def write_model_card(
     if sweep is not None:
         sections.append(f"## All runs\n\n{sweep}")
     for picture, text in PICTURES.items():
-        for file in sorted(output_dir.glob(f"*{picture}"), key=lambda file: (len(file.name), file.name)):
+        for file in pictures_in(output_dir, picture):
             of_set = file.name.removesuffix(picture).removesuffix("_")
             of_examples = f", {_split(of_set).replace('_', ' ')} examples" if of_set else ""
             sections.append(f"![{text}{of_examples}]({file.name})")
