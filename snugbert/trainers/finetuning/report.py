@@ -338,7 +338,7 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.{_digits(value)}f}"
 
 
-def _split(set_name: str) -> str:
+def split_name(set_name: str) -> str:
     """The name of a split, as the datasets library has it for MNLI: "eval_mm" is "validation_mismatched"."""
     kind, _, part = set_name.partition("_")
     names = {"eval": "validation", "predict": "test", "mm": "mismatched"}
@@ -358,7 +358,7 @@ def results_table(
     rows = []
     for set_name, of_set in figures.items():
         answer, baseline = baselines.get(set_name, ("", {}))
-        title = f"{_split(set_name).replace('_', ' ')} ({examples[set_name]:,})"
+        title = f"{split_name(set_name).replace('_', ' ')} ({examples[set_name]:,})"
         for name, value in of_set.items():
             beside = f"{_number(baseline[name])} ({answer})" if name in baseline else ""
             rows.append((title, name.replace("_", " "), _number(value), beside))
@@ -517,7 +517,7 @@ def write_model_card(
     for picture, text in PICTURES.items():
         for file in pictures_in(output_dir, picture):
             of_set = file.name.removesuffix(picture).removesuffix("_")
-            of_examples = f", {_split(of_set).replace('_', ' ')} examples" if of_set else ""
+            of_examples = f", {split_name(of_set).replace('_', ' ')} examples" if of_set else ""
             sections.append(f"![{text}{of_examples}]({file.name})")
     sections += [
         f"## Training\n\n{table(('setting', 'value'), rows)}",
@@ -546,7 +546,7 @@ def _eval_results(
             dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
             dataset_name=dataset_name,
             dataset_config=config_name,
-            dataset_split=_split(set_name),
+            dataset_split=split_name(set_name),
             dataset_args={"first": limit} if (limit := limits[set_name.partition("_")[0]]) else None,
             metric_type=HUB_METRICS[figure][0],
             metric_name=HUB_METRICS[figure][1],

@@ -343,7 +343,7 @@ def _best(runs: list[Run], task: Task, args: FineTuningArguments) -> Run:
 
 def _tables(summary: dict[str, Any], best: Run) -> str:
     figures = [
-        {"examples": set_name, "figure": metric, **value}
+        {"examples": report.split_name(set_name).replace("_", " "), "figure": metric.replace("_", " "), **value}
         for set_name, values in summary["figures"].items()
         for metric, value in values.items()
     ]
