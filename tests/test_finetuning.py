@@ -33,13 +33,7 @@ LABELS = ["few", "some", "many"]
 WEIGHTS = torch.tensor([0.5, 1.0, 3.0])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On models this small, threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

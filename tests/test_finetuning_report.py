@@ -29,7 +29,7 @@ from snugbert.trainers.finetuning.report import (
     write_results,
 )
 
-pytestmark = pytest.mark.usefixtures("pictures")
+pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
 
 # --- pictures ---------------------------------------------------------------------------------------------------
 
@@ -390,8 +390,6 @@ def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
     ],
 )
 def test_the_snippet_of_the_card_runs(tmp_path, capsys, pipeline_tag, head, labels):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] ada lovelace was born in london where ? a the first second".split()
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
     snugbert.SnugBertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
@@ -405,7 +403,6 @@ def test_the_snippet_of_the_card_runs(tmp_path, capsys, pipeline_tag, head, labe
     text = ModelCard.load(tmp_path / "README.md").text
     (snippet,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     exec(snippet, names := {})
-    torch.set_num_threads(threads)
     printed = capsys.readouterr().out
     match pipeline_tag:
         case "text-classification":

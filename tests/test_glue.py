@@ -59,13 +59,7 @@ def write_csv(file: Path, rows: list[dict]) -> Path:
     return file
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On models this small, threads only wait for each other: 50 times as long where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 
@@ -42,13 +41,7 @@ PUBLISHED = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On models this small, threads only wait for each other: 50 times as long where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

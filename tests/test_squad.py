@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from test_squad_answers import definition_2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -20,14 +19,7 @@ from snugbert.trainers.command_line import InputError
 from snugbert.trainers.squad_data import DataArguments, Question, find_answer, load_questions, read_questions
 from snugbert.trainers.squad_windows import Windows, best_windows, spans_of, windows_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On models this small, threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -39,13 +39,7 @@ MAX_LENGTH = 24
 TRAIN, DEV = 48, 20  # 20 is no multiple of a batch of 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On models this small, threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +18,8 @@ from datasets.exceptions import DatasetsError
 from snugbert.trainers.command_line import InputError
 
 logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
 
 
 def load_data_set(name: str, config_name: str | None, **download: Any) -> DatasetDict:
@@ -35,6 +37,31 @@ def load_data_set(name: str, config_name: str | None, **download: Any) -> Datase
         return load_dataset(name, config_name, **download)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise InputError(f"the data set {name} cannot be loaded: {error}") from error
+
+
+def wanted_splits(
+    wanted: tuple[str, ...] | None, found: Container[str], in_files: bool, examples: str
+) -> tuple[str, ...]:
+    """The splits to read.
+
+    Args:
+        wanted: those that must be there; None: as many as there are.
+        found: those that are there.
+        in_files: whether they are files that the user has named. Then test examples are wanted, too: they would not
+            have been named for nothing. A data set just has some.
+        examples: what they are called, for messages.
+
+    Raises:
+        InputError: one is not there, or none is.
+    """
+    if wanted is None:
+        wanted = tuple(split for split in SPLITS if split in found and (split != "test" or in_files))
+        if not wanted:
+            raise InputError("there is nothing to train on and nothing to score; name it with --train_file.")
+    for split in wanted:
+        if split not in found:
+            raise InputError(f"there are no {split} {examples}; name a file of them with --{split}_file.")
+    return wanted
 
 
 def name_of_file(file: Path) -> str:

@@ -16,11 +16,10 @@ from datasets import ClassLabel, Dataset, List
 from seqeval.metrics.sequence_labeling import get_entities
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import lines_of, load_data_set, read_rows
+from snugbert.trainers.files import SPLITS, lines_of, load_data_set, read_rows, wanted_splits
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "validation", "test")
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # of JSON and data sets
 TAG = re.compile(r"O|[BIELSU]-.+")
@@ -167,15 +166,9 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
         InputError: a split or a data set does not exist; or as in [`read_conll`], [`read_records`] and [`check_tags`].
     """
     found: dict[str, Path | Dataset] = dict(data_args.files) or _splits_of_dataset(data_args, **download)
-    if wanted is None:
-        # A test file would not have been named for nothing. A data set just has one.
-        wanted = tuple(split for split in SPLITS if split in found and (split != "test" or data_args.files))
-        if not wanted:
-            raise InputError("there is nothing to train on and nothing to score; name it with --train_file.")
+    wanted = wanted_splits(wanted, found, bool(data_args.files), "sentences")
     splits = {}
     for name in wanted:
-        if name not in found:
-            raise InputError(f"there are no {name} sentences; name a file of them with --{name}_file.")
         splits[name] = _read_split(found[name], name, data_args)
     return check_tags(splits, data_args.tag_scheme, data_args.on_bad_tag)
 

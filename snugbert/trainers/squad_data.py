@@ -14,11 +14,9 @@ from typing import Any, Literal, NamedTuple
 from datasets import Dataset
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import json_rows, lines_of, load_data_set, read_rows
+from snugbert.trainers.files import SPLITS, json_rows, lines_of, load_data_set, read_rows, wanted_splits
 
 logger = logging.getLogger(__name__)
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass
@@ -134,15 +132,9 @@ def load_questions(
             [`read_questions`] and [`check_answers`].
     """
     found = data_args.files or _splits_of_dataset(data_args, **download)
-    if wanted is None:
-        # A test file would not have been named for nothing. A data set just has one.
-        wanted = tuple(split for split in SPLITS if split in found and (split != "test" or data_args.files))
-        if not wanted:
-            raise InputError("there is nothing to train on and nothing to score; name it with --train_file.")
+    wanted = wanted_splits(wanted, found, bool(data_args.files), "questions")
     loaded = {}
     for split in wanted:
-        if split not in found:
-            raise InputError(f"there are no {split} questions; name a file of them with --{split}_file.")
         names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
         pairs = zip(found[split], names, strict=True)
         questions = [question for source, name in pairs for question in read_questions(source, name)]
