@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,6 +62,27 @@ def wanted_splits(
         if split not in found:
             raise InputError(f"there are no {split} {examples}; name a file of them with --{split}_file.")
     return wanted
+
+
+def check_sources(files: Mapping[str, Iterable[Path]], dataset_name: str | None) -> None:
+    """Makes sure that the user named either files that are there, by their split, or a data set.
+
+    Raises:
+        InputError: a file is not there; both were named, or neither.
+    """
+    for split, of_split in files.items():
+        for file in of_split:
+            if not file.is_file():
+                raise InputError(f"--{split}_file: there is no file {file}.")
+    if files and dataset_name is not None:
+        raise InputError("--dataset_name: give either the name of a data set or files, not both.")
+    if not files and dataset_name is None:
+        raise InputError("there are no data; give --train_file, --validation_file or --dataset_name.")
+
+
+def hub_id(dataset_name: str | None) -> str | None:
+    """The name of a data set as one of the Hub; None if it is a folder, or there is none."""
+    return None if dataset_name is None or Path(dataset_name).exists() else dataset_name
 
 
 def name_of_file(file: Path) -> str:

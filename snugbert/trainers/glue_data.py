@@ -14,6 +14,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.files import load_data_set, read_rows
+from snugbert.trainers.finetuning.arguments import ExampleLimits
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ TASKS = {
 
 
 @dataclass
-class DataArguments:
+class DataArguments(ExampleLimits):
     """Which data to use. The names are those of `run_glue.py` and `run_classification.py`, and `data_dir`."""
 
     task_name: str | None = field(
@@ -141,9 +142,6 @@ class DataArguments:
         default=128, metadata={"help": "Longest example in tokens; a longer one loses the end of its longer sentence."}
     )
     overwrite_cache: bool = field(default=False, metadata={"help": "Accepted; nothing is cached."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many examples."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Score the first so many examples."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first so many examples."})
 
     def __post_init__(self):
         if self.task_name is not None:
@@ -158,21 +156,12 @@ class DataArguments:
             files = ("train_file", "validation_file", "test_file")
             self._refuse("is of one task; all of them are in --data_dir or on the Hub", "dataset_name", *files)
         # A pair has three special tokens; below that the tokenizer does not truncate at all.
-        smallest = {"max_seq_length": 3, "max_train_samples": 1, "max_eval_samples": 1, "max_predict_samples": 1}
-        for name, least in smallest.items():
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise InputError(f"--{name} must be at least {least}, not {number}.")
+        self.check_least(max_seq_length=3)
 
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
                 raise InputError(f"--{name} {reason}; leave it out with --task_name {self.task_name}.")
-
-    @property
-    def max_samples(self) -> dict[str, int | None]:
-        """How many examples of training, validation and test to read; None: all."""
-        return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
 
     @property
     def task(self) -> Task | None:

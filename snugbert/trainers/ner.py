@@ -25,7 +25,7 @@ from transformers import (
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import parse_arguments, set_up
-from snugbert.trainers.files import name_of_file
+from snugbert.trainers.files import hub_id, name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of_data
@@ -343,7 +343,6 @@ def make_task(
         sorted(splits["validation"].types) if data_args.return_entity_level_metrics and "validation" in splits else []
     )
     dataset_name = data_args.dataset_name or name_of_file(next(iter(data_args.files.values())))
-    is_on_hub = not data_args.files and not Path(dataset_name).exists()
     return Task(
         name=dataset_name,
         make_model=make_model,
@@ -353,12 +352,8 @@ def make_task(
         main_metric="f1",
         metrics=(*FIGURES, *(f"{kind}_{figure}" for kind in types for figure in FIGURES[:3])),
         pipeline_tag="token-classification",
-        padding_collator=DataCollatorForTokenClassification(
-            tokenizer,
-            padding="max_length" if training_args.pad_to_max_length else True,
-            max_length=max_length if training_args.pad_to_max_length else None,
-        ),
+        padding_collator=DataCollatorForTokenClassification(tokenizer, **training_args.padding(max_length)),
         labels=labels,
-        dataset=(dataset_name, dataset_name if is_on_hub else None, data_args.dataset_config_name),
+        dataset=(dataset_name, hub_id(data_args.dataset_name), data_args.dataset_config_name),
         settings=settings_of_data(data_args),
     )

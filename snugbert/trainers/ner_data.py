@@ -16,7 +16,8 @@ from datasets import ClassLabel, Dataset, List
 from seqeval.metrics.sequence_labeling import get_entities
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import SPLITS, lines_of, load_data_set, read_rows, wanted_splits
+from snugbert.trainers.files import SPLITS, check_sources, lines_of, load_data_set, read_rows, wanted_splits
+from snugbert.trainers.finetuning.arguments import ExampleLimits
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ SCHEMES = {
 
 
 @dataclass
-class DataArguments:
+class DataArguments(ExampleLimits):
     """Which data to use, and how to read them. The names are those of `run_ner.py`; the last four are new.
 
     Raises:
@@ -76,9 +77,6 @@ class DataArguments:
     return_entity_level_metrics: bool = field(
         default=False, metadata={"help": "Show the figures of each type during training and on the last line, too."}
     )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many sentences."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Score the first so many sentences."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Tag the first so many sentences."})
     tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou"] = field(
         default="auto", metadata={"help": "The scheme of all files; auto: the one that fits the tags best."}
     )
@@ -95,30 +93,14 @@ class DataArguments:
 
     def __post_init__(self):
         # [CLS] and [SEP], and two pieces, so that half a window is one.
-        smallest = {"max_seq_length": 4, "max_train_samples": 1, "max_eval_samples": 1, "max_predict_samples": 1}
-        for name, least in smallest.items():
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise InputError(f"--{name} must be at least {least}, not {number}.")
-        for split, file in self.files.items():
-            if not file.is_file():
-                raise InputError(f"--{split}_file: there is no file {file}.")
-        if self.files and self.dataset_name is not None:
-            raise InputError("--dataset_name: give either the name of a data set or files, not both.")
-        if not self.files and self.dataset_name is None:
-            raise InputError("there are no data; give --train_file, --validation_file or --dataset_name.")
+        self.check_least(max_seq_length=4)
+        check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name)
 
     @property
     def files(self) -> dict[str, Path]:
         """The file of each split that has one."""
         names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
         return {split: Path(name) for split, name in names.items() if name is not None}
-
-    @property
-    def max_samples(self) -> dict[str, int | None]:
-        """How many sentences of each split to use; None: all."""
-        limits = (self.max_train_samples, self.max_eval_samples, self.max_predict_samples)
-        return dict(zip(SPLITS, limits, strict=True))
 
 
 class Sentence(NamedTuple):

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from snugbert.trainers.command_line import InputError, parse_arguments, set_up
-from snugbert.trainers.files import name_of_file
+from snugbert.trainers.files import hub_id, name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of_data
@@ -110,9 +110,9 @@ def make_task(
 
     names = dict.fromkeys(name_of_file(file) for files in data_args.files.values() for file in files)
     dataset_name = data_args.dataset_name or ", ".join(names)
-    is_on_hub = not data_args.files and not Path(dataset_name).exists()
+    on_hub = hub_id(data_args.dataset_name)
     return Task(
-        name=ON_THE_HUB.get(dataset_name.removeprefix("rajpurkar/"), dataset_name) if is_on_hub else dataset_name,
+        name=ON_THE_HUB.get((on_hub or "").removeprefix("rajpurkar/"), dataset_name),
         make_model=make_model,
         tokenizer=tokenizer,
         train_features=windows["train"].features if "train" in windows else None,
@@ -120,12 +120,8 @@ def make_task(
         main_metric="f1",
         metrics=FIGURES_V2 if data_args.version_2_with_negative else FIGURES,
         pipeline_tag="question-answering",
-        padding_collator=DataCollatorWithPadding(
-            tokenizer,
-            padding="max_length" if training_args.pad_to_max_length else True,
-            max_length=max_length if training_args.pad_to_max_length else None,
-        ),
-        dataset=(dataset_name, dataset_name if is_on_hub else None, data_args.dataset_config_name),
+        padding_collator=DataCollatorWithPadding(tokenizer, **training_args.padding(max_length)),
+        dataset=(dataset_name, on_hub, data_args.dataset_config_name),
         settings=settings_of_data(data_args),
     )
 

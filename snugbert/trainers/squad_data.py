@@ -14,13 +14,14 @@ from typing import Any, Literal, NamedTuple
 from datasets import Dataset
 
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import SPLITS, json_rows, lines_of, load_data_set, read_rows, wanted_splits
+from snugbert.trainers.files import SPLITS, check_sources, json_rows, lines_of, load_data_set, read_rows, wanted_splits
+from snugbert.trainers.finetuning.arguments import ExampleLimits
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class DataArguments:
+class DataArguments(ExampleLimits):
     """Which questions to use, and how to read and answer them. The names are those of `run_qa.py`.
 
     Windows, lengths and the number of answers: the defaults of the original release's `run_squad.py`.
@@ -61,31 +62,10 @@ class DataArguments:
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "Accepted; the tokenizer uses all cores."}
     )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many questions."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Score the first so many questions."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Answer the first so many questions."})
 
     def __post_init__(self):
-        for name, least in (
-            ("max_query_length", 1),
-            ("doc_stride", 0),
-            ("n_best_size", 1),
-            ("max_answer_length", 1),
-            ("max_train_samples", 1),
-            ("max_eval_samples", 1),
-            ("max_predict_samples", 1),
-        ):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise InputError(f"--{name} must be at least {least}, not {number}.")
-        for split, files in self.files.items():
-            for file in files:
-                if not file.is_file():
-                    raise InputError(f"--{split}_file: there is no file {file}.")
-        if self.files and self.dataset_name is not None:
-            raise InputError("--dataset_name: give either the name of a data set or files, not both.")
-        if not self.files and self.dataset_name is None:
-            raise InputError("there are no data; give --train_file, --validation_file or --dataset_name.")
+        self.check_least(max_query_length=1, doc_stride=0, n_best_size=1, max_answer_length=1)
+        check_sources(self.files, self.dataset_name)
 
     @property
     def files(self) -> dict[str, list[Path]]:
@@ -96,12 +76,6 @@ class DataArguments:
             "test": [self.test_file] if self.test_file else [],
         }
         return {split: [Path(name) for name in names] for split, names in named.items() if names}
-
-    @property
-    def max_samples(self) -> dict[str, int | None]:
-        """How many questions of each split to use; None: all."""
-        limits = (self.max_train_samples, self.max_eval_samples, self.max_predict_samples)
-        return dict(zip(SPLITS, limits, strict=True))
 
 
 class Question(NamedTuple):

@@ -1,6 +1,7 @@
 """Arguments of every fine-tuning command: which model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -19,6 +20,32 @@ class FineTunedModelArguments(ModelArguments):
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Replace a head that was made for another number of labels."}
     )
+
+
+@dataclass
+class ExampleLimits:
+    """How many examples to use: what the arguments of data of every task have in common."""
+
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many examples."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Score the first so many examples."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first so many examples."})
+
+    def check_least(self, **least: int) -> None:
+        """Makes sure that these arguments are at least so much, and limits at least 1.
+
+        Raises:
+            InputError: one is less.
+        """
+        limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
+        for name, smallest in {**least, **dict.fromkeys(limits, 1)}.items():
+            number = getattr(self, name)
+            if number is not None and number < smallest:
+                raise InputError(f"--{name} must be at least {smallest}, not {number}.")
+
+    @property
+    def max_samples(self) -> dict[str, int | None]:
+        """How many examples of training, validation and test to use; None: all."""
+        return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
 
 
 @dataclass
@@ -114,6 +141,10 @@ class FineTuningArguments(TrainingArguments):
         # A loss that is no number ends the run instead of being passed over.
         self.logging_nan_inf_filter = False
         super().__post_init__()
+
+    def padding(self, max_length: int) -> dict[str, Any]:
+        """How a data collator is to pad: to the longest example of the batch, or to `max_length`."""
+        return {"padding": "max_length", "max_length": max_length} if self.pad_to_max_length else {"padding": True}
 
     @property
     def freezes(self) -> bool:

@@ -135,9 +135,9 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
                 logger.warning("%s: %s", job.name, error)
                 _write_failure(job, str(error))
             PartialState().wait_for_everyone()  # one process writes the results, all read them
-        if args.should_save:
-            # All that are done, not only those up to here: a sweep that goes on has some behind this one.
-            _keep_best_weights(output_dir, _best([other.run for other in jobs if other.is_done], task, args))
+            if args.should_save:
+                # All that are done, not only those up to here: a sweep that goes on has some behind this one.
+                _keep_best_weights(output_dir, _best([other.run for other in jobs if other.is_done], task, args))
     if args.should_save:
         runs = [job.run for job in jobs]
         best = _best(runs, task, args)
@@ -145,6 +145,7 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
             raise InputError(f"every run of the sweep failed; the first: {runs[0].results['failure']}")
         summary = _summary(runs, task, args)
         tables = _tables(summary, best)
+        _keep_best_weights(output_dir, best)  # an interruption may have come in between
         _hand_over(output_dir, best)
         write_card(task, output_dir, best.results, args, tables)
         report.write_results(output_dir, {**best.results, "sweep": summary}, tables)
