@@ -197,15 +197,7 @@ def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrai
     args = ModelArguments(model_name_or_path=name)
     tokenizer = tokenizer or load_tokenizer(args)
     config = load_config(args, tokenizer)
-    loaded: Any = load_model(AutoModelForQuestionAnswering, args, config, output_loading_info=True)
-    model, info = loaded
-    missing = [key for key in info["missing_keys"] if not key.startswith(f"{model.base_model_prefix}.")]
-    if missing:
-        raise ValueError(
-            f"The model {name} has no head for question answering ({', '.join(sorted(missing))} would be random); "
-            "`snugbert squad` trains one."
-        )
-    return model, tokenizer
+    return load_model(AutoModelForQuestionAnswering, args, config, trained=True), tokenizer
 
 
 def _as_squad(questions: list[str], contexts: list[str]) -> list[Question]:

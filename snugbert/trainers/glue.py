@@ -20,8 +20,6 @@ from datasets import Dataset
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
-    PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -29,7 +27,7 @@ from snugbert.trainers.command_line import InputError, newest_checkpoint, parse_
 from snugbert.trainers.files import hub_id, name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of_data
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
 from snugbert.trainers.glue_data import (
     GLUE_ON_THE_HUB,
     SETS,
@@ -42,7 +40,7 @@ from snugbert.trainers.glue_data import (
     missing_files,
 )
 from snugbert.trainers.metrics import GlueMetric
-from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
+from snugbert.trainers.models import load_config, load_tokenizer, longest
 
 logger = logging.getLogger(__name__)
 
@@ -66,32 +64,6 @@ DONE = "results.json"  # in a task's folder, written last
 
 
 # --- model ------------------------------------------------------------------------------------------------------
-
-
-def load_classifier(
-    model_args: FineTunedModelArguments, config: PreTrainedConfig, labels: list[str] | None, problem: Problem
-) -> PreTrainedModel:
-    """The checkpoint's model, or one of random weights, with a classifier.
-
-    Args:
-        model_args: which model.
-        config: from [`load_config`].
-        labels: in the order of their ids; None: the model predicts a number.
-        problem: what the labels mean.
-
-    Raises:
-        InputError: the weights cannot be opened or do not fit the configuration.
-    """
-    config = copy.deepcopy(config)
-    config.problem_type = problem
-    config.id2label = dict(enumerate(labels or ["LABEL_0"]))
-    config.label2id = {label: i for i, label in config.id2label.items()}
-    return load_model(
-        AutoModelForSequenceClassification,
-        model_args,
-        config,
-        ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
-    )
 
 
 def choose_problem(splits: dict[str, Split], labels: list[str] | None, before: str | None) -> Problem:
@@ -308,6 +280,9 @@ def make_task(
     labels = choose_labels(data_args.task, splits, known, data_args.do_regression)
     logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))
     problem = choose_problem(splits, labels, config.problem_type)
+    config.problem_type = problem
+    config.id2label = dict(enumerate(labels or ["LABEL_0"]))
+    config.label2id = {label: i for i, label in config.id2label.items()}
 
     max_length = longest(config, tokenizer, data_args.max_seq_length)
     padding = "max_length" if training_args.pad_to_max_length else False
@@ -327,7 +302,7 @@ def make_task(
     name, dataset = names_of(data_args)
     return Task(
         name=name,
-        make_model=lambda: load_classifier(model_args, config, labels, problem),
+        make_model=model_maker(AutoModelForSequenceClassification, model_args, config, "train" in splits),
         tokenizer=tokenizer,
         train_features=features.get("train"),
         evaluation_sets=evaluation_sets,

@@ -171,7 +171,7 @@ def longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_se
 
 
 def load_model(
-    auto_class: Any, model_args: ModelArguments, config: PreTrainedConfig, **kwargs: Any
+    auto_class: Any, model_args: ModelArguments, config: PreTrainedConfig, *, trained: bool = False, **kwargs: Any
 ) -> PreTrainedModel:
     """The model of a checkpoint, or one of random weights if none is named, in float32.
 
@@ -179,18 +179,23 @@ def load_model(
         auto_class: such as `AutoModelForPreTraining`. The class of `config` decides what it makes of a checkpoint.
         model_args: which checkpoint.
         config: from [`load_config`].
+        trained: a checkpoint must have the head, because nothing will train it.
         kwargs: go to `from_pretrained`.
 
     Raises:
-        InputError: the weights cannot be opened or do not fit the configuration, or the attention implementation is
-            unknown or not installed.
+        InputError: the weights cannot be opened or do not fit the configuration, the attention implementation is
+            unknown or not installed, or the checkpoint lacks a head that it must have.
     """
     name = model_args.model_name_or_path
+    if trained and name is None:
+        raise InputError("--config_name alone makes a model of random weights; name one with --model_name_or_path.")
     try:
         if name is None:
             return auto_class.from_config(config)
         # Whatever the file has: AdamW's steps are lost in 16 bits. --bf16 is for speed.
-        return auto_class.from_pretrained(name, config=config, dtype=torch.float32, **kwargs, **model_args.hub)
+        model, info = auto_class.from_pretrained(
+            name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub
+        )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise InputError(f"the model {name or model_args.config_name} cannot be opened: {error}") from error
     except RuntimeError as error:
@@ -201,3 +206,11 @@ def load_model(
                 "--ignore_mismatched_sizes replaces it"
             )
         raise InputError(f"the weights of {name} do not fit its configuration{remedy}.") from error
+    random = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    head = sorted(key for key in random if not key.startswith(f"{model.base_model_prefix}."))
+    if trained and head:
+        raise InputError(
+            f"the model {name} has no trained head for this task, {', '.join(head)} would be random; "
+            "name a model that was fine-tuned, or examples to train it with."
+        )
+    return model

@@ -5,7 +5,6 @@
 The flags are those of `TrainingArguments` and of transformers' `run_ner.py`: a command line for that works with this.
 """
 
-import copy
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from datasets import Dataset
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -28,9 +26,9 @@ from snugbert.trainers.command_line import parse_arguments, set_up
 from snugbert.trainers.files import hub_id, name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of_data
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
 from snugbert.trainers.metrics import NerMetric
-from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
+from snugbert.trainers.models import load_config, load_tokenizer, longest
 from snugbert.trainers.ner_data import (
     DataArguments,
     Split,
@@ -322,14 +320,6 @@ def make_task(
         for name, split in splits.items()
     }
 
-    def make_model() -> PreTrainedModel:
-        return load_model(
-            AutoModelForTokenClassification,
-            model_args,
-            copy.deepcopy(config),
-            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
-        )
-
     def evaluation_set(split_name: str) -> EvaluationSet:
         name, split, of_split = NAMES[split_name], splits[split_name], windows[split_name]
         judge = make_judge(name, split, of_split, labels, data_args.return_entity_level_metrics)
@@ -345,7 +335,7 @@ def make_task(
     dataset_name = data_args.dataset_name or name_of_file(next(iter(data_args.files.values())))
     return Task(
         name=dataset_name,
-        make_model=make_model,
+        make_model=model_maker(AutoModelForTokenClassification, model_args, config, "train" in splits),
         tokenizer=tokenizer,
         train_features=windows["train"].features if "train" in windows else None,
         evaluation_sets=[evaluation_set(name) for name in ("validation", "test") if name in splits],

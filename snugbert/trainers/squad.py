@@ -6,7 +6,6 @@
 The flags are those of `TrainingArguments` and of transformers' `run_qa.py`: a command line for that works with this.
 """
 
-import copy
 import json
 import logging
 from collections.abc import Callable
@@ -18,16 +17,15 @@ import numpy as np
 from transformers import (
     AutoModelForQuestionAnswering,
     DataCollatorWithPadding,
-    PreTrainedModel,
 )
 
 from snugbert.trainers.command_line import InputError, parse_arguments, set_up
 from snugbert.trainers.files import hub_id, name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, settings_of_data
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
 from snugbert.trainers.metrics.squad import squad_figures, squad_scores, squad_v2_figures, threshold_curve
-from snugbert.trainers.models import load_config, load_model, load_tokenizer, longest
+from snugbert.trainers.models import load_config, load_tokenizer, longest
 from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
 from snugbert.trainers.squad_data import DataArguments, Question, answers_are_told, load_questions
 from snugbert.trainers.squad_windows import Windows, windows_of
@@ -93,14 +91,6 @@ def make_task(
     for name, of_split in windows.items():
         logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(of_split.question))
 
-    def make_model() -> PreTrainedModel:
-        return load_model(
-            AutoModelForQuestionAnswering,
-            model_args,
-            copy.deepcopy(config),
-            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
-        )
-
     def evaluation_set(split: str) -> EvaluationSet:
         judge = make_judge(NAMES[split], splits[split], windows[split], data_args)
         baseline = None
@@ -113,7 +103,7 @@ def make_task(
     on_hub = hub_id(data_args.dataset_name)
     return Task(
         name=ON_THE_HUB.get((on_hub or "").removeprefix("rajpurkar/"), dataset_name),
-        make_model=make_model,
+        make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, "train" in splits),
         tokenizer=tokenizer,
         train_features=windows["train"].features if "train" in windows else None,
         evaluation_sets=[evaluation_set(split) for split in NAMES if split in splits],

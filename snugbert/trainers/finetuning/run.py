@@ -1,5 +1,6 @@
 """One fine-tuning run: train, score, predict, and leave everything about it in the output folder."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -9,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from snugbert.trainers.command_line import InputError, claim_output_dir, clear_output_dir
 from snugbert.trainers.finetuning import report
 from snugbert.trainers.finetuning.arguments import MAIN_METRIC, FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.model_card import versions
+from snugbert.trainers.models import load_model
 
 LOWER_IS_BETTER = ("loss", "mse")
 # What the card and results.json say of the settings of training.
@@ -120,6 +122,33 @@ class Task:
     multi_label: bool = False
     dataset: tuple[str, str | None, str | None] = ("one's own data", None, None)
     settings: dict[str, Any] = field(default_factory=dict)
+
+
+def model_maker(
+    auto_class: Any, model_args: FineTunedModelArguments, config: PreTrainedConfig, learns: bool
+) -> Callable[[], PreTrainedModel]:
+    """What [`Task`] calls `make_model`.
+
+    Args:
+        auto_class: of the head.
+        model_args: which model.
+        config: from [`load_config`], with the labels of the task.
+        learns: whether there are examples to train on; if not, the head must be in the checkpoint.
+
+    Returns:
+        A function that raises InputError as [`load_model`] does.
+    """
+
+    def make_model() -> PreTrainedModel:
+        return load_model(
+            auto_class,
+            model_args,
+            copy.deepcopy(config),
+            trained=not learns,
+            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
+        )
+
+    return make_model
 
 
 def choose_metric(task: Task, args: FineTuningArguments) -> None:
