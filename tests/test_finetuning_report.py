@@ -152,13 +152,16 @@ def test_answer_lengths_leave_none_out():
     assert [low for low, _ in ANSWER_LENGTHS] == [0, *(high + 1 for _, high in ANSWER_LENGTHS[:-1])]
 
 
-@pytest.mark.parametrize("chosen, f1_there", [(-5.0, 51.0), (0.0, 52.0), (0.5, 52.0), (9.0, 53.0)])
+@pytest.mark.parametrize("chosen, f1_there", [(-5.0, 50.0), (-2.0, 51.0), (0.5, 52.0), (9.0, 53.0)])
 def test_thresholds(picture, chosen, f1_there):
-    thresholds = np.array([-2.0, 0.0, 3.0])
-    figure = picture(draw_thresholds, thresholds, np.array([40.0, 45.0, 41.0]), np.array([51.0, 52.0, 53.0]), chosen)
+    thresholds = np.array([-np.inf, -2.0, 0.0, 3.0])
+    exact_at, f1_at = np.array([50.0, 40.0, 45.0, 41.0]), np.array([50.0, 51.0, 52.0, 53.0])
+    figure = picture(draw_thresholds, thresholds, exact_at, f1_at, chosen)
     f1, exact, line = figure.axes[0].lines
-    assert list(f1.get_xdata()) == list(exact.get_xdata()) == [-2.0, 0.0, 3.0]
-    assert list(f1.get_ydata()) == [51.0, 52.0, 53.0] and list(exact.get_ydata()) == [40.0, 45.0, 41.0]
+    assert list(f1.get_xdata())[1:-1] == list(exact.get_xdata())[1:-1] == [-2.0, 0.0, 3.0]
+    low, high = figure.axes[0].get_xlim()
+    assert low == f1.get_xdata()[0] < min(chosen, -2.0) and high == f1.get_xdata()[-1] > max(chosen, 3.0)
+    assert list(f1.get_ydata()) == [*f1_at, 53.0] and list(exact.get_ydata()) == [*exact_at, 41.0]
     assert set(line.get_xdata()) == {chosen}
     assert words(figure.legends[0].get_texts())[0] == f"F1, at the line {f1_there}"
     assert words(figure.legends[0].get_texts())[2] == f"chosen, {chosen:.2f}"

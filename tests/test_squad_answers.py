@@ -348,7 +348,7 @@ def test_best_threshold_by_trying_all():
     exact, f1 = squad_scores(predictions, golds, version_2=True)
     figures = squad_v2_figures(exact, f1, predictions, golds, odds)
     thresholds, *curves = threshold_curve(exact, f1, predictions, golds, odds)
-    assert thresholds.tolist() == sorted(odds.values())
+    assert thresholds.tolist() == [-np.inf, *sorted(odds.values())]
     for name, scores, curve in (("exact", exact, curves[0]), ("f1", f1, curves[1])):
 
         def at(threshold: float, scores=scores) -> float:

@@ -267,22 +267,26 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     """Draws exact match and F1 over the threshold above which a question counts as one without an answer.
 
     Args:
-        thresholds: in rising order, [K].
+        thresholds: in rising order, the first -inf, with which no question has an answer, [K].
         exact: exact match with each, in percent, [K].
         f1: F1 with each, in percent, [K].
         chosen: the threshold that is used.
-        file: the picture, a PNG. It is not written where there is no threshold.
+        file: the picture, a PNG. It is not written where there is no threshold but the first.
     """
-    if not len(thresholds):
+    if len(thresholds) < 2:
         return
-    # A score holds from its threshold to the next.
-    at = max(int(np.searchsorted(thresholds, chosen, side="right")) - 1, 0)
+    # A score holds from its threshold to the next, that of no answers from the picture's edge.
+    at = int(np.searchsorted(thresholds, chosen, side="right")) - 1
+    low, high = min(thresholds[1], chosen), max(thresholds[-1], chosen)
+    margin = 0.03 * (high - low or 1.0)
+    drawn = np.array([low - margin, *thresholds[1:], high + margin])
     figure = new_figure(8, 4.2)
     panel = figure.subplots()
     for name, scores, color in (("F1", f1, BLUE), ("exact match", exact, ORANGE)):
-        curve = (list(thresholds), list(scores))
+        curve = (list(drawn), [*scores, scores[-1]])
         label = f"{name}, at the line {scores[at]:.1f}"
         panel.plot(*curve, color=color, linewidth=1.7, drawstyle="steps-post", marker=marker(curve), label=label)
+    panel.set_xlim(drawn[0], drawn[-1])
     panel.axvline(chosen, color=GREY, linestyle=":", label=f"chosen, {chosen:.2f}")
     panel.set_xlabel("threshold: a question whose score of no answer is higher counts as one without")
     panel.set_ylabel("percent")

@@ -178,13 +178,14 @@ def threshold_curve(
             the predictions are the best spans, whatever their odds; where they are "" it is flat.
 
     Returns:
-        Thresholds, ascending, and exact match and F1 in percent if questions with larger odds are answered with "".
-        *Shape:* (questions,) each
+        Thresholds, ascending from -inf, and exact match and F1 in percent if questions with larger odds are answered
+        with "". *Shape:* (questions + 1,) each
     """
     (thresholds, exact_sums), (_, f1_sums) = (
         _sums_by_threshold(scores, predictions, golds, null_odds) for scores in (exact, f1)
     )
-    return thresholds[1:], 100.0 * exact_sums[1:] / len(golds), 100.0 * f1_sums[1:] / len(golds)
+    thresholds[0] = -np.inf
+    return thresholds, 100.0 * exact_sums / len(golds), 100.0 * f1_sums / len(golds)
 
 
 def _sums_by_threshold(
