@@ -224,6 +224,13 @@ def test_results_table():
         ["test (10,570)", "exact match", "81.26", ""],
         ["test (10,570)", "total", "10,570", ""],
     ]
+    entities = {"f1": 0.5, "LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 1248}
+    assert cells(results_table({"eval": entities}, {}, {"eval": 7})) == [
+        ["examples", "figure", "this model", "baseline"],
+        ["validation (7)", "f1", "0.5000", ""],
+        ["examples", "type", "entities", "precision", "recall", "f1"],
+        ["validation (7)", "LOC", "1,248", "1.0000", "0.2500", "0.4000"],
+    ]
 
 
 def test_means_table():

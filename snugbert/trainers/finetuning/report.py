@@ -352,21 +352,29 @@ def split_name(set_name: str) -> str:
 def results_table(
     figures: Mapping[str, Mapping[str, float | None]], baselines: Baselines, examples: Mapping[str, int]
 ) -> str:
-    """A Markdown table of the figures of each evaluation set, the baseline's beside them.
+    """Markdown tables of the figures of each evaluation set, the baseline's beside them, and of types of entities.
 
     Args:
-        figures: by the names of the sets, such as "eval" and "predict_mm".
+        figures: by the names of the sets, such as "eval" and "predict_mm". A type T of entities has T_precision,
+            T_recall, T_f1 and T_number.
         baselines: of sets that have one: what it answers, in words, and its figures.
         examples: how many there are in each set.
     """
-    rows = []
+    rows, of_types = [], []
     for set_name, of_set in figures.items():
         answer, baseline = baselines.get(set_name, ("", {}))
         title = f"{split_name(set_name).replace('_', ' ')} ({examples[set_name]:,})"
+        types = [name.removesuffix("_number") for name in of_set if name.endswith("_number")]
+        columns = {kind: [f"{kind}_{figure}" for figure in ("number", "precision", "recall", "f1")] for kind in types}
         for name, value in of_set.items():
-            beside = f"{_number(baseline[name])} ({answer})" if name in baseline else ""
-            rows.append((title, name.replace("_", " "), _number(value), beside))
-    return table(("examples", "figure", "this model", "baseline"), rows)
+            if not any(name in names for names in columns.values()):
+                beside = f"{_number(baseline[name])} ({answer})" if name in baseline else ""
+                rows.append((title, name.replace("_", " "), _number(value), beside))
+        of_types += [(title, kind, *(_number(of_set[name]) for name in names)) for kind, names in columns.items()]
+    tables = [table(("examples", "figure", "this model", "baseline"), rows)]
+    if of_types:
+        tables.append(table(("examples", "type", "entities", "precision", "recall", "f1"), of_types))
+    return "\n\n".join(tables)
 
 
 def means_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
