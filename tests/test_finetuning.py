@@ -495,6 +495,13 @@ def test_arguments_out_of_range(settings, message, tmp_path):
         arguments(tmp_path, **settings)
 
 
+def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_path):
+    with pytest.raises(InputError, match="the model has"):
+        sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
+    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", max_steps=1))
+    assert (tmp_path / "run" / "results.json").exists()
+
+
 def test_what_a_sweep_needs(tokenizer, model_args, tmp_path):
     task = make_task(tokenizer)
     with pytest.raises(InputError, match="batches of 16 cannot be divided among 1 processes"):

@@ -112,9 +112,9 @@ def test_confusion_matrix_of_more_labels_than_can_be_read(picture):
 
 def test_entity_scores(picture):
     scores = {
-        "PER": {"precision": 0.95, "recall": 0.85, "f1": 0.897, "support": 1617},
-        "PRODUCT": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 0},
-        "LOC": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1},
+        "PER": {"precision": 0.95, "recall": 0.85, "f1": 0.897, "number": 1617},
+        "PRODUCT": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 0},
+        "LOC": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1},
     }
     figure = picture(draw_entity_scores, scores)
     (panel,) = figure.axes
@@ -152,7 +152,9 @@ def test_answer_lengths_leave_none_out():
     assert [low for low, _ in ANSWER_LENGTHS] == [0, *(high + 1 for _, high in ANSWER_LENGTHS[:-1])]
 
 
-@pytest.mark.parametrize("chosen, f1_there", [(-5.0, 50.0), (-2.0, 51.0), (0.5, 52.0), (9.0, 53.0)])
+@pytest.mark.parametrize(
+    "chosen, f1_there", [(-np.inf, 50.0), (-5.0, 50.0), (-2.0, 51.0), (0.5, 52.0), (9.0, 53.0), (np.inf, 53.0)]
+)
 def test_thresholds(picture, chosen, f1_there):
     thresholds = np.array([-np.inf, -2.0, 0.0, 3.0])
     exact_at, f1_at = np.array([50.0, 40.0, 45.0, 41.0]), np.array([50.0, 51.0, 52.0, 53.0])
@@ -160,9 +162,10 @@ def test_thresholds(picture, chosen, f1_there):
     f1, exact, line = figure.axes[0].lines
     assert list(f1.get_xdata())[1:-1] == list(exact.get_xdata())[1:-1] == [-2.0, 0.0, 3.0]
     low, high = figure.axes[0].get_xlim()
-    assert low == f1.get_xdata()[0] < min(chosen, -2.0) and high == f1.get_xdata()[-1] > max(chosen, 3.0)
+    assert low == f1.get_xdata()[0] < -2.0 and high == f1.get_xdata()[-1] > 3.0
     assert list(f1.get_ydata()) == [*f1_at, 53.0] and list(exact.get_ydata()) == [*exact_at, 41.0]
-    assert set(line.get_xdata()) == {chosen}
+    assert set(line.get_xdata()) == {chosen if np.isfinite(chosen) else low if chosen < 0 else high}
+    assert low <= line.get_xdata()[0] <= high
     assert words(figure.legends[0].get_texts())[0] == f"F1, at the line {f1_there}"
     assert words(figure.legends[0].get_texts())[2] == f"chosen, {chosen:.2f}"
 

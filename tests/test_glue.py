@@ -22,7 +22,13 @@ from transformers import (
     pipeline,
 )
 
-from snugbert import SnugBertConfig, SnugBertForSequenceClassification, SnugBertTokenizer, cli
+from snugbert import (
+    SnugBertConfig,
+    SnugBertForSequenceClassification,
+    SnugBertForTokenClassification,
+    SnugBertTokenizer,
+    cli,
+)
 from snugbert.trainers import files, glue
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
@@ -757,6 +763,31 @@ def test_a_classifier_for_other_labels(run, workshop, tmp_path):
         glue.main(arguments(workshop, tmp_path / "out", **changes))
     glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
+
+
+def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nit was fine\t1\nit was bad\t0\n")
+    data = {"task_name": "sst2", "train_file": None, "validation_file": tmp_path / "dev.tsv"}
+    # A tagger has a classifier of this name and size, but no pooler.
+    SnugBertForTokenClassification.from_pretrained(run).save_pretrained(tmp_path / "tagger")
+    SnugBertForSequenceClassification.from_pretrained(run, num_labels=3, ignore_mismatched_sizes=True).save_pretrained(
+        tmp_path / "other"
+    )
+    for name, more, message in (
+        ("tagger", {}, r"nothing trains the model .*tagger, and its bert.pooler.dense.bias, bert.pooler.dense.weight"),
+        ("other", {}, r"weights of .*other do not fit .*; name one that was fine-tuned for the 2 labels"),
+        ("other", {"ignore_mismatched_sizes": True}, r"other, and its classifier.bias, classifier.weight would be"),
+    ):
+        changes = {
+            "model_name_or_path": tmp_path / name,
+            "config_name": None,
+            "config_overrides": None,
+            **data,
+            **more,
+        }
+        with pytest.raises(InputError, match=message):
+            glue.main(arguments(workshop, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
 
 
 def test_long_examples_end_where_the_model_does(run, workshop, tmp_path, caplog):

@@ -14,7 +14,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 
-from snugbert import SnugBertTokenizer, cli
+from snugbert import SnugBertModel, SnugBertTokenizer, cli
 from snugbert.trainers import ner
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.metrics import NerMetric
@@ -571,4 +571,7 @@ def test_bad_arguments(run, workshop, tmp_path, capsys):
     assert "there is no metric 'accurcy'" in complaint(metric_for_best_model="accurcy")
     assert "the checkpoint is no tagger, its labels are LABEL_0, LABEL_1" in complaint(train_file=None)
     assert "there are no test sentences" in complaint(do_predict=True)
+    encoder = {"config_name": None, "config_overrides": None, "model_name_or_path": tmp_path / "encoder"}
+    SnugBertModel.from_pretrained(run, add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
+    assert "its classifier.bias, classifier.weight would be random" in complaint(**encoder, train_file=None)
     assert not (tmp_path / "out").exists()

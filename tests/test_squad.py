@@ -543,7 +543,7 @@ def test_bad_files(content, message, workshop, tmp_path):
             {"train_file": None, "do_train": True},
             "there are no train questions; name a file of them with --train_file",
         ),
-        ({"train_file": None}, "--config_name alone makes a model of random weights; name one with --model_name"),
+        ({"train_file": None}, "nothing trains the model, and --config_name alone gives it random weights"),
         ({"dataset_name": "squad"}, "--dataset_name: give either the name of a data set or files"),
         ({"dataset_name": "./no", "train_file": None, "validation_file": None}, "the data set ./no cannot be loaded"),
         (

@@ -302,7 +302,7 @@ def make_task(
     name, dataset = names_of(data_args)
     return Task(
         name=name,
-        make_model=model_maker(AutoModelForSequenceClassification, model_args, config, "train" in splits),
+        make_model=model_maker(AutoModelForSequenceClassification, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
         train_features=features.get("train"),
         evaluation_sets=evaluation_sets,

@@ -179,16 +179,19 @@ def load_model(
         auto_class: such as `AutoModelForPreTraining`. The class of `config` decides what it makes of a checkpoint.
         model_args: which checkpoint.
         config: from [`load_config`].
-        trained: a checkpoint must have the head, because nothing will train it.
+        trained: a checkpoint must have all weights, because nothing will train them.
         kwargs: go to `from_pretrained`.
 
     Raises:
         InputError: the weights cannot be opened or do not fit the configuration, the attention implementation is
-            unknown or not installed, or the checkpoint lacks a head that it must have.
+            unknown or not installed, or a model that must be trained is not.
     """
     name = model_args.model_name_or_path
     if trained and name is None:
-        raise InputError("--config_name alone makes a model of random weights; name one with --model_name_or_path.")
+        raise InputError(
+            "nothing trains the model, and --config_name alone gives it random weights; "
+            "--model_name_or_path must name one that was fine-tuned."
+        )
     try:
         if name is None:
             return auto_class.from_config(config)
@@ -200,17 +203,19 @@ def load_model(
         raise InputError(f"the model {name or model_args.config_name} cannot be opened: {error}") from error
     except RuntimeError as error:
         remedy = ""
-        if "ignore_mismatched_sizes" in kwargs:
+        if trained:
+            remedy = f"; name one that was fine-tuned for the {config.num_labels} labels of these data"
+        elif "ignore_mismatched_sizes" in kwargs:
             remedy = (
                 f"; if its classifier has other than the {config.num_labels} labels of these data, "
                 "--ignore_mismatched_sizes replaces it"
             )
         raise InputError(f"the weights of {name} do not fit its configuration{remedy}.") from error
-    random = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
-    head = sorted(key for key in random if not key.startswith(f"{model.base_model_prefix}."))
-    if trained and head:
+    random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+    if trained and random:
+        names = ", ".join(random[:3]) + (f" and {len(random) - 3} more weights" if len(random) > 3 else "")
         raise InputError(
-            f"the model {name} has no trained head for this task, {', '.join(head)} would be random; "
-            "name a model that was fine-tuned, or examples to train it with."
+            f"nothing trains the model {name}, and its {names} would be random; "
+            "name one that was fine-tuned for this task, or train it first."
         )
     return model

@@ -259,17 +259,11 @@ def make_judge(
         figures = score(split, tags)
         if folder is not None:
             prefix = "" if name == "eval" else f"{name}_"
-            report.draw_entity_scores(_of_each_type(figures), folder / f"{prefix}entity_scores.png")
+            report.draw_entity_scores(report.apart(figures)[1], folder / f"{prefix}entity_scores.png")
             _draw_confusion(split, tags, folder / f"{prefix}confusion_matrix.png")
         return figures if each_type or folder is not None else {figure: figures[figure] for figure in FIGURES}
 
     return judge
-
-
-def _of_each_type(figures: dict[str, float]) -> dict[str, dict[str, float]]:
-    kinds = [figure.removesuffix("_number") for figure in figures if figure.endswith("_number")]
-    columns = {"precision": "precision", "recall": "recall", "f1": "f1", "support": "number"}
-    return {kind: {column: figures[f"{kind}_{name}"] for column, name in columns.items()} for kind in sorted(kinds)}
 
 
 def _draw_confusion(split: Split, tags: Tags, file: Path) -> None:
@@ -335,7 +329,7 @@ def make_task(
     dataset_name = data_args.dataset_name or name_of_file(next(iter(data_args.files.values())))
     return Task(
         name=dataset_name,
-        make_model=model_maker(AutoModelForTokenClassification, model_args, config, "train" in splits),
+        make_model=model_maker(AutoModelForTokenClassification, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
         train_features=windows["train"].features if "train" in windows else None,
         evaluation_sets=[evaluation_set(name) for name in ("validation", "test") if name in splits],

@@ -103,7 +103,7 @@ def make_task(
     on_hub = hub_id(data_args.dataset_name)
     return Task(
         name=ON_THE_HUB.get((on_hub or "").removeprefix("rajpurkar/"), dataset_name),
-        make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, "train" in splits),
+        make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
         train_features=windows["train"].features if "train" in windows else None,
         evaluation_sets=[evaluation_set(split) for split in NAMES if split in splits],

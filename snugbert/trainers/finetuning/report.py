@@ -10,13 +10,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from huggingface_hub import EvalResult, ModelCardData
 
 from snugbert.trainers.model_card import HOW_TO_OPEN, save_model_card, table
-from snugbert.trainers.pictures import COLORS, GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
+from snugbert.trainers.pictures import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
+
+T = TypeVar("T")
 
 BLUE, ORANGE = COLORS["training"], COLORS["validation"]
 INK = "#222222"
@@ -38,6 +40,7 @@ SUITE = {
     "RTE": ("rte", "eval", "accuracy"),
     "WNLI": ("wnli", "eval", "accuracy"),
 }
+OF_A_TYPE = ("number", "precision", "recall", "f1")  # figures of a type of entities, which it precedes: LOC_f1
 # Our figures by the names of https://huggingface.co/metrics, and for people.
 HUB_METRICS = {
     "accuracy": ("accuracy", "Accuracy"),
@@ -195,14 +198,14 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
     """Draws F1 of each type of entity as a bar, precision and recall as marks on it.
 
     Args:
-        scores: for each type precision, recall and f1, shares of 1, and support, how many entities of it there are.
+        scores: for each type precision, recall and f1, shares of 1, and number, how many entities of it there are.
         file: the picture, a PNG. It is not written where there is no type.
     """
     from matplotlib.ticker import PercentFormatter
 
     if not scores:
         return
-    names = [f"{_shortened(name)} ({round(of['support']):,})" for name, of in scores.items()]
+    names = [f"{_shortened(name)} ({round(of['number']):,})" for name, of in scores.items()]
     precision, recall, f1 = ([of[name] for of in scores.values()] for name in ("precision", "recall", "f1"))
     places = range(len(scores))
     figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.3 + 0.32 * len(scores))
@@ -214,7 +217,7 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
     )
     panel.plot(recall, places, marker="o", markersize=5, color=INK, label="recall", **marks)
     for place, value, of in zip(places, f1, scores.values(), strict=True):
-        panel.text(1.03, place, f"F1 {value:.1%}" if of["support"] else "none", va="center", color=INK)
+        panel.text(1.03, place, f"F1 {value:.1%}" if of["number"] else "none", va="center", color=INK)
     panel.set_yticks(places, names)
     panel.set_ylim(len(scores) - 0.5, -0.5)  # the first type on top
     panel.set_xlim(0, 1)
@@ -275,19 +278,19 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     """
     if len(thresholds) < 2:
         return
-    # A score holds from its threshold to the next, that of no answers from the picture's edge.
+    # A score holds from its threshold to the next; the first and the last to the edges of the picture.
     at = int(np.searchsorted(thresholds, chosen, side="right")) - 1
-    low, high = min(thresholds[1], chosen), max(thresholds[-1], chosen)
+    shown = [*thresholds[1:], chosen] if np.isfinite(chosen) else thresholds[1:]
+    low, high = min(shown), max(shown)
     margin = 0.03 * (high - low or 1.0)
     drawn = np.array([low - margin, *thresholds[1:], high + margin])
     figure = new_figure(8, 4.2)
     panel = figure.subplots()
-    for name, scores, color in (("F1", f1, BLUE), ("exact match", exact, ORANGE)):
-        curve = (list(drawn), [*scores, scores[-1]])
-        label = f"{name}, at the line {scores[at]:.1f}"
-        panel.plot(*curve, color=color, linewidth=1.7, drawstyle="steps-post", marker=marker(curve), label=label)
     panel.set_xlim(drawn[0], drawn[-1])
-    panel.axvline(chosen, color=GREY, linestyle=":", label=f"chosen, {chosen:.2f}")
+    for name, scores, color in (("F1", f1, BLUE), ("exact match", exact, ORANGE)):
+        label = f"{name}, at the line {scores[at]:.1f}"
+        panel.plot(drawn, [*scores, scores[-1]], color=color, linewidth=1.7, drawstyle="steps-post", label=label)
+    panel.axvline(np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen, {chosen:.2f}")
     panel.set_xlabel("threshold: a question whose score of no answer is higher counts as one without")
     panel.set_ylabel("percent")
     figure.legend(loc="outside upper right", ncols=3, frameon=False)
@@ -355,8 +358,7 @@ def results_table(
     """Markdown tables of the figures of each evaluation set, the baseline's beside them, and of types of entities.
 
     Args:
-        figures: by the names of the sets, such as "eval" and "predict_mm". A type T of entities has T_precision,
-            T_recall, T_f1 and T_number.
+        figures: by the names of the sets, such as "eval" and "predict_mm".
         baselines: of sets that have one: what it answers, in words, and its figures.
         examples: how many there are in each set.
     """
@@ -364,17 +366,23 @@ def results_table(
     for set_name, of_set in figures.items():
         answer, baseline = baselines.get(set_name, ("", {}))
         title = f"{split_name(set_name).replace('_', ' ')} ({examples[set_name]:,})"
-        types = [name.removesuffix("_number") for name in of_set if name.endswith("_number")]
-        columns = {kind: [f"{kind}_{figure}" for figure in ("number", "precision", "recall", "f1")] for kind in types}
-        for name, value in of_set.items():
-            if not any(name in names for names in columns.values()):
-                beside = f"{_number(baseline[name])} ({answer})" if name in baseline else ""
-                rows.append((title, name.replace("_", " "), _number(value), beside))
-        of_types += [(title, kind, *(_number(of_set[name]) for name in names)) for kind, names in columns.items()]
+        of_all, by_type = apart(of_set)
+        for name, value in of_all.items():
+            beside = f"{_number(baseline[name])} ({answer})" if name in baseline else ""
+            rows.append((title, name.replace("_", " "), _number(value), beside))
+        of_types += [(title, kind, *map(_number, of_type.values())) for kind, of_type in by_type.items()]
     tables = [table(("examples", "figure", "this model", "baseline"), rows)]
     if of_types:
-        tables.append(table(("examples", "type", "entities", "precision", "recall", "f1"), of_types))
+        tables.append(table(("examples", "type", "entities", *OF_A_TYPE[1:]), of_types))
     return "\n\n".join(tables)
+
+
+def apart(figures: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
+    """The figures of all examples, and those of each type of entities, by the names in `OF_A_TYPE`."""
+    kinds = sorted(name.removesuffix("_number") for name in figures if name.endswith("_number"))
+    by_type = {kind: {figure: figures[f"{kind}_{figure}"] for figure in OF_A_TYPE} for kind in kinds}
+    of_types = {f"{kind}_{figure}" for kind in kinds for figure in OF_A_TYPE}
+    return {name: value for name, value in figures.items() if name not in of_types}, by_type
 
 
 def means_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:

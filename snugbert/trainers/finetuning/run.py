@@ -125,18 +125,15 @@ class Task:
 
 
 def model_maker(
-    auto_class: Any, model_args: FineTunedModelArguments, config: PreTrainedConfig, learns: bool
+    auto_class: Any, model_args: FineTunedModelArguments, config: PreTrainedConfig, trained: bool
 ) -> Callable[[], PreTrainedModel]:
-    """What [`Task`] calls `make_model`.
+    """A function that makes a new model with a head, each with a configuration of its own, as [`load_model`] does.
 
     Args:
         auto_class: of the head.
         model_args: which model.
         config: from [`load_config`], with the labels of the task.
-        learns: whether there are examples to train on; if not, the head must be in the checkpoint.
-
-    Returns:
-        A function that raises InputError as [`load_model`] does.
+        trained: a checkpoint must have all weights, because nothing will train them.
     """
 
     def make_model() -> PreTrainedModel:
@@ -144,7 +141,7 @@ def model_maker(
             auto_class,
             model_args,
             copy.deepcopy(config),
-            trained=not learns,
+            trained=trained,
             ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
         )
 

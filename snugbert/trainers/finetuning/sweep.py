@@ -220,8 +220,10 @@ def claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments, fol
         InputError: the folder holds something else, and to replace it was not asked for.
     """
     file = output_dir / PLAN
+    # A plan alone is that of a command that was refused before its first run began.
+    begun = any(path != file for path in files_of_a_run(output_dir)) or any(folder.exists() for folder in folders)
     remedy = "choose another folder or replace it (--overwrite_output_dir)."
-    goes_on = file.exists() and not args.overwrite_output_dir
+    goes_on = begun and file.exists() and not args.overwrite_output_dir
     if goes_on:
         before = json.loads(file.read_text(encoding="utf-8"))
         changed = [name for name in plan if plan[name] != before.get(name) and name != "--seeds"]
@@ -231,7 +233,7 @@ def claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments, fol
             raise InputError(f"--output_dir: {output_dir} was begun with other {', '.join(changed)}; {remedy}")
         if plan["--seeds"] < before["--seeds"]:
             raise InputError(f"--seeds: {output_dir} was begun with {before['--seeds']}; give as many, or {remedy}")
-    elif not args.overwrite_output_dir and (files_of_a_run(output_dir) or any(folder.exists() for folder in folders)):
+    elif begun and not args.overwrite_output_dir:
         raise InputError(f"--output_dir: {output_dir} already holds a run; {remedy}")
     PartialState().wait_for_everyone()  # all have looked at what was there before
     if args.should_save:
@@ -343,11 +345,12 @@ def _best(runs: list[Run], task: Task, args: FineTuningArguments) -> Run:
 
 
 def _tables(summary: dict[str, Any], best: Run) -> str:
-    figures = [
-        {"examples": report.split_name(set_name).replace("_", " "), "figure": metric.replace("_", " "), **value}
-        for set_name, values in summary["figures"].items()
-        for metric, value in values.items()
-    ]
+    figures = []
+    for set_name, values in summary["figures"].items():
+        of_all, by_type = report.apart(values)
+        rows = {**of_all, **{f"{kind}_f1": of_type["f1"] for kind, of_type in by_type.items()}}
+        examples = report.split_name(set_name).replace("_", " ")
+        figures += [{"examples": examples, "figure": name.replace("_", " "), **value} for name, value in rows.items()]
     best_setting = Setting(*(summary["best_setting"][name] for name in Setting._fields))
     failures = "".join(f"\n\nWithout a score: {failure}" for failure in summary["failures"])
     return (
