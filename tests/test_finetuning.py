@@ -496,10 +496,21 @@ def test_arguments_out_of_range(settings, message, tmp_path):
 
 
 def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_path):
-    with pytest.raises(InputError, match="the model has"):
+    with pytest.raises(InputError, match=r"--freeze_layers 99: the model has \d+ layers?"):
         sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
     sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", max_steps=1))
     assert (tmp_path / "run" / "results.json").exists()
+
+
+def test_tables_of_a_sweep_tell_f1_alone_of_types():
+    setting = sweep.Setting(32, 3e-5, 3.0)
+    of_types = {"LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 9}
+    figures = {name: {"mean": value, "std": 0.125} for name, value in {"f1": 0.5, **of_types}.items()}
+    row = {**setting._asdict(), "seeds": 2, "scores": [0.5, 0.5], "mean": 0.5, "std": 0.0}
+    summary = {"chosen_by": "eval_f1", "settings": [row], "best_setting": row, "failures": []}
+    tables = sweep._tables({**summary, "figures": {"eval": figures}}, sweep.Run(setting, Path("best"), {}))
+    lines = [line for line in tables.splitlines() if line.startswith("| validation")]
+    assert lines == ["| validation | f1 | 0.5000 ± 0.1250 |", "| validation | LOC f1 | 0.4000 ± 0.1250 |"]
 
 
 def test_what_a_sweep_needs(tokenizer, model_args, tmp_path):

@@ -454,7 +454,8 @@ def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
     changes = {"task_name": "all", "data_dir": tmp_path / "glue", "do_predict": True, "max_seq_length": 12, **NO_FILES}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(tmp_path, tmp_path / "out", **changes, **learns, per_device_eval_batch_size=256))
-    assert f"and no {tmp_path / 'glue' / 'MNLI' / 'test_matched.tsv'}" in caplog.text
+    mnli = tmp_path / "glue" / "MNLI"
+    assert f"MNLI is left out: there is no {mnli / 'train.tsv'} and no {mnli / 'test_matched.tsv'}" in caplog.text
     missing = "CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, WNLI.tsv"
     assert capsys.readouterr().out.endswith(f"submission: {tmp_path / 'out' / 'submission'}; missing: {missing}\n")
     answers = {}
@@ -778,13 +779,7 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
         ("other", {}, r"weights of .*other do not fit .*; name one that was fine-tuned for the 2 labels"),
         ("other", {"ignore_mismatched_sizes": True}, r"other, and its classifier.bias, classifier.weight would be"),
     ):
-        changes = {
-            "model_name_or_path": tmp_path / name,
-            "config_name": None,
-            "config_overrides": None,
-            **data,
-            **more,
-        }
+        changes = {**checkpoint_of(tmp_path / name), "tokenizer_name": workshop / "tokenizer", **data, **more}
         with pytest.raises(InputError, match=message):
             glue.main(arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
