@@ -64,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print(
-            f"\nsnugbert {command}: interrupted; what was written stays (checkpoints: --resume_from_checkpoint true)",
+            f"\nsnugbert {command}: interrupted; what was written stays. The same command goes on with a corpus, a "
+            "sweep or a suite; training goes on from its last checkpoint with --resume_from_checkpoint true.",
             file=sys.stderr,
         )
         return 130

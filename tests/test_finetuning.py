@@ -3,9 +3,11 @@
 Run as a script, this file trains in each of several processes; see `train_and_predict`.
 """
 
+import itertools
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -182,21 +184,28 @@ def test_a_layer_learns_at_its_own_rate(tokenizer, tmp_path):
     assert not rates
 
 
-@pytest.mark.parametrize("until", [None, 4])
-def test_frozen_layers_learn_nothing_until_they_may(until, tokenizer, tmp_path):
+@pytest.mark.parametrize(
+    ("frozen_parts", "until", "settings"),
+    [
+        (("embeddings", "layer.0.", "layer.1."), None, {"freeze_layers": 2}),
+        (("embeddings", "layer.0.", "layer.1."), 4, {"freeze_layers": 2, "unfreeze_after_steps": 4}),
+        (("embeddings",), None, {"freeze_embeddings": True}),
+    ],
+)
+def test_frozen_layers_learn_nothing_until_they_may(frozen_parts, until, settings, tokenizer, tmp_path):
     seen = []
 
     class Watch(TrainerCallback):
         def on_step_end(self, args, state, control, model, **kwargs):
             seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
 
-    settings = {"freeze_layers": 2, "unfreeze_after_steps": until, "learning_rate": 1e-2, "warmup_steps": 0}
-    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, max_steps=6, **settings)
+    settings = {**settings, "learning_rate": 1e-2, "warmup_steps": 0, "max_steps": 6}
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, **settings)
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.add_callback(Watch())
     trainer.train()
     for name in before:
-        frozen = any(part in name for part in ("embeddings", "layer.0.", "layer.1."))
+        frozen = any(part in name for part in frozen_parts)
         changed = [not torch.equal(now[name], then[name]) for then, now in zip([before, *seen], seen, strict=False)]
         if "key.bias" not in name:  # has no gradient
             assert changed == [not frozen or (until is not None and step >= until) for step in range(6)], name
@@ -229,6 +238,60 @@ def test_predictions_are_those_of_single_examples_in_their_order(head, padded, t
         for part, values in zip(parts, expected, strict=True):
             found = part[row][: len(ids)] if head != "ForSequenceClassification" else part[row]
             np.testing.assert_allclose(found, values[0], atol=1e-5)
+
+
+def test_a_batch_has_no_padding_and_evaluation_begins_with_the_long_ones(tokenizer, tmp_path):
+    data = examples(HEADS[0], 45)
+    lengths = [len(ids) for ids in data["input_ids"]]
+    trainer = new_trainer(
+        HEADS[0], tokenizer, tmp_path, data, per_device_train_batch_size=8, per_device_eval_batch_size=8, max_steps=6
+    )
+    seen: dict[bool, list[list[int]]] = {True: [], False: []}
+
+    def note(model, args, inputs):
+        assert inputs["input_ids"].shape == (1, inputs["cu_seq_lens_q"][-1])
+        seen[model.training].append(inputs["cu_seq_lens_q"].diff().tolist())
+
+    trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.train()
+    trainer.predict(data)
+    assert sorted(itertools.chain.from_iterable(seen[True])) == sorted(lengths)  # an epoch
+    assert list(itertools.chain.from_iterable(seen[False])) == sorted(lengths, reverse=True)
+
+
+def test_scores_that_are_no_numbers_are_no_result(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, max_steps=1)
+    spoiled = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    spoiled["classifier.weight"][:] = float("nan")
+
+    class Spoiler(TrainerCallback):  # as a step that is too long does
+        def on_step_end(self, args, state, control, model, **kwargs):
+            model.load_state_dict(spoiled)
+
+    trainer.add_callback(Spoiler())
+    trainer.train()
+    with pytest.raises(DivergedError, match=r"test: scores .* no numbers after step 1; try a lower --learning_rate"):
+        trainer.predict(examples(HEADS[0], 5))
+    model = new_model(HEADS[0])
+    model.load_state_dict(spoiled)
+    with pytest.raises(DivergedError, match="test: scores of the model are no numbers; are its weights whole"):
+        new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_bf16_is_for_speed_alone(head, tokenizer, tmp_path):
+    """Products are rounded to 16 bits (8 of them for the digits); weights, and so the steps of AdamW, have 32."""
+    gradients, dtypes = [], []
+    for bf16 in (False, True):
+        trainer = new_trainer(head, tokenizer, tmp_path, per_device_train_batch_size=45, bf16=bf16)
+        layer = trainer.model.base_model.encoder.layer[0].output.dense
+        layer.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
+        parameters = list(gradients_of_a_step(trainer).parameters())
+        assert {parameter.dtype for parameter in parameters} == {torch.float32}
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
+    assert dtypes == [torch.float32, torch.bfloat16]
+    exact, fast = gradients
+    assert 0 < (fast - exact).norm() < 2**-6 * exact.norm()
 
 
 # --- processes --------------------------------------------------------------------------------------------------
@@ -367,6 +430,12 @@ def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
     best, kept = (load_file(f / "model.safetensors") for f in (tmp_path / "run/checkpoint-4", tmp_path / "run"))
     assert all(torch.equal(best[name], kept[name]) for name in best)
 
+    # What is better by less than the threshold is not better.
+    accuracies = iter([0.5, 0.55, 0.6, 0.65, 0.9])
+    settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "early_stopping_threshold": 0.2}
+    fine_tune(task, model_args, arguments(tmp_path / "threshold", **settings))
+    assert json.loads((tmp_path / "threshold" / "trainer_state.json").read_text())["epoch"] == 3
+
 
 def test_unknown_metric(tokenizer, model_args, tmp_path):
     with pytest.raises(InputError, match="there is no metric 'acuracy'; those of counting are accuracy"):
@@ -375,6 +444,12 @@ def test_unknown_metric(tokenizer, model_args, tmp_path):
 
 class Interrupted(Exception):
     pass
+
+
+def test_the_papers_grid(tmp_path):
+    settings = sweep.settings_of_sweep(arguments(tmp_path, sweep="paper"))
+    rates = (5e-5, 4e-5, 3e-5, 2e-5)
+    assert settings == [(size, rate, epochs) for size in (16, 32) for rate in rates for epochs in (2, 3, 4)]
 
 
 def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args, tmp_path, monkeypatch):
@@ -386,12 +461,18 @@ def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args,
 
     def counted(task, model_args, args):
         calls.append(args.output_dir)
-        if len(calls) == 3:
-            raise Interrupted
         return fine_tune(task, model_args, args)
 
+    training_step = FineTuningTrainer.training_step
+
+    def interrupted(self, *args):
+        if len(calls) == 3 and self.state.global_step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return training_step(self, *args)
+
     monkeypatch.setattr(sweep, "fine_tune", counted)
-    with pytest.raises(Interrupted):
+    monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
     sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
     assert len(calls) == 3 + 6  # two were done, one was begun

@@ -293,7 +293,7 @@ def test_every_way_to_tell_several_labels_gives_the_same_features(tmp_path, work
 
 def test_labels_of_ones_own_data(tmp_path):
     def labels(
-        values: list[object], known: tuple[str, ...] = ("LABEL_0", "LABEL_1"), regression: bool = False
+        values: list[object], known: tuple[str, ...] = ("LABEL_0", "LABEL_1"), regression: bool | None = None
     ) -> tuple:
         file = tmp_path / "train.jsonl"
         file.write_text("\n".join(json.dumps({"sentence": "a", "label": value}) for value in values))
@@ -308,8 +308,23 @@ def test_labels_of_ones_own_data(tmp_path):
     assert labels(["b", "a"], known=("b", "c")) == (["a", "b"], [1, 0])
     assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
     assert labels([1, 5, 3], regression=True) == (None, [1.0, 5.0, 3.0])
+    assert labels([0.5, 2.25, 0.5], regression=False) == (["0.5", "2.25"], [0, 1, 0])
+    assert labels(["3.5", "other", "none"]) == (["3.5", "none", "other"], [0, 2, 1])
+    assert labels([1, 2, "n/a"]) == (["1", "2", "n/a"], [0, 1, 2])
     assert labels(["nan", "inf"]) == (["inf", "nan"], [1, 0])
     assert labels([True, False]) == (["False", "True"], [1, 0])
+    message = r"train\.jsonl, row 3: the label 'n/a' is not a number, as most others are; .* --do_regression false"
+    with pytest.raises(InputError, match=message):
+        labels([0.5, 1, "n/a", 2])
+    assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
+    with pytest.raises(InputError, match=r"row 2: the label 'n/a' is not a number"):
+        labels([0.5, "n/a"], regression=True)
+
+
+def test_a_text_may_be_a_number(tmp_path):
+    rows = [{"idx": i, "text": text, "label": i % 2} for i, text in enumerate(["2012", "a good year", "1917"])]
+    splits = load_splits(DataArguments(train_file=str(write_csv(tmp_path / "train.csv", rows))), ("train",))
+    assert splits["train"].data["text"][:] == ["2012", "a good year", "1917"]
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------
@@ -567,6 +582,30 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
         glue.main(of_all)
 
 
+def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, capsys):
+    shutil.rmtree(glue_folder / "MNLI")
+    some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 3, **NO_FILES}
+    glue.main(arguments(workshop, tmp_path / "out", **some))
+    printed = capsys.readouterr().out
+    best, means = printed[printed.index("The best run of each task") :].split("Means over the seeds")
+    scores = []
+    for folder in ("cola", "qqp"):
+        results = json.loads((tmp_path / "out" / folder / "results.json").read_text())
+        figure = "matthews_correlation" if folder == "cola" else "f1"
+        of_seeds = results["sweep"]["best_setting"]["scores"]
+        assert len(of_seeds) == 2 and results["figures"]["eval"][figure] == max(of_seeds)
+        scores.append((max(of_seeds), sum(of_seeds) / 2))
+    for table, figures in zip((best, means), zip(*scores, strict=True), strict=True):
+        assert all(f"{100 * value:.1f}" in table for value in figures)
+
+
+def test_each_task_of_the_suite_has_a_name_on_the_hub(tmp_path):
+    args = FineTuningArguments(output_dir=str(tmp_path / "suite"))
+    assert glue.arguments_of_task(args, "cola").hub_model_id == "suite-cola"
+    args.hub_model_id = "me/glue"
+    assert glue.arguments_of_task(args, "rte").hub_model_id == "me/glue-rte"
+
+
 def test_f1_is_that_of_the_task_whatever_the_order_of_labels():
     references, predictions = torch.tensor([1, 1, 0, 0, 1]).numpy(), torch.tensor([1, 0, 0, 1, 1]).numpy()
     problem = "single_label_classification"
@@ -670,9 +709,13 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
         (
             "a.csv",
             "sentence,number\na,1\n",
-            r"a\.csv: there is no column label; expected are sentence, label \(--text.*\), found are sentence, number",
+            r"a\.csv: there is no column label \(--label_column_name names another\); found are sentence, number",
         ),
-        ("a.csv", "idx,label\n1,yes\n", r"no column of text beside the label; its columns are idx, label"),
+        (
+            "a.csv",
+            "idx,label\n1,yes\n",
+            r"no column of text beside the label 'label'; its columns are idx, label \(--text_column_names",
+        ),
         ("a.csv", "sentence,label\na,yes\nb,yes\n", r"all examples have the label 'yes'"),
         ("a.csv", "sentence,label\n", r"a\.csv holds no examples"),
         ("a.json", "", r"a\.json holds no examples"),
@@ -718,7 +761,7 @@ def test_bad_files(name, content, message, tmp_path, workshop):
             "train.csv: there is no column sentence1 and no column sentence2; expected are sentence1, sentence2, "
             "label, found are sentence, label",
         ),
-        ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'; known are negative, positive"),
+        ({"task_name": "sst2"}, r"train\.csv, row 2: the label 'cheerful' is unknown; .* are negative, positive"),
         ({"config_name": None}, "which model"),
         ({"tokenizer_name": None}, "--config_name alone says nothing of the vocabulary"),
         ({"config_name": "huge"}, "'huge' is neither a size"),
@@ -750,7 +793,7 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
 def test_labels_that_the_model_does_not_know(run, workshop, tmp_path):
     rows = [{"sentence": "a", "label": "cheerful"}, {"sentence": "the", "label": "pensive"}]
     file = write_csv(tmp_path / "dev.csv", rows)
-    known = r"dev\.csv, row 3: unknown label 'pensive'; known are cheerful, gloomy"
+    known = r"dev\.csv, row 3: the label 'pensive' is unknown; known, .*, are cheerful, gloomy; mend or remove"
     with pytest.raises(InputError, match=known):  # labels of the training file
         glue.main(arguments(workshop, tmp_path / "out", validation_file=file))
     with pytest.raises(InputError, match=known):  # labels of the checkpoint

@@ -16,7 +16,8 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrai
 
 from snugbert import SnugBertModel, SnugBertTokenizer, cli
 from snugbert.trainers import ner
-from snugbert.trainers.command_line import InputError
+from snugbert.trainers.command_line import InputError, parse_arguments
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.metrics import NerMetric
 from snugbert.trainers.ner_data import (
     SCHEMES,
@@ -29,6 +30,7 @@ from snugbert.trainers.ner_data import (
     load_splits,
     tags_of,
 )
+from snugbert.trainers.packed_batches import lengths_of
 
 PARTS = ("train", "validation", "test")
 FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
@@ -471,6 +473,19 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     tag = pipeline("token-classification", model=str(run), aggregation_strategy="first", device="cpu")
     found = [(part["entity_group"], part["word"]) for part in tag("then anna berg met otto in romeport")]
     assert found == [("PER", "anna berg"), ("PER", "otto"), ("LOC", "romeport")]
+
+
+def test_a_run_has_the_context_it_is_told_to(workshop, tmp_path):
+    types = (FineTunedModelArguments, DataArguments, FineTuningArguments)
+    without, with_context = (
+        ner.make_task(*parse_arguments(types, arguments(workshop, tmp_path, document_context=context), "", ""))
+        for context in (False, True)
+    )
+    for one, other in (
+        (without.train_features, with_context.train_features),
+        (without.evaluation_sets[0].features, with_context.evaluation_sets[0].features),
+    ):
+        assert 1.2 * lengths_of(one).sum() < lengths_of(other).sum()
 
 
 def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys):

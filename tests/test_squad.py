@@ -436,6 +436,21 @@ def test_the_best_threshold_is_what_a_run_with_it_scores(workshop, tmp_path, cap
         assert odds[question] == pytest.approx(null["start_logit"] + null["end_logit"] - best)
 
 
+def test_limits_of_answers(run, workshop, tmp_path):
+    squad.main(arguments(workshop, tmp_path, **checkpoint_of(run), n_best_size=3, max_answer_length=1))
+    n_best = json.loads((tmp_path / "nbest_predictions.json").read_text())
+    assert max(map(len, n_best.values())) == 3
+    assert {len(candidate["text"].split()) for candidates in n_best.values() for candidate in candidates} == {1}
+
+
+def test_defaults_are_the_original_releases(tmp_path):
+    assert squad.SquadArguments(output_dir=str(tmp_path)).learning_rate == 5e-5
+    limits = {"max_seq_length": 384, "doc_stride": 128, "max_query_length": 64}
+    limits |= {"n_best_size": 20, "max_answer_length": 30, "null_score_diff_threshold": 0.0}
+    data_args = DataArguments(dataset_name="squad")
+    assert {name: getattr(data_args, name) for name in limits} == limits
+
+
 def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     rows = stories(6, seed=5)
     rows[1]["answers"] = [("nobody", 4)]
@@ -471,7 +486,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     (tmp_path / "test.json").write_text(json.dumps(rows))
     changes = {**checkpoint_of(run), "validation_file": tmp_path / "test.json", "max_query_length": 3}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
-    assert "2 questions or contexts are empty; the first: " in caplog.text
+    assert "2 questions or contexts are empty; without a context there is no answer; the first: " in caplog.text
     assert "1 questions have more than 3 tokens (--max_query_length) and lose their ends" in caplog.text
     assert "no answers are told; the questions are answered and not scored" in caplog.text
     answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
@@ -545,7 +560,10 @@ def test_bad_files(content, message, workshop, tmp_path):
         ),
         ({"train_file": None}, "nothing trains the model, and --config_name alone gives it random weights"),
         ({"dataset_name": "squad"}, "--dataset_name: give either the name of a data set or files"),
-        ({"dataset_name": "./no", "train_file": None, "validation_file": None}, "the data set ./no cannot be loaded"),
+        (
+            {"dataset_name": "./no", "train_file": None, "validation_file": None},
+            r"--dataset_name: there is no folder \./no\.",
+        ),
         (
             {"dataset_name": "./broken", "train_file": None, "validation_file": None},
             "the data set ./broken cannot be loaded",

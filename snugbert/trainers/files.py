@@ -15,7 +15,7 @@ import pyarrow
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetsError
 
-from snugbert.trainers.command_line import InputError
+from snugbert.trainers.command_line import InputError, check_folder
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ def load_data_set(name: str, config_name: str | None, **download: Any) -> Datase
     Raises:
         InputError: it cannot be loaded.
     """
+    check_folder("dataset_name", name)
     try:
         return load_dataset(name, config_name, **download)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:

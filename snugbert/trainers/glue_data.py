@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+ROWS_TO_LOOK_AT = 100  # to tell columns of text from columns of numbers
+LABELS_TO_TELL = 10  # in a message
 GLUE_ON_THE_HUB = "nyu-mll/glue"
 # What is read to train, to score and to predict. MNLI has two sets of sentences from other sources, and its model
 # predicts the diagnostic set, too.
@@ -134,9 +137,12 @@ class DataArguments(ExampleLimits):
         default=None,
         metadata={"help": "What separates labels, if an example may have several. A list in JSON needs nothing."},
     )
-    do_regression: bool = field(
-        default=False,
-        metadata={"help": "Of one's own data: predict the label as a number, also where all are whole ones."},
+    do_regression: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Of one's own data: predict the label as a number, or (false) take it for the name of a class; "
+            "default: a number where all are numbers and not all whole ones."
+        },
     )
     max_seq_length: int = field(
         default=128, metadata={"help": "Longest example in tokens; a longer one loses the end of its longer sentence."}
@@ -149,9 +155,8 @@ class DataArguments(ExampleLimits):
             self.task_name = given.lower().replace("-", "")  # SST-2 is the folder, sst2 the task
             if self.task_name not in (*TASKS, "all"):
                 raise InputError(f"--task_name: there is no task {given!r}; the tasks are {known}.")
-            self._refuse("is for one's own data", "text_column_names", "label_column_name", "label_separator")
-            if self.do_regression:
-                raise InputError(f"--do_regression is for one's own data; leave it out with --task_name {given}.")
+            own = ("text_column_names", "label_column_name", "label_separator", "do_regression")
+            self._refuse("is for one's own data", *own)
         if self.task_name == "all":
             files = ("train_file", "validation_file", "test_file")
             self._refuse("is of one task; all of them are in --data_dir or on the Hub", "dataset_name", *files)
@@ -243,7 +248,9 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
             source = str(data) if isinstance(data, Path) else f"the {name} examples of {dataset}"
             labels = () if isinstance(data, Path) else _class_names(data, data_args.label_column_name or "label")
             # What was the text in training is the text of the others, too.
-            layout = layout or make_layout(data_args, next(_rows(data, data_args.task), (0, {}))[1], labels, source)
+            if layout is None:
+                first = [values for _, values in islice(_rows(data, data_args.task), ROWS_TO_LOOK_AT)]
+                layout = make_layout(data_args, first, labels, source)
             examples = read_examples(_rows(data, data_args.task), source, layout, labelled=part != "test")
             splits[name] = Split(source, examples, labels)
     return splits
@@ -313,14 +320,14 @@ def _rows(source: Path | Dataset, task: Task | None) -> Iterator[tuple[int, dict
     return read_rows(source) if task is None else read_rows(source, task.unnamed, task.torn_rows)
 
 
-def make_layout(data_args: DataArguments, values: dict[str, Any], labels: tuple[str, ...], source: str) -> Layout:
+def make_layout(data_args: DataArguments, first: list[dict[str, Any]], labels: tuple[str, ...], source: str) -> Layout:
     """What the columns mean.
 
     Args:
         data_args: with the task, or with what is told of one's own data.
-        values: the first row.
+        first: the first rows.
         labels: in the order of their ids, where the data set tells.
-        source: where the row is from, for messages.
+        source: where the rows are from, for messages.
 
     Raises:
         InputError: as in [`sentence_columns`].
@@ -336,32 +343,41 @@ def make_layout(data_args: DataArguments, values: dict[str, Any], labels: tuple[
         if len(sentences) > 2:
             raise InputError(f"--text_column_names: an example has one text or two, not {len(sentences)}.")
     else:
-        sentences = sentence_columns(values, label, source)
+        sentences = sentence_columns(first, label, source)
     label_names = {str(i): name for i, name in enumerate(labels)}
     return Layout(sentences, label, label_names=label_names, separator=data_args.label_separator)
 
 
-def sentence_columns(values: dict[str, Any], label: str, source: str) -> tuple[str, ...]:
+def sentence_columns(first: list[dict[str, Any]], label: str, source: str) -> tuple[str, ...]:
     """The column of the sentence, or the two of the pair, of one's own data; chosen as in `run_glue.py`.
 
-    They are sentence1 and sentence2, or else the first one or two that are not the label and hold no number.
+    They are sentence1 and sentence2, or else the first one or two that are not the label and not all numbers.
 
     Args:
-        values: the first row.
+        first: the first rows.
         label: the column of the label.
-        source: where it is from, for messages.
+        source: where they are from, for messages.
 
     Raises:
         InputError: there is no row, or no such column.
     """
-    if not values:
+    if not first:
         raise InputError(f"{source} holds no examples.")
-    if "sentence1" in values and "sentence2" in values:
+    names = list(first[0])
+    if "sentence1" in names and "sentence2" in names:
         return ("sentence1", "sentence2")
-    columns = [name for name, value in values.items() if name != label and not NUMBER.fullmatch(str(value))][:2]
+    columns = [
+        name
+        for name in names
+        if name != label and not all(NUMBER.fullmatch(str(values.get(name))) for values in first)
+    ][:2]
     if not columns:
-        raise InputError(f"{source} has no column of text beside the label; its columns are {', '.join(values)}.")
-    logger.info("%s: column %s holds the text, %r the label", source, " and ".join(map(repr, columns)), label)
+        raise InputError(
+            f"{source} has no column of text beside the label {label!r}; its columns are {', '.join(names)} "
+            "(--text_column_names and --label_column_name name others)."
+        )
+    texts = f"column {columns[0]!r} holds" if len(columns) == 1 else f"columns {columns[0]!r} and {columns[1]!r} hold"
+    logger.info("%s: %s the text, %r the label", source, texts, label)
     return tuple(columns)
 
 
@@ -414,13 +430,17 @@ def read_examples(rows: Iterable[tuple[int, dict[str, Any]]], source: str, layou
 
 
 def _check_columns(values: dict[str, Any], layout: Layout, source: str, labelled: bool) -> None:
+    found = f"found are {', '.join(values)}"
+    if labelled and layout.label not in values and not layout.of_task:
+        # Not a word of the columns of text: unless they were named, one of them may be the label's.
+        raise InputError(f"{source}: there is no column {layout.label} (--label_column_name names another); {found}.")
     expected = [*layout.sentences, *([layout.label] if labelled else [])]
     missing = [name for name in expected if name not in values]
     if missing:
         remedy = "" if layout.of_task else " (--text_column_names and --label_column_name name others)"
         raise InputError(
             f"{source}: there is no column {' and no column '.join(missing)}; expected are {', '.join(expected)}"
-            f"{remedy}, found are {', '.join(values)}."
+            f"{remedy}, {found}."
         )
 
 
@@ -433,7 +453,7 @@ def _check_label(value: Any, layout: Layout, where: str) -> None:
 
 
 def choose_labels(
-    task: Task | None, splits: dict[str, Split], known: list[str], regression: bool = False
+    task: Task | None, splits: dict[str, Split], known: list[str], regression: bool | None = None
 ) -> list[str] | None:
     """The labels in the order of their ids; None if a number is to be predicted.
 
@@ -446,10 +466,11 @@ def choose_labels(
         known: the checkpoint's labels in the order of their ids. If the labels are the same ones but for upper and
             lower case, its order is kept, so that its classifier means what it meant. Without task and training
             examples they are the labels.
-        regression: a number is to be predicted, whatever the labels are.
+        regression: whether a number is to be predicted, whatever the labels are; None: as they are.
 
     Raises:
-        InputError: the training examples have only one label; several labels are no number.
+        InputError: the training examples have only one label; several labels are no number; most labels are numbers,
+            not all whole ones, and some are not.
     """
     if regression:
         lists = [split.source for split in splits.values() if split.multi_label]
@@ -468,7 +489,7 @@ def choose_labels(
         labels = sorted({label for value in values for label in value} if train.multi_label else set(values))
         if all(INTEGER.fullmatch(label) for label in labels):
             labels.sort(key=int)
-        elif all(NUMBER.fullmatch(label) for label in labels) and not train.multi_label:
+        elif regression is None and not train.multi_label and _are_numbers(train, labels):
             return None
         if len(labels) < 2:
             only = f"the label {labels[0]!r}" if labels else "no label"
@@ -477,6 +498,20 @@ def choose_labels(
     if order.keys() == {label.lower() for label in labels}:
         labels.sort(key=lambda label: order[label.lower()])
     return labels or None
+
+
+def _are_numbers(train: Split, labels: list[str]) -> bool:
+    """Whether the labels, not all of them whole numbers, are numbers to predict and not the names of classes."""
+    numbers = {label for label in labels if NUMBER.fullmatch(label)}
+    # Among names there may be a "3.5". Among numbers an "n/a" is an accident.
+    if len(numbers) < len(labels) < 2 * len(numbers) and not all(INTEGER.fullmatch(label) for label in numbers):
+        rows = zip(train.data["row"][:], train.data["label"][:], strict=True)
+        row, label = next((row, label) for row, label in rows if label not in numbers)
+        raise InputError(
+            f"{train.source}, row {row}: the label {label!r} is not a number, as most others are; mend or remove "
+            "such rows, or give --do_regression false if labels are names of classes."
+        )
+    return len(numbers) == len(labels)
 
 
 def encode_labels(split: Split, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
@@ -494,7 +529,12 @@ def encode_labels(split: Split, labels: list[str] | None) -> list[int] | list[fl
     for row, value in zip(split.data["row"][:], values, strict=True):
         for label in value if multi_label else [value]:
             if labels and label not in ids:
-                raise InputError(f"{split.source}, row {row}: unknown label {label!r}; known are {', '.join(labels)}.")
+                known = ", ".join(labels[:LABELS_TO_TELL])
+                more = f" and {len(labels) - LABELS_TO_TELL} more" if len(labels) > LABELS_TO_TELL else ""
+                raise InputError(
+                    f"{split.source}, row {row}: the label {label!r} is unknown; known, by the task or from training, "
+                    f"are {known}{more}; mend or remove the row."
+                )
             if not labels and not NUMBER.fullmatch(label):
                 raise InputError(f"{split.source}, row {row}: the label {label!r} is not a number.")
     if not labels:

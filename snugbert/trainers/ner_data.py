@@ -232,7 +232,8 @@ def read_conll(file: Path, data_args: DataArguments, labelled: bool) -> Iterator
             missing = max(text or 1, label or (2 if labelled else 1))
             if columns < (missing if labelled else text or 1):
                 raise InputError(
-                    f"{file}, line {number}: {_count(columns, 'column')}, {line!r}, but column {missing} is needed."
+                    f"{file}, line {number}: {_count(columns, 'column')}, {line!r}, but column {missing} is needed; "
+                    "a line has a word and its tag, with spaces or a tab between, or the file is .json or .jsonl."
                 )
         if len(cells) != columns:
             raise InputError(
@@ -316,7 +317,7 @@ def _choose(
 def _class_names(data: Path | Dataset, column: str, here: str) -> list[str]:
     feature = data.features[column] if isinstance(data, Dataset) else None
     if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
-        raise InputError(f"{here}: the tags in column {column!r} are not text, and nothing says what they mean.")
+        raise InputError(f"{here}: the tags in column {column!r} are not text, and nothing says what they mean; use text.")
     return feature.feature.names
 
 
@@ -450,7 +451,8 @@ def choose_labels(splits: dict[str, Split], known: list[str]) -> list[str]:
                 if tag != "O" and tag[2:] not in types:
                     known_types = ", ".join(sorted(types))
                     raise InputError(
-                        f"{split.where(sentence, word)}: the type {tag[2:]!r} is not {there}; there are {known_types}."
+                        f"{split.where(sentence, word)}: the type {tag[2:]!r} is not {there}; mend or remove it; "
+                        f"there are {known_types}."
                     )
     return labels
 

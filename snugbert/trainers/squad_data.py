@@ -154,7 +154,12 @@ def read_questions(source: Path | Dataset, name: str) -> list[Question]:
         raise InputError(f"{name} holds no questions.")
     empty = [question for question in questions if not (question.question.strip() and question.context.strip())]
     if empty:
-        logger.warning("%s: %d questions or contexts are empty; the first: %s", name, len(empty), empty[0].row)
+        logger.warning(
+            "%s: %d questions or contexts are empty; without a context there is no answer; the first: %s",
+            name,
+            len(empty),
+            empty[0].row,
+        )
     return questions
 
 
@@ -187,7 +192,9 @@ def _object_in(file: Path) -> dict[str, Any] | None:
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":  # behind the first line's object
             return None
-        raise InputError(f"{file}: not JSON ({error}).") from error
+        raise InputError(
+            f"{file}: not JSON ({error}); questions are in SQuAD's own JSON or in lines of JSON objects."
+        ) from error
     return content if isinstance(content, dict) else None
 
 
@@ -278,7 +285,7 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     if without and not version_2:
         raise InputError(
             f"{without[0].row}: question {without[0].id} has no answer, like {len(without)} of {len(questions)}; "
-            "for such questions (SQuAD v2.0) give --version_2_with_negative."
+            "give --version_2_with_negative (SQuAD v2.0), or remove them."
         )
     checked, bad = [], []
     for question in questions:

@@ -21,6 +21,7 @@ from snugbert.trainers.command_line import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.packed_batches import SnugBertDataCollatorWithPacking, lengths_of
 
+WHAT_TO_TRY = "try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
 PADDING = -100  # of predictions where a sequence has no token, as in Trainer
 LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
 EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
@@ -104,10 +105,7 @@ class FineTuningTrainer(Trainer):
         """
         loss = super().training_step(*args, **kwargs)
         if not torch.isfinite(loss):
-            raise DivergedError(
-                f"the loss is {loss.item()} in step {self.state.global_step + 1}; try a lower --learning_rate, more "
-                "--warmup_steps, or --bf16 or float32 instead of --fp16."
-            )
+            raise DivergedError(f"the loss is {loss.item()} in step {self.state.global_step + 1}; {WHAT_TO_TRY}")
         return loss
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -164,9 +162,10 @@ class FineTuningTrainer(Trainer):
         if any(
             np.isnan(scores).any() for scores in (predictions if isinstance(predictions, tuple) else [predictions])
         ):
-            raise DivergedError(
-                f"{prefix}: scores of the model are no numbers; are its weights whole? Try without --fp16."
-            )
+            step = self.state.global_step
+            trained = f" after step {step}; {WHAT_TO_TRY}"
+            found = "; are its weights whole? Try without --fp16."
+            raise DivergedError(f"{prefix}: scores of the model are no numbers{trained if step else found}")
         predictions = tuple(p[places] for p in predictions) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
         if score is not None:
