@@ -317,7 +317,9 @@ def _choose(
 def _class_names(data: Path | Dataset, column: str, here: str) -> list[str]:
     feature = data.features[column] if isinstance(data, Dataset) else None
     if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
-        raise InputError(f"{here}: the tags in column {column!r} are not text, and nothing says what they mean; use text.")
+        raise InputError(
+            f"{here}: the tags in column {column!r} are not text, and nothing says what they mean; write their names."
+        )
     return feature.feature.names
 
 
