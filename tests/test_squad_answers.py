@@ -22,7 +22,7 @@ from snugbert.trainers.metrics.squad import (
     word_f1,
 )
 from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
-from snugbert.trainers.squad_data import Question
+from snugbert.trainers.squad_data import DataArguments, Question, load_questions
 from snugbert.trainers.squad_windows import Windows, windows_of
 
 WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]
@@ -176,16 +176,20 @@ def test_scores_that_are_no_numbers_and_wrong_sizes():
         best_answers(questions, windows, start, end)
 
 
-def test_as_fast_as_squad_needs():
-    questions = make_questions(1000, longest=160, seed=0)  # 130 tokens, dev-v1.1 has 160
-    windows = windows_of(questions, TOKENIZER)
+def test_as_fast_as_squad_needs(data_dir):
+    """Answers and figures of all of dev-v1.1. Scores are random: nothing is easy to tell."""
+    arguments = DataArguments(validation_file=str(data_dir / "squad" / "dev-v1.1.json.gz"))
+    (questions,) = load_questions(arguments, None).values()
+    assert len(questions) == 10570
+    tokenizer = SnugBertTokenizer(vocab=str(data_dir / "vocab" / "bert-base-uncased-vocab.txt"))
+    windows = windows_of(questions, tokenizer)
     start_logits, end_logits = np.random.default_rng(0).normal(size=(2, len(windows.question), 384))
     begin = time.process_time()
     answers = best_answers(questions, windows, start_logits, end_logits, version_2=True)
     predictions = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
-    golds = {question.id: (question.question, question.context[:20]) for question in questions}
+    golds = {question.id: question.answers for question in questions}
     squad_v2_figures(*squad_scores(predictions, golds, version_2=True), predictions, golds)
-    assert time.process_time() - begin < 20 * 1000 / 10570  # 20 seconds for dev-v1.1
+    assert time.process_time() - begin < 20  # of the processor: it may have other work
 
 
 # --- figures ----------------------------------------------------------------------------------------------------
