@@ -30,7 +30,7 @@ from snugbert import (
     cli,
 )
 from snugbert.trainers import files, glue
-from snugbert.trainers.command_line import InputError
+from snugbert.trainers.command_line import InputError, parse_arguments
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.glue_data import TASKS, DataArguments, choose_labels, encode_labels, load_splits
@@ -319,6 +319,13 @@ def test_labels_of_ones_own_data(tmp_path):
     assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
     with pytest.raises(InputError, match=r"row 2: the label 'n/a' is not a number"):
         labels([0.5, "n/a"], regression=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"), [([], None), (["--do_regression"], True), (["--do_regression", "no"], False)]
+)
+def test_regression_is_told_or_inferred(flags, value):
+    assert parse_arguments((DataArguments,), flags, "snugbert glue", "")[0].do_regression is value
 
 
 def test_a_text_may_be_a_number(tmp_path):

@@ -137,7 +137,8 @@ class DataArguments(ExampleLimits):
         default=None,
         metadata={"help": "What separates labels, if an example may have several. A list in JSON needs nothing."},
     )
-    do_regression: bool | None = field(
+    # None, too; but HfArgumentParser lets nothing but a `bool` stand without a value.
+    do_regression: bool = field(  # type: ignore[assignment]
         default=None,
         metadata={
             "help": "Of one's own data: predict the label as a number, or (false) take it for the name of a class; "
