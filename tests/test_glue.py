@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -309,13 +310,13 @@ def test_labels_of_ones_own_data(tmp_path):
     assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
     assert labels([1, 5, 3], regression=True) == (None, [1.0, 5.0, 3.0])
     assert labels([0.5, 2.25, 0.5], regression=False) == (["0.5", "2.25"], [0, 1, 0])
-    assert labels(["3.5", "other", "none"]) == (["3.5", "none", "other"], [0, 2, 1])
+    assert labels(["3.5", "none", "3.6", "none"]) == (["3.5", "3.6", "none"], [0, 2, 1, 2])
     assert labels([1, 2, "n/a"]) == (["1", "2", "n/a"], [0, 1, 2])
     assert labels(["nan", "inf"]) == (["inf", "nan"], [1, 0])
     assert labels([True, False]) == (["False", "True"], [1, 0])
     message = r"train\.jsonl, row 3: the label 'n/a' is not a number, as most others are; .* --do_regression false"
     with pytest.raises(InputError, match=message):
-        labels([0.5, 1, "n/a", 2])
+        labels([0.5, 1, "n/a", 0.5, "?"])
     assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
     with pytest.raises(InputError, match=r"row 2: the label 'n/a' is not a number"):
         labels([0.5, "n/a"], regression=True)
@@ -328,10 +329,14 @@ def test_regression_is_told_or_inferred(flags, value):
     assert parse_arguments((DataArguments,), flags, "snugbert glue", "")[0].do_regression is value
 
 
-def test_a_text_may_be_a_number(tmp_path):
-    rows = [{"idx": i, "text": text, "label": i % 2} for i, text in enumerate(["2012", "a good year", "1917"])]
-    splits = load_splits(DataArguments(train_file=str(write_csv(tmp_path / "train.csv", rows))), ("train",))
-    assert splits["train"].data["text"][:] == ["2012", "a good year", "1917"]
+def test_a_text_may_be_a_number_and_a_number_may_be_missing(tmp_path):
+    texts, ages = ["2012", "a good year", "a bad year"], [31, "", 47.5]
+    rows = [{"age": age, "old": "", "text": text, "label": "x"} for age, text in zip(ages, texts, strict=True)]
+    lines = [json.dumps({**row, "age": row["age"] or None, "old": None}) for row in rows]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    for file in (write_csv(tmp_path / "train.csv", rows), tmp_path / "train.jsonl"):
+        data = load_splits(DataArguments(train_file=str(file)), ("train",))["train"].data
+        assert data["text"][:] == texts and "text_pair" not in data.column_names
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------
@@ -591,19 +596,23 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
 
 def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, capsys):
     shutil.rmtree(glue_folder / "MNLI")
-    some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 3, **NO_FILES}
+    some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
     glue.main(arguments(workshop, tmp_path / "out", **some))
-    printed = capsys.readouterr().out
-    best, means = printed[printed.index("The best run of each task") :].split("Means over the seeds")
-    scores = []
-    for folder in ("cola", "qqp"):
+    _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
+    best, means = (
+        dict(zip(*([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:5:2]), strict=True))
+        for table in tables
+    )
+    of_tasks = []
+    for folder, task, figure in (("cola", "CoLA", "matthews_correlation"), ("qqp", "QQP", "f1")):
         results = json.loads((tmp_path / "out" / folder / "results.json").read_text())
-        figure = "matthews_correlation" if folder == "cola" else "f1"
-        of_seeds = results["sweep"]["best_setting"]["scores"]
-        assert len(of_seeds) == 2 and results["figures"]["eval"][figure] == max(of_seeds)
-        scores.append((max(of_seeds), sum(of_seeds) / 2))
-    for table, figures in zip((best, means), zip(*scores, strict=True), strict=True):
-        assert all(f"{100 * value:.1f}" in table for value in figures)
+        scores = results["sweep"]["best_setting"]["scores"]
+        assert len(scores) == 2 and results["figures"]["eval"][figure] == max(scores)
+        assert (best[task], means[task]) == (f"{100 * max(scores):.1f}", f"{50 * sum(scores):.1f}")
+        of_tasks += scores
+    assert best != means and float(best["average"]) == pytest.approx(
+        50 * (max(of_tasks[:2]) + max(of_tasks[2:])), abs=0.1
+    )
 
 
 def test_each_task_of_the_suite_has_a_name_on_the_hub(tmp_path):

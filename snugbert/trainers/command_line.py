@@ -141,20 +141,6 @@ def set_up(training_args: TrainingArguments) -> None:
         training_args.dataloader_pin_memory = False  # torch warns at every epoch that there is nothing to pin for
 
 
-def check_folder(flag: str, name: str | None) -> None:
-    """Makes sure that what can only be a folder is there: it is not looked for on the Hub.
-
-    Args:
-        flag: the argument, without dashes.
-        name: a folder or a name on the Hub, which is "name" or "owner/name".
-
-    Raises:
-        InputError: there is no such folder.
-    """
-    if name and (name[0] in "/.~" or name.count("/") > 1) and not Path(name).exists():
-        raise InputError(f"--{flag}: there is no folder {name}.")
-
-
 def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
     """Makes sure that a run cannot overwrite another by accident, and says where to resume. Changes nothing.
 

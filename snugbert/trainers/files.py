@@ -15,7 +15,7 @@ import pyarrow
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetsError
 
-from snugbert.trainers.command_line import InputError, check_folder
+from snugbert.trainers.command_line import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,8 @@ def load_data_set(name: str, config_name: str | None, **download: Any) -> Datase
     Raises:
         InputError: it cannot be loaded.
     """
-    check_folder("dataset_name", name)
+    if name.startswith(("/", ".", "~")) and not Path(name).exists():
+        raise InputError(f"--dataset_name: there is no folder {name}.")
     try:
         return load_dataset(name, config_name, **download)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:

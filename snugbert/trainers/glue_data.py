@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-ROWS_TO_LOOK_AT = 100  # to tell columns of text from columns of numbers
+ROWS_TO_LOOK_AT = 100  # to tell columns of text from those of numbers
 LABELS_TO_TELL = 10  # in a message
 GLUE_ON_THE_HUB = "nyu-mll/glue"
 # What is read to train, to score and to predict. MNLI has two sets of sentences from other sources, and its model
@@ -352,7 +352,8 @@ def make_layout(data_args: DataArguments, first: list[dict[str, Any]], labels: t
 def sentence_columns(first: list[dict[str, Any]], label: str, source: str) -> tuple[str, ...]:
     """The column of the sentence, or the two of the pair, of one's own data; chosen as in `run_glue.py`.
 
-    They are sentence1 and sentence2, or else the first one or two that are not the label and not all numbers.
+    They are sentence1 and sentence2, or else the first one or two that are not the label and hold text. Such a column
+    may have a number here and there, and one of numbers an "NA".
 
     Args:
         first: the first rows.
@@ -367,11 +368,13 @@ def sentence_columns(first: list[dict[str, Any]], label: str, source: str) -> tu
     names = list(first[0])
     if "sentence1" in names and "sentence2" in names:
         return ("sentence1", "sentence2")
-    columns = [
-        name
-        for name in names
-        if name != label and not all(NUMBER.fullmatch(str(values.get(name))) for values in first)
-    ][:2]
+
+    def holds_text(name: str) -> bool:
+        cells = [str(values[name]).strip() for values in first if values.get(name) is not None]
+        told = [cell for cell in cells if cell and cell != "nan"]
+        return 2 * sum(NUMBER.fullmatch(cell) is not None for cell in told) <= len(told) > 0
+
+    columns = [name for name in names if name != label and holds_text(name)][:2]
     if not columns:
         raise InputError(
             f"{source} has no column of text beside the label {label!r}; its columns are {', '.join(names)} "
@@ -490,7 +493,7 @@ def choose_labels(
         labels = sorted({label for value in values for label in value} if train.multi_label else set(values))
         if all(INTEGER.fullmatch(label) for label in labels):
             labels.sort(key=int)
-        elif regression is None and not train.multi_label and _are_numbers(train, labels):
+        elif regression is None and not train.multi_label and _are_numbers(train):
             return None
         if len(labels) < 2:
             only = f"the label {labels[0]!r}" if labels else "no label"
@@ -501,13 +504,14 @@ def choose_labels(
     return labels or None
 
 
-def _are_numbers(train: Split, labels: list[str]) -> bool:
+def _are_numbers(train: Split) -> bool:
     """Whether the labels, not all of them whole numbers, are numbers to predict and not the names of classes."""
-    numbers = {label for label in labels if NUMBER.fullmatch(label)}
+    labels = train.data["label"][:]
+    numbers = [label for label in labels if NUMBER.fullmatch(label)]
     # Among names there may be a "3.5". Among numbers an "n/a" is an accident.
     if len(numbers) < len(labels) < 2 * len(numbers) and not all(INTEGER.fullmatch(label) for label in numbers):
-        rows = zip(train.data["row"][:], train.data["label"][:], strict=True)
-        row, label = next((row, label) for row, label in rows if label not in numbers)
+        rows = zip(train.data["row"][:], labels, strict=True)
+        row, label = next((row, label) for row, label in rows if not NUMBER.fullmatch(label))
         raise InputError(
             f"{train.source}, row {row}: the label {label!r} is not a number, as most others are; mend or remove "
             "such rows, or give --do_regression false if labels are names of classes."
@@ -537,7 +541,9 @@ def encode_labels(split: Split, labels: list[str] | None) -> list[int] | list[fl
                     f"are {known}{more}; mend or remove the row."
                 )
             if not labels and not NUMBER.fullmatch(label):
-                raise InputError(f"{split.source}, row {row}: the label {label!r} is not a number.")
+                raise InputError(
+                    f"{split.source}, row {row}: the label {label!r} is not a number; mend or remove the row."
+                )
     if not labels:
         return [float(value) for value in values]
     if multi_label:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert.trainers.command_line import InputError, check_folder
+from snugbert.trainers.command_line import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class TokenizerArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that comes with the model."})
 
     def __post_init__(self):
-        check_folder("tokenizer_name", self.tokenizer_name)
+        _check_folder("tokenizer_name", self.tokenizer_name)
 
     @property
     def tokenizer_source(self) -> str | None:
@@ -46,6 +46,12 @@ class TokenizerArguments:
         """What `from_pretrained` has to know of the Hub."""
         names = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
         return {**names, "trust_remote_code": self.trust_remote_code}
+
+
+def _check_folder(flag: str, name: str | None) -> None:
+    # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
+    if name and (name[0] in "/.~" or name.count("/") > 1) and not Path(name).exists():
+        raise InputError(f"--{flag}: there is no folder {name}.")
 
 
 @dataclass
@@ -75,7 +81,7 @@ class ModelArguments(TokenizerArguments):
             raise InputError("which model? Give --model_name_or_path, or --config_name to start from random weights.")
         if self.model_name_or_path is None and self.tokenizer_name is None:
             raise InputError("--config_name alone says nothing of the vocabulary; give --tokenizer_name, too.")
-        check_folder("model_name_or_path", self.model_name_or_path)
+        _check_folder("model_name_or_path", self.model_name_or_path)
         super().__post_init__()
 
     @property

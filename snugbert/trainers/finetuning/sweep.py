@@ -167,7 +167,7 @@ def settings_of_sweep(args: FineTuningArguments) -> list[Setting]:
         if batch_size % at_once:
             raise InputError(
                 f"--sweep paper: batches of {batch_size} cannot be divided among {args.world_size} processes with "
-                f"--gradient_accumulation_steps {args.gradient_accumulation_steps}; both in all must divide it."
+                f"--gradient_accumulation_steps {args.gradient_accumulation_steps}; their product must divide it."
             )
     return list(itertools.starmap(Setting, itertools.product(BATCH_SIZES, LEARNING_RATES, EPOCHS)))
 

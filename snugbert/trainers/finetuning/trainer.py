@@ -162,10 +162,10 @@ class FineTuningTrainer(Trainer):
         if any(
             np.isnan(scores).any() for scores in (predictions if isinstance(predictions, tuple) else [predictions])
         ):
-            step = self.state.global_step
-            trained = f" after step {step}; {WHAT_TO_TRY}"
-            found = "; are its weights whole? Try without --fp16."
-            raise DivergedError(f"{prefix}: scores of the model are no numbers{trained if step else found}")
+            message = f"{prefix}: scores of the model are no numbers"
+            if self.state.global_step:
+                raise DivergedError(f"{message} after step {self.state.global_step}; {WHAT_TO_TRY}")
+            raise DivergedError(f"{message}; are its weights whole? Try without --fp16.")
         predictions = tuple(p[places] for p in predictions) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
         if score is not None:
