@@ -594,10 +594,11 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
         glue.main(of_all)
 
 
-def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, capsys):
+def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     shutil.rmtree(glue_folder / "MNLI")
     some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
     glue.main(arguments(workshop, tmp_path / "out", **some))
+    assert caplog.text.count("passed over 2 rows with missing columns") == 1
     _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
     best, means = (
         dict(zip(*([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:5:2]), strict=True))

@@ -249,9 +249,7 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
             source = str(data) if isinstance(data, Path) else f"the {name} examples of {dataset}"
             labels = () if isinstance(data, Path) else _class_names(data, data_args.label_column_name or "label")
             # What was the text in training is the text of the others, too.
-            if layout is None:
-                first = [values for _, values in islice(_rows(data, data_args.task), ROWS_TO_LOOK_AT)]
-                layout = make_layout(data_args, first, labels, source)
+            layout = layout or make_layout(data_args, _rows(data, data_args.task), labels, source)
             examples = read_examples(_rows(data, data_args.task), source, layout, labelled=part != "test")
             splits[name] = Split(source, examples, labels)
     return splits
@@ -321,12 +319,14 @@ def _rows(source: Path | Dataset, task: Task | None) -> Iterator[tuple[int, dict
     return read_rows(source) if task is None else read_rows(source, task.unnamed, task.torn_rows)
 
 
-def make_layout(data_args: DataArguments, first: list[dict[str, Any]], labels: tuple[str, ...], source: str) -> Layout:
+def make_layout(
+    data_args: DataArguments, rows: Iterator[tuple[int, dict[str, Any]]], labels: tuple[str, ...], source: str
+) -> Layout:
     """What the columns mean.
 
     Args:
         data_args: with the task, or with what is told of one's own data.
-        first: the first rows.
+        rows: number and values of each row; the first are looked at if nothing else tells the columns of text.
         labels: in the order of their ids, where the data set tells.
         source: where the rows are from, for messages.
 
@@ -344,6 +344,7 @@ def make_layout(data_args: DataArguments, first: list[dict[str, Any]], labels: t
         if len(sentences) > 2:
             raise InputError(f"--text_column_names: an example has one text or two, not {len(sentences)}.")
     else:
+        first = [values for _, values in islice(rows, ROWS_TO_LOOK_AT)]
         sentences = sentence_columns(first, label, source)
     label_names = {str(i): name for i, name in enumerate(labels)}
     return Layout(sentences, label, label_names=label_names, separator=data_args.label_separator)
@@ -493,7 +494,7 @@ def choose_labels(
         labels = sorted({label for value in values for label in value} if train.multi_label else set(values))
         if all(INTEGER.fullmatch(label) for label in labels):
             labels.sort(key=int)
-        elif regression is None and not train.multi_label and _are_numbers(train):
+        elif regression is None and not train.multi_label and _are_numbers(train, values):
             return None
         if len(labels) < 2:
             only = f"the label {labels[0]!r}" if labels else "no label"
@@ -504,9 +505,8 @@ def choose_labels(
     return labels or None
 
 
-def _are_numbers(train: Split) -> bool:
+def _are_numbers(train: Split, labels: list[str]) -> bool:
     """Whether the labels, not all of them whole numbers, are numbers to predict and not the names of classes."""
-    labels = train.data["label"][:]
     numbers = [label for label in labels if NUMBER.fullmatch(label)]
     # Among names there may be a "3.5". Among numbers an "n/a" is an accident.
     if len(numbers) < len(labels) < 2 * len(numbers) and not all(INTEGER.fullmatch(label) for label in numbers):
