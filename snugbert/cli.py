@@ -1,6 +1,6 @@
 """`snugbert <command> ...`: finds the command and hands over its arguments.
 
-A command is a function `main(argv)` in a module of `snugbert.trainers`, imported only when it is called.
+A command is a function `main(argv)` in a module of its own, imported only when it is called.
 """
 
 import sys
@@ -16,6 +16,8 @@ COMMANDS = {
     "glue": ("snugbert.trainers.glue", "fine-tune and score on classification of sentences and sentence pairs"),
     "squad": ("snugbert.trainers.squad", "fine-tune and score on answering questions from a text"),
     "ner": ("snugbert.trainers.ner", "fine-tune and score on named entities"),
+    "convert": ("snugbert.convert", "checkpoints from and to BERT, from DistilBERT and from TensorFlow"),
+    "demo": ("snugbert.demo", "a page to try a checkpoint on"),
 }
 
 
