@@ -16,7 +16,8 @@ def example() -> Callable[[str], str]:
     Run it as `exec(example("PEFT"), names)`: `names` has the folders and data that the text of the section takes for
     granted, and afterwards what the example made.
     """
-    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE))
+    text = PAGE.read_text("utf-8")
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
 
     def code(section: str) -> str:
         return re.search(r"^```python\n(.*?)^```$", sections[section], flags=re.DOTALL | re.MULTILINE).group(1)
