@@ -28,7 +28,10 @@ __version__ = "0.1.0"
 
 transformers.AutoConfig.register(SnugBertConfig.model_type, SnugBertConfig)
 SnugBertConfig.register_for_auto_class()
-transformers.AutoTokenizer.register(SnugBertConfig, tokenizer_class=SnugBertTokenizer)
+# By its name, which tokenizer_config.json or else the configuration gives, and not under the configuration's class:
+# AutoTokenizer would then prefer the code of a repository, if trust_remote_code=True allows that, to the installed one.
+transformers.AutoTokenizer.register(SnugBertTokenizer, tokenizer_class=SnugBertTokenizer)
+SnugBertConfig.tokenizer_class = SnugBertTokenizer.__name__
 SnugBertTokenizer.register_for_auto_class()
 for _auto_class, _model_class in AUTO_CLASSES.items():
     getattr(transformers, _auto_class).register(SnugBertConfig, _model_class)
