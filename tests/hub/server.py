@@ -1,0 +1,353 @@
+"""A Hub on the loopback: what `huggingface_hub` asks of huggingface.co to push, list and load models, in memory.
+
+As there, a repository is a history of commits, each a whole and unchangeable set of files; branches and tags point at
+them. Weights go by git-lfs. A private repository is invisible without its owner's token.
+
+    with serve(tokens={"hf_secret": "org"}) as hub:
+        ...  # a process with HF_ENDPOINT=hub.url and HF_TOKEN=hf_secret pushes to org/model
+        hub.repositories["org/model"].files("main")["README.md"]
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+# What the Hub's own `.gitattributes` gives to git-lfs, as far as models are concerned.
+LARGE = (".safetensors", ".bin", ".pt", ".onnx", ".h5")
+
+
+class Refused(Exception):
+    """An answer that is an error, with the Hub's code and words for it."""
+
+    def __init__(self, status: int, code: str | None, message: str, **details: str):
+        super().__init__(message)
+        self.status, self.content = status, {"error": message, **details}
+        self.headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+
+
+@dataclass
+class Commit:
+    """All files of a repository at one time."""
+
+    message: str
+    files: dict[str, bytes]  # path -> content
+    parent: str | None = None
+
+    @property
+    def sha(self) -> str:
+        """40 hexadecimal digits that depend on the files, the message and all history."""
+        tree = {path: object_id(path, content) for path, content in sorted(self.files.items())}
+        return hashlib.sha1(json.dumps([self.parent, self.message, tree]).encode()).hexdigest()
+
+
+def object_id(path: str, content: bytes) -> str:
+    """The id of a file: SHA-256 for git-lfs, and git's own for the others."""
+    if path.endswith(LARGE):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@dataclass
+class Repository:
+    """A model's history."""
+
+    name: str
+    private: bool = False
+    commits: dict[str, Commit] = field(default_factory=dict)  # sha -> commit, the oldest first
+    branches: dict[str, str] = field(default_factory=dict)  # name -> sha
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        attributes = "".join(f"*{ending} filter=lfs diff=lfs merge=lfs -text\n" for ending in LARGE)
+        self.commit("main", "initial commit", {".gitattributes": attributes.encode()})
+
+    def sha(self, revision: str) -> str:
+        """The commit that a branch, a tag or a commit's own name means."""
+        sha = self.branches.get(revision) or self.tags.get(revision) or revision
+        if sha not in self.commits:
+            raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return sha
+
+    def files(self, revision: str = "main") -> dict[str, bytes]:
+        """Path -> content."""
+        return self.commits[self.sha(revision)].files
+
+    def commit(self, branch: str, message: str, files: dict[str, bytes]) -> str:
+        """Makes `files` the branch's latest state, and returns the new commit's sha."""
+        commit = Commit(message, files, parent=self.branches.get(branch))
+        self.commits[commit.sha] = commit
+        self.branches[branch] = commit.sha
+        return commit.sha
+
+
+class Hub:
+    """All repositories, who may use them, and what was asked.
+
+    Args:
+        tokens: token -> the user or organization whose repositories it opens.
+    """
+
+    def __init__(self, tokens: dict[str, str]):
+        self.tokens = tokens
+        self.url = ""
+        self.repositories: dict[str, Repository] = {}  # owner/name -> repository
+        self.objects: dict[str, bytes] = {}  # of git-lfs, by SHA-256
+        self.requests: list[tuple[str, str, int]] = []  # method, path, status of the answer
+        self.lock = threading.Lock()
+
+    def user(self, token: str | None) -> str | None:
+        """Whose token this is; None without one."""
+        if token is not None and token not in self.tokens:
+            raise Refused(401, None, "Invalid credentials in Authorization header")
+        return self.tokens[token] if token is not None else None
+
+    def repository(self, name: str, token: str | None, write: bool = False) -> Repository:
+        """The repository, if the token's owner may see it, or write to it.
+
+        What may not be seen does not exist, so that nobody can learn the names of private repositories.
+        """
+        user, owner = self.user(token), name.split("/")[0]
+        repository = self.repositories.get(name)
+        if repository is None or (repository.private and user != owner):
+            raise Refused(404 if user else 401, "RepoNotFound", "Repository not found")
+        if write and user is None:
+            raise Refused(401, None, "Invalid username or password.")
+        if write and user != owner:
+            raise Refused(403, None, f"You don't have write access to {name}")
+        return repository
+
+
+@contextmanager
+def serve(tokens: dict[str, str]) -> Iterator[Hub]:
+    """A running Hub at a free port of 127.0.0.1."""
+    hub = Hub(tokens)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": hub}))
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection. A method of [`ROUTES`] answers, or raises [`Refused`]."""
+
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def respond(self) -> None:
+        """Finds who answers, and sends the answer."""
+        self.body = self.read_body()
+        self.token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
+        self.extra: dict[str, str] = {}  # headers of the answer
+        path = urlsplit(self.path).path
+        status, content = 200, b""
+        try:
+            with self.hub.lock:
+                answer = self.answer(path)
+            content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        except Refused as refused:
+            status, content, self.extra = refused.status, json.dumps(refused.content).encode(), refused.headers
+        self.hub.requests.append((self.command, unquote(path), status))
+        self.send_response(status)
+        for name, value in (self.extra | {"Content-Length": str(len(content))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = respond
+
+    def read_body(self) -> bytes:
+        """The request's content, whole or in chunks."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        content = b""
+        while size := int(self.rfile.readline(), 16):
+            content += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return content
+
+    def answer(self, path: str) -> Any:
+        for methods, pattern, answer in ROUTES:
+            found = re.fullmatch(pattern, path)
+            if found and self.command in methods.split():
+                return answer(self, *(unquote(part) for part in found.groups(default="")))
+        raise Refused(404, None, f"Not a part of this Hub: {self.command} {path}")
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing; `Hub.requests` has it all."""
+
+    # Repositories.
+
+    def create_repository(self) -> dict[str, str]:
+        asked = json.loads(self.body)
+        user = self.hub.user(self.token)
+        if user is None:
+            raise Refused(401, None, "Invalid username or password.")
+        owner = asked.get("organization") or user
+        if owner != user:
+            raise Refused(403, None, f"You don't have the rights to create a model under the namespace {owner}")
+        name = f"{owner}/{asked['name']}"
+        names = {"name": name, "url": f"{self.hub.url}/{name}"}
+        if name in self.hub.repositories:
+            raise Refused(409, None, "You already created this model repo", **names)
+        self.hub.repositories[name] = Repository(name, private=asked.get("visibility") == "private")
+        return names
+
+    def describe(self, name: str, revision: str) -> dict[str, Any]:
+        repository = self.hub.repository(name, self.token)
+        sha = repository.sha(revision or "main")
+        siblings = [{"rfilename": path} for path in repository.files(sha)]
+        return {"id": name, "sha": sha, "private": repository.private, "tags": [], "siblings": siblings}
+
+    def references(self, name: str) -> dict[str, Any]:
+        repository = self.hub.repository(name, self.token)
+        kinds = {"branches": ("heads", repository.branches), "tags": ("tags", repository.tags)}
+        return {"converts": []} | {
+            kind: [{"name": n, "ref": f"refs/{ref}/{n}", "targetCommit": sha} for n, sha in names.items()]
+            for kind, (ref, names) in kinds.items()
+        }
+
+    def create_branch(self, name: str, branch: str) -> dict[str, str]:
+        repository = self.hub.repository(name, self.token, write=True)
+        if branch in repository.branches:
+            raise Refused(409, None, f"Reference already exists: {branch}")
+        repository.branches[branch] = repository.sha(json.loads(self.body).get("startingPoint", "main"))
+        return {}
+
+    def create_tag(self, name: str, revision: str) -> dict[str, str]:
+        repository, tag = self.hub.repository(name, self.token, write=True), json.loads(self.body)["tag"]
+        if tag in repository.tags:
+            raise Refused(409, None, f"Tag already exists: {tag}")
+        repository.tags[tag] = repository.sha(revision)
+        return {}
+
+    # Files out.
+
+    def list_files(self, name: str, revision: str, folder: str) -> list[dict[str, Any]]:
+        repository = self.hub.repository(name, self.token)
+        inside = {
+            path: content
+            for path, content in repository.files(revision).items()
+            if not folder or path.startswith(f"{folder}/")
+        }
+        if folder and not inside:
+            raise Refused(404, "EntryNotFound", f"{folder} does not exist on {revision!r}")
+        return [
+            {"type": "file", "path": path, "size": len(content), "oid": object_id(path, content)}
+            for path, content in inside.items()
+        ]
+
+    def send_file(self, name: str, revision: str, path: str) -> bytes:
+        repository = self.hub.repository(name, self.token)
+        sha = repository.sha(revision)
+        content = repository.files(sha).get(path)
+        if content is None:
+            raise Refused(404, "EntryNotFound", "Entry not found")
+        self.extra = {"X-Repo-Commit": sha, "ETag": f'"{object_id(path, content)}"'}
+        return content
+
+    # Files in: what goes by git-lfs, the large files themselves, and then a commit.
+
+    def validate_card(self) -> dict[str, list]:
+        if not json.loads(self.body)["content"].startswith("---\n"):
+            return {"errors": [], "warnings": [{"message": "empty or missing yaml metadata in repo card"}]}
+        return {"errors": [], "warnings": []}
+
+    def ask_how(self, name: str, revision: str) -> dict[str, Any]:
+        files = self.hub.repository(name, self.token, write=True).files(revision)
+        asked = json.loads(self.body)["files"]
+        return {
+            "files": [
+                {
+                    "path": path,
+                    "uploadMode": "lfs" if path.endswith(LARGE) else "regular",
+                    "shouldIgnore": False,
+                    "oid": object_id(path, files[path]) if path in files else None,
+                }
+                for path in (file["path"] for file in asked)
+            ]
+        }
+
+    def announce_objects(self, name: str) -> dict[str, Any]:
+        self.hub.repository(name, self.token, write=True)
+        objects = json.loads(self.body)["objects"]
+        for item in objects:
+            if item["oid"] not in self.hub.objects:
+                item["actions"] = {
+                    "upload": {"href": f"{self.hub.url}/lfs/{item['oid']}"},
+                    "verify": {"href": f"{self.hub.url}/{name}.git/info/lfs/objects/verify"},
+                }
+        return {"transfer": "basic", "objects": objects}
+
+    def receive_object(self, oid: str) -> bytes:
+        if hashlib.sha256(self.body).hexdigest() != oid:
+            raise Refused(400, None, "The content does not have the announced SHA-256")
+        self.hub.objects[oid] = self.body
+        return b""
+
+    def verify_object(self, name: str) -> dict[str, str]:
+        self.hub.repository(name, self.token, write=True)
+        asked = json.loads(self.body)
+        if len(self.hub.objects.get(asked["oid"], b"")) != asked["size"]:
+            raise Refused(404, None, f"Object {asked['oid']} is missing or not whole")
+        return {}
+
+    def receive_commit(self, name: str, branch: str) -> dict[str, str]:
+        repository = self.hub.repository(name, self.token, write=True)
+        if branch not in repository.branches:
+            raise Refused(404, "RevisionNotFound", f"Invalid rev id: {branch}")
+        files, message = dict(repository.files(branch)), ""
+        for line in self.body.splitlines():
+            part = json.loads(line)
+            key, value = part["key"], part["value"]
+            if key == "header":
+                message = value["summary"]
+                if value.get("parentCommit") not in (None, repository.branches[branch]):
+                    raise Refused(412, None, "A commit has happened since. Please refresh and try again.")
+            elif key == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                if value["oid"] not in self.hub.objects:
+                    raise Refused(400, None, f"The git-lfs object of {value['path']} was never uploaded")
+                files[value["path"]] = self.hub.objects[value["oid"]]
+            elif key in ("deletedFile", "deletedFolder"):
+                gone = [p for p in files if p == value["path"] or p.startswith(value["path"].rstrip("/") + "/")]
+                if not gone:
+                    raise Refused(404, "EntryNotFound", "A file with this name doesn't exist")
+                for path in gone:
+                    del files[path]
+        sha = repository.commit(branch, message, files)
+        return {"commitUrl": f"{self.hub.url}/{name}/commit/{sha}", "commitOid": sha}
+
+
+MODEL, REVISION = "([^/]+/[^/]+)", "([^/]+)"  # as they stand in an address, where "/" in a branch's name is %2F
+ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
+    ("POST", "/api/repos/create", Handler.create_repository),
+    ("POST", "/api/validate-yaml", Handler.validate_card),
+    ("GET", f"/api/models/{MODEL}(?:/revision/{REVISION})?", Handler.describe),
+    ("GET", f"/api/models/{MODEL}/refs", Handler.references),
+    ("GET", f"/api/models/{MODEL}/tree/{REVISION}(?:/(.+))?", Handler.list_files),
+    ("POST", f"/api/models/{MODEL}/branch/{REVISION}", Handler.create_branch),
+    ("POST", f"/api/models/{MODEL}/tag/{REVISION}", Handler.create_tag),
+    ("POST", f"/api/models/{MODEL}/preupload/{REVISION}", Handler.ask_how),
+    ("POST", f"/api/models/{MODEL}/commit/{REVISION}", Handler.receive_commit),
+    ("POST", rf"/{MODEL}\.git/info/lfs/objects/batch", Handler.announce_objects),
+    ("POST", rf"/{MODEL}\.git/info/lfs/objects/verify", Handler.verify_object),
+    ("PUT", f"/lfs/{REVISION}", Handler.receive_object),
+    ("GET HEAD", f"/{MODEL}/resolve/{REVISION}/(.+)", Handler.send_file),
+]
