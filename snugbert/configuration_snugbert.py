@@ -1,5 +1,8 @@
 """The configuration of a SnugBERT model: BertConfig's fields that an encoder needs, same names and defaults."""
 
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before what other versions lack
+
+# isort: split
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -42,6 +45,8 @@ class SnugBertConfig(PreTrainedConfig):
         pad_token_id (`int`, *optional*, defaults to 0): Id of the padding token.
         position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` learns position embeddings
             (Devlin et al., 2018); `"sinusoidal"` computes those of Vaswani et al. (2017), section 3.5.
+        pooler_act (`str`, *optional*, defaults to `"tanh"`): Activation of the pooler. A classifier converted from
+            DistilBERT has `"relu"`.
         classifier_dropout (`float`, *optional*): Dropout before a classifier; `hidden_dropout_prob` if None.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`): Whether the masked token head shares the word
             embeddings.
@@ -71,6 +76,7 @@ class SnugBertConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     position_embedding_type: str = "absolute"
+    pooler_act: str = "tanh"
     classifier_dropout: float | int | None = None
     tie_word_embeddings: bool = True
 
@@ -143,8 +149,9 @@ class SnugBertConfig(PreTrainedConfig):
             raise ValueError(f"Unknown `problem_type` {self.problem_type!r}; known are {', '.join(PROBLEM_TYPES)}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` {self.pad_token_id} is outside the vocabulary of {self.vocab_size}.")
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"Unknown `hidden_act` {self.hidden_act!r}; known are {', '.join(sorted(ACT2FN))}.")
+        for name in ("hidden_act", "pooler_act"):
+            if getattr(self, name) not in ACT2FN:
+                raise ValueError(f"Unknown `{name}` {getattr(self, name)!r}; known are {', '.join(sorted(ACT2FN))}.")
         if self.position_embedding_type not in POSITION_EMBEDDING_TYPES:
             raise ValueError(
                 f"Unknown `position_embedding_type` {self.position_embedding_type!r}; known are "

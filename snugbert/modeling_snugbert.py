@@ -10,6 +10,9 @@ Shapes in comments: B rows of L columns in the caller's batch, N sequences, T to
 M labelled tokens.
 """
 
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before what other versions lack
+
+# isort: split
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -314,15 +317,16 @@ class SnugBertEncoder(nn.Module):
 
 
 class SnugBertPooler(nn.Module):
-    """Dense layer and tanh on the first token of each sequence, [CLS]."""
+    """Dense layer and activation on the first token of each sequence, [CLS]."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.pooler_act]
 
     def forward(self, first_tokens: torch.Tensor) -> torch.Tensor:
         """[N, H] -> [N, H]."""
-        return torch.tanh(self.dense(first_tokens))
+        return self.activation(self.dense(first_tokens))
 
 
 # --- what the models share --------------------------------------------------------------------------------------

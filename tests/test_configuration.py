@@ -8,7 +8,7 @@ from snugbert import SnugBertConfig
 
 def test_defaults_are_those_of_bert():
     stock, ours = BertConfig().to_dict(), SnugBertConfig().to_dict()
-    only_ours = {"position_embedding_type", "model_type"}
+    only_ours = {"position_embedding_type", "pooler_act", "model_type"}
     assert {name: ours[name] for name in ours.keys() - only_ours} == {
         name: stock[name] for name in ours.keys() - only_ours
     }
@@ -48,6 +48,7 @@ def test_sizes(size, expected):
         ({"hidden_dropout_prob": 1.0}, "`hidden_dropout_prob` must be at least 0 and below 1, not 1.0"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` must be at least 1, not 0"),
         ({"hidden_act": "gulu"}, "Unknown `hidden_act` 'gulu'; known are .*gelu"),
+        ({"pooler_act": "rilu"}, "Unknown `pooler_act` 'rilu'; known are .*relu"),
         ({"position_embedding_type": "relative_key"}, "known are absolute and sinusoidal"),
         ({"is_decoder": True}, "SnugBERT is an encoder"),
         ({"pad_token_id": 30522}, "`pad_token_id` 30522 is outside the vocabulary of 30522"),
