@@ -1,5 +1,8 @@
 """The WordPiece tokenizer of BERT, on the tokenizers library."""
 
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before what other versions lack
+
+# isort: split
 from pathlib import Path
 from typing import Any
 
