@@ -1,0 +1,76 @@
+"""`snugbert demo`: opens a checkpoint and serves the page that fits its head until Ctrl-C."""
+
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers.utils import logging as transformers_logging
+
+from snugbert.demo.answers import load_checkpoint
+from snugbert.trainers.command_line import InputError, parse_arguments
+
+INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended
+
+
+@dataclass(kw_only=True)
+class DemoArguments:
+    """The arguments of `snugbert demo`.
+
+    Raises:
+        InputError: a port that cannot be one.
+    """
+
+    model: str = field(metadata={"help": "The checkpoint, SnugBERT's or any BERT's: a folder or a Hub name."})
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"help": "Address to serve on; 0.0.0.0 lets in everybody who can reach this machine."},
+    )
+    port: int | None = field(default=None, metadata={"help": "Port; default: the first free one from 7860 on."})
+    inbrowser: bool = field(default=False, metadata={"help": "Open the page in the browser of this machine."})
+
+    def __post_init__(self):
+        if self.port is not None and not 0 < self.port < 2**16:
+            raise InputError(f"--port {self.port}: ports are numbers from 1 to {2**16 - 1}.")
+
+
+def main(argv: list[str]) -> None:
+    """Serves a page as `argv` says, and prints its address.
+
+    Raises:
+        InputError: arguments or a checkpoint that cannot be used, an address that is taken, or no Gradio.
+        SystemExit: Ctrl-C, with its usual exit status.
+    """
+    (args,) = parse_arguments((DemoArguments,), argv, "snugbert demo", "Open a page to try a checkpoint on.")
+    _check_address(args.host, args.port)
+    # Read when Gradio is imported: it reports its use otherwise, and keeps what was typed in the browser.
+    os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_RUN_HISTORY": "False"}
+    try:
+        from snugbert.demo.page import LAUNCH, build_page
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise InputError("the page needs Gradio, which is not installed: pip install snugbert[demo].") from error
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    page = build_page(Path(args.model).resolve().name, load_checkpoint(args.model))
+    page.launch(
+        server_name=args.host, server_port=args.port, inbrowser=args.inbrowser, prevent_thread_lock=True, **LAUNCH
+    )
+    print(f"{args.model} is on {page.local_url} until Ctrl-C.", flush=True)
+    try:
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        page.close(verbose=False)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _check_address(host: str, port: int | None) -> None:
+    # Gradio would try a hundred ports at an address that is not this machine's, and name its own arguments.
+    try:
+        socket.create_server((host, port or 0)).close()
+    except OSError as error:
+        flags = f"--host {host}" + ("" if port is None else f" --port {port}")
+        raise InputError(f"{flags}: the page cannot be served there: {error.strerror}.") from error

@@ -1,0 +1,397 @@
+"""The page: what fits the checkpoint's head, and attention. Nothing in it is fetched from the network.
+
+A tab is a function that lays out its inputs, outputs and examples, and says which function of `answers.py` answers.
+"""
+
+import html
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+import torch
+from gradio.components import Component, FormComponent
+
+from snugbert.demo import answers
+from snugbert.demo.answers import Checkpoint
+from snugbert.modeling_snugbert import (
+    SnugBertForMaskedLM,
+    SnugBertForMultipleChoice,
+    SnugBertForNextSentencePrediction,
+    SnugBertForPreTraining,
+    SnugBertForQuestionAnswering,
+    SnugBertForSequenceClassification,
+    SnugBertForTokenClassification,
+    SnugBertModel,
+)
+from snugbert.question_answerer import QuestionAnswerer
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.pictures import GREY, TITLE, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), "Color Universal Design": eight colours that the colour-blind tell apart, without black, which
+# is no mark, and yellow, on which white letters cannot be read.
+MARKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+SHADES = "cividis"  # made for the colour-blind to see as others do (Nuñez et al., 2018)
+MOST_TOKENS = 64  # of a picture: labels of more cannot be read
+WIDTH, LARGEST_CELL = 832, 26  # of the table and of its squares, in pixels
+STYLE = """
+.heat-map { overflow-x: auto; }
+table.attention { border-collapse: collapse; font-size: 12px; line-height: 1; margin: auto; width: auto; }
+table.attention * { border: none !important; font-weight: 400; }
+table.attention th { padding: 1px 6px; text-align: right; white-space: nowrap; }
+table.attention thead th { padding: 6px 1px; text-align: left; transform: rotate(180deg); writing-mode: vertical-rl; }
+table.attention tbody td { background-clip: content-box; height: var(--cell); min-width: var(--cell); padding: 0.5px; }
+.marked .textfield { word-break: normal; }
+"""
+# How `snugbert demo` and the tests serve the page: to this machine, with the fonts of the browser.
+LAUNCH: dict[str, Any] = {
+    "share": False,
+    "quiet": True,
+    "footer_links": ["gradio", "settings"],
+    "theme": gr.themes.Soft(
+        primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    ),
+    "css": STYLE,
+}
+
+
+def build_page(name: str, checkpoint: Checkpoint) -> gr.Blocks:
+    """The page of a checkpoint, to be launched with [`LAUNCH`].
+
+    Args:
+        name: what the page calls it.
+        checkpoint: from [`load_checkpoint`].
+    """
+    with gr.Blocks(title=f"{name} · SnugBERT", analytics_enabled=False) as page:
+        gr.Markdown(f"# {name}\n{answers.headline(checkpoint)}")
+        for title, fill in TABS[type(checkpoint.model)].items():
+            with gr.Tab(title):
+                fill(checkpoint)
+        with gr.Tab("Attention"):
+            attention_tab(checkpoint)
+    return page
+
+
+# --- tabs -------------------------------------------------------------------------------------------------------
+
+
+def fill_mask_tab(checkpoint: Checkpoint) -> None:
+    """A text with masks -> a list of words for each."""
+    mask = checkpoint.tokenizer.mask_token
+    text = gr.Textbox(label=f"Text with {mask}", lines=2, max_lines=10)
+    button = gr.Button("Fill the mask", variant="primary")
+    guesses = gr.State([])
+
+    @gr.render(inputs=guesses)
+    def show(guesses: list[dict[str, float]]) -> None:
+        with gr.Row():
+            for number, words in enumerate(guesses, start=1):
+                gr.Label(words, label=mask if len(guesses) == 1 else f"{mask} {number}")
+
+    sentences = (
+        f"The capital of France is {mask}.",
+        f"Return {mask} if the object is a {mask}.",
+        f"She put the {mask} on the table and left the {mask}.",
+    )
+    run(answers.fill_masks, checkpoint, button, [text], [guesses], [[sentence] for sentence in sentences])
+
+
+def next_sentence_tab(checkpoint: Checkpoint) -> None:
+    """Two sentences -> does the second follow?"""
+    with gr.Row():
+        with gr.Column():
+            first, second = gr.Textbox(label="First sentence", lines=2), gr.Textbox(label="Second sentence", lines=2)
+            button = gr.Button("Does it follow?", variant="primary")
+        scores = gr.Label(label="The second sentence")
+    run(
+        answers.next_sentence,
+        checkpoint,
+        button,
+        [first, second],
+        [scores],
+        [
+            ["The old house stood at the end of the road.", "Nobody had lived in it for years."],
+            ["The old house stood at the end of the road.", "Penguins are birds that cannot fly."],
+        ],
+    )
+
+
+def classify_tab(checkpoint: Checkpoint) -> None:
+    """A text or a pair -> its label, labels, or a number."""
+    several = checkpoint.model.config.problem_type == "multi_label_classification"
+    with gr.Row():
+        with gr.Column():
+            text = gr.Textbox(label="Text", lines=3, max_lines=12)
+            second = gr.Textbox(label="Second text, if the model was trained on pairs", lines=1, max_lines=12)
+            button = gr.Button("Classify", variant="primary")
+        output = gr.Label(label="Labels, each by itself" if several else "Label", show_heading=not several)
+    run(
+        answers.classify,
+        checkpoint,
+        button,
+        [text, second],
+        [output],
+        [
+            ["A warm, funny and touching film.", ""],
+            ["The plot is thin and the jokes are old.", ""],
+            ["A man is playing a guitar.", "Somebody plays an instrument."],
+        ],
+    )
+
+
+def tag_tab(checkpoint: Checkpoint) -> None:
+    """A text -> the same text with its entities in colour."""
+    kinds = sorted({label.split("-", 1)[-1] for label in answers.labels_of(checkpoint)} - {"O"})
+    colors = {kind: MARKS[number % len(MARKS)] for number, kind in enumerate(kinds)}
+    text = gr.Textbox(label="Text", lines=3, max_lines=12)
+    button = gr.Button("Tag", variant="primary")
+    marked = gr.HighlightedText(label="Entities", color_map=colors, elem_classes="marked")
+    run(
+        answers.tag,
+        checkpoint,
+        button,
+        [text],
+        [marked],
+        [
+            ["Ada Lovelace met Charles Babbage in London in 1833."],
+            ["The European Commission asked Germany and France to talk to Siemens about it."],
+            ["Real Madrid beat Juventus 4-1 in Cardiff, and Cristiano Ronaldo scored twice for the Spanish side."],
+        ],
+    )
+
+
+def question_tab(checkpoint: Checkpoint) -> None:
+    """A question and a text -> the text with the answer marked, and the likeliest answers."""
+    try:
+        answerer = QuestionAnswerer(*checkpoint)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    with gr.Row():
+        with gr.Column():
+            question = gr.Textbox(label="Question")
+            context = gr.Textbox(label="Text of any length", lines=8, max_lines=20)
+            may_be_none = gr.Checkbox(label="The text may not hold the answer (for models trained on SQuAD 2.0)")
+            button = gr.Button("Answer", variant="primary")
+        with gr.Column():
+            scores = gr.Label(label="Answers")
+            marked = gr.HighlightedText(
+                label="The answer in the text",
+                color_map={"answer": MARKS[0]},
+                show_inline_category=False,
+                elem_classes="marked",
+            )
+    history = (
+        "Charles Babbage designed the Analytical Engine in 1837 and worked on it until his death in 1871. It was "
+        "never finished, because money ran out and he quarrelled with his engineer. Ada Lovelace translated an "
+        "article about the machine by the Italian engineer Luigi Menabrea and added notes three times as long, in "
+        "which she described how it could compute Bernoulli numbers."
+    )
+    questions = ("Who wrote the article about the machine?", "When did Babbage die?", "What ran out?")
+    run(
+        answers.answer,
+        answerer,
+        button,
+        [question, context, may_be_none],
+        [marked, scores],
+        [[question, history, False] for question in questions] + [["How much did the engine cost?", history, True]],
+    )
+
+
+def choose_tab(checkpoint: Checkpoint) -> None:
+    """A text and choices -> how likely each goes on from it."""
+    with gr.Row():
+        with gr.Column():
+            text = gr.Textbox(label="Text or question", lines=2)
+            choices = gr.Textbox(label="Choices, one a line", lines=4, max_lines=12)
+            button = gr.Button("Choose", variant="primary")
+        scores = gr.Label(label="Choice")
+    run(
+        answers.choose,
+        checkpoint,
+        button,
+        [text, choices],
+        [scores],
+        [["She opened the umbrella because", "it had begun to rain.\nthe soup was hot.\nher train was late."]],
+    )
+
+
+def similarity_tab(checkpoint: Checkpoint) -> None:
+    """Two texts -> how similar they are."""
+    with gr.Row():
+        with gr.Column():
+            first, second = gr.Textbox(label="Text", lines=2), gr.Textbox(label="Another text", lines=2)
+            button = gr.Button("Compare", variant="primary")
+        cosine = gr.Number(label="Cosine of their mean token vectors", precision=3, interactive=False)
+    run(
+        answers.similarity,
+        checkpoint,
+        button,
+        [first, second],
+        [cosine],
+        [
+            ["How do I bake bread?", "A recipe for a loaf with yeast"],
+            ["The train to Glasgow leaves at nine.", "Wash the lettuce before you cut it."],
+        ],
+    )
+
+
+def attention_tab(checkpoint: Checkpoint) -> None:
+    """A text or a pair, a layer and a head -> who reads whom, and all heads at a glance."""
+    config = checkpoint.model.config
+    with gr.Row():
+        text = gr.Textbox("The cat sat on the mat because it was tired.", label="Text", lines=2, scale=2)
+        second = gr.Textbox(label="Second text, if any", lines=2)
+    with gr.Row():
+        layer = gr.Slider(1, config.num_hidden_layers, value=1, step=1, label="Layer")
+        head = gr.Slider(1, config.num_attention_heads, value=1, step=1, label="Head")
+    button = gr.Button("Show attention", variant="primary")
+    heat_map = gr.HTML(container=True, elem_classes="heat-map")
+    overview = gr.Plot(show_label=False)
+    inputs = [text, second, layer, head]
+    run(look_at_all, checkpoint, button, inputs, [heat_map, overview])
+    gr.on(
+        [layer.change, head.change],
+        shown(partial(look_at_one, checkpoint)),
+        inputs,
+        heat_map,
+        trigger_mode="always_last",
+        concurrency_id="model",
+    )
+
+
+def run(
+    function: Callable[..., Any],
+    model: Any,
+    button: gr.Button,
+    inputs: Sequence[FormComponent],
+    outputs: Sequence[Component],
+    examples: Sequence[list[Any]] = (),
+) -> None:
+    """Has `function` of the model and the inputs fill the outputs: at the button, at Enter, and for an example.
+
+    Args:
+        function: one of `answers.py`, or of the pictures below.
+        model: its first argument.
+        button: starts it.
+        inputs: its other arguments.
+        outputs: what it returns.
+        examples: of inputs. Those that are texts are shown, apart from a text that all examples share.
+    """
+    answered = shown(partial(function, model))
+    texts = {number: component for number, component in enumerate(inputs) if isinstance(component, gr.Textbox)}
+    # One at a time: the model has all cores for itself.
+    starts = [button.click, *(text.submit for text in texts.values())]
+    gr.on(starts, answered, inputs, outputs, concurrency_id="model")
+    if examples:
+        telling = [number for number in texts if len(examples) == 1 or len({row[number] for row in examples}) > 1]
+        gr.Examples(
+            list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False, visible_columns=telling
+        )
+
+
+def shown(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose [`InputError`] becomes a message on the page."""
+
+    @wraps(function)
+    def answered(*inputs: Any) -> Any:
+        try:
+            return function(*inputs)
+        except InputError as error:  # may quote what was typed, and the page takes messages for HTML
+            raise gr.Error(html.escape(str(error)), title="This cannot be answered", print_exception=False) from None
+
+    return answered
+
+
+TABS: dict[type, dict[str, Callable[[Checkpoint], None]]] = {
+    SnugBertModel: {"Similarity": similarity_tab},
+    SnugBertForPreTraining: {"Fill the mask": fill_mask_tab, "Next sentence": next_sentence_tab},
+    SnugBertForMaskedLM: {"Fill the mask": fill_mask_tab},
+    SnugBertForNextSentencePrediction: {"Next sentence": next_sentence_tab},
+    SnugBertForSequenceClassification: {"Classify": classify_tab},
+    SnugBertForTokenClassification: {"Tag entities": tag_tab},
+    SnugBertForQuestionAnswering: {"Answer a question": question_tab},
+    SnugBertForMultipleChoice: {"Choose": choose_tab},
+}
+
+
+# --- pictures of attention --------------------------------------------------------------------------------------
+
+
+def look_at_all(checkpoint: Checkpoint, text: str, second: str, layer: int, head: int) -> tuple[str, "Figure"]:
+    """The heat map of a head, counted from 1, and the overview of all of them."""
+    tokens, weights = readable_attention(checkpoint, text, second)
+    return heat_map_of(tokens, weights, layer, head), overview_of(weights)
+
+
+def look_at_one(checkpoint: Checkpoint, text: str, second: str, layer: int, head: int) -> str:
+    """The heat map of a head, counted from 1."""
+    return heat_map_of(*readable_attention(checkpoint, text, second), layer, head)
+
+
+def readable_attention(checkpoint: Checkpoint, text: str, second: str) -> tuple[list[str], torch.Tensor]:
+    """Tokens and weights, as [`answers.attention`] has them.
+
+    Raises:
+        InputError: more tokens than a picture can show, or see [`answers.encode`].
+    """
+    tokens, weights = answers.attention(checkpoint, text, second)
+    if len(tokens) > MOST_TOKENS:
+        raise InputError(f"The text has {len(tokens)} tokens, and a picture shows {MOST_TOKENS} at most: shorten it.")
+    return tokens, weights
+
+
+def heat_map_of(tokens: Sequence[str], weights: torch.Tensor, layer: int, head: int) -> str:
+    """A head as a table in HTML, in which the browser has letters for the tokens of any language.
+
+    Args:
+        tokens: that read, a row each, and that are read, a column each.
+        weights: of all heads. *Shape:* (layers, heads, T, T)
+        layer, head: which, counted from 1.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    of_head = weights[layer - 1, head - 1]
+    shades = colormaps[SHADES]((of_head / of_head.max()).numpy())
+    names = [html.escape(token) for token in tokens]
+    rows = ""
+    for reader, colors, numbers in zip(names, shades, of_head.tolist(), strict=True):
+        cells = "".join(
+            f'<td style="background-color: {to_hex(color)}" title="{reader} reads {name}: {number:.0%}"></td>'
+            for name, color, number in zip(names, colors, numbers, strict=True)
+        )
+        rows += f'<tr><th scope="row">{reader}</th>{cells}</tr>'
+    columns = "".join(f'<th scope="col">{name}</th>' for name in names)
+    return (
+        f"<p>Layer {layer}, head {head}: how much the token of a row reads of each token, from 0 (dark) to "
+        f'{of_head.max():.0%} (light).</p><table class="attention" style="--cell: '
+        f'{min(LARGEST_CELL, WIDTH / len(names)):.1f}px"><thead><tr><td></td>{columns}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def overview_of(weights: torch.Tensor) -> "Figure":
+    """All heads in small, each from 0 to its largest weight: a row for each layer, a column for each head.
+
+    Args:
+        weights: *Shape:* (layers, heads, T, T)
+    """
+    layers, heads, length, _ = weights.shape
+    tiles = weights / weights.amax(dim=(2, 3), keepdim=True)
+    # A line without colour to the right of every head and below it.
+    tiles = torch.nn.functional.pad(tiles, (0, 1, 0, 1), value=torch.nan).transpose(1, 2).flatten(2).flatten(0, 1)
+    figure = new_figure(7, 7 * layers / heads + 0.6)
+    panel = figure.add_subplot()
+    panel.imshow(tiles.numpy(), cmap=SHADES, vmin=0, vmax=1, interpolation="nearest")
+    middles = [number * (length + 1) + (length - 1) / 2 for number in range(max(layers, heads))]
+    panel.set_xticks(middles[:heads], [str(number) for number in range(1, heads + 1)])
+    panel.set_yticks(middles[:layers], [str(number) for number in range(1, layers + 1)])
+    panel.set_xlabel("head")
+    panel.set_ylabel("layer")
+    panel.set_title("All heads", **TITLE)
+    panel.tick_params(length=0, colors=GREY)
+    panel.spines[:].set_visible(False)
+    return figure
