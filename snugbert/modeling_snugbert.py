@@ -15,6 +15,7 @@ from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before wh
 # isort: split
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple, is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .card_snugbert import write_model_card
 from .configuration_snugbert import SnugBertConfig
 from .kernels_snugbert import Groups, SnugBertDropout, cross_entropy_sum, grouped_attention, wide
 from .packing_snugbert import (
@@ -390,6 +392,11 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         """
         self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
         super().save_pretrained(*args, **kwargs)
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        """As in transformers, where every way to push a model ends, but with a model card that says something."""
+        write_model_card(self, Path(working_dir), repo_id, kwargs.get("token"))
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
 def _mean(loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch: int | torch.Tensor | None):

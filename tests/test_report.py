@@ -95,8 +95,8 @@ def test_model_card(tmp_path):
     assert ["files", r"books/train-\*.txt.gz \| more\_\*"] in rows and ["word pieces", "12,041,234"] in rows
     assert ["learning rate", "0.001"] in rows and ["phases", "128:90%,512:10%"] in rows
     assert ["masked token loss, nats", "5.919", "6.542"] in rows and ["masked token accuracy", "14.6%", ""] in rows
-    (snippet,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
-    compile(snippet, "README.md", "exec")
+    snippet, with_package = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    compile(snippet, "README.md", "exec"), compile(with_package, "README.md", "exec")
     assert '"me/mini", trust_remote_code=True' in snippet
 
 

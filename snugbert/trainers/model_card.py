@@ -1,31 +1,54 @@
-"""What the model cards of all commands have in common: who wrote them, tables, versions."""
+"""What the model cards of all commands have in common: when they are written and pushed, tables, versions."""
 
 import platform
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
+from transformers import Trainer
 
 import snugbert
+from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose
 
-# A card that holds one of these was written by a program and may be replaced; the second is Trainer's.
-OWN_CARD = "<!-- Written by `snugbert`, which replaces it as long as this line is here. -->"
-REPLACEABLE = (OWN_CARD, "<!-- This model card has been generated automatically according to the information")
-HOW_TO_OPEN = (
-    "The folder holds the code of the model. Where the package snugbert is installed, `import snugbert` stands for "
-    "`trust_remote_code=True`."
-)
+
+class CardTrainer(Trainer):
+    """A Trainer that pushes the card of its command instead of its own.
+
+    Attributes:
+        write_card: writes the card of the model as it is now into the output folder.
+    """
+
+    write_card: Callable[[], None] | None = None
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """As in Trainer; nothing where a command has written the card, which is pushed as it is."""
+        if self.write_card is None:
+            super().create_model_card(*args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """As in Trainer (`hub_strategy`), with a card and with the model's code, which it leaves behind."""
+        if self.is_world_process_zero():
+            for code in Path(checkpoint_folder).glob("*.py"):
+                shutil.copy(code, str(self.args.output_dir))
+            if self.write_card is not None:
+                self.write_card()
+        super()._push_from_checkpoint(checkpoint_folder)
+
+    def last_figures(self) -> dict[str, float]:
+        """The figures of the last evaluation during training, without their prefix; none before the first."""
+        lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
+        return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
 
 
 def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]) -> None:
     """Writes `README.md` into the folder of a model, unless somebody's own words are there.
 
-    A card is taken for somebody's own where it lacks the comment that cards of this function, and Trainer's, begin
-    with.
+    A card is taken for somebody's own where it lacks the comment that ours, and Trainer's, begin with.
 
     Args:
         output_dir: the folder that holds model and tokenizer.
@@ -33,11 +56,27 @@ def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]
         sections: what people read, as Markdown, the title first; the versions of the packages are put behind them.
     """
     file = output_dir / "README.md"
-    if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in REPLACEABLE):
+    if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in (OWN_CARD, TRAINERS_CARD)):
         return
     packages = ", ".join(f"{package} {version}" for package, version in versions().items())
-    parts = [f"---\n{header.to_yaml()}\n---", OWN_CARD, *sections, f"## Versions\n\n{packages}"]
-    ModelCard("\n\n".join(parts) + "\n").save(file)
+    compose(header, [*sections, f"## Versions\n\n{packages}"]).save(file)
+
+
+def eval_result(value: float, *, dataset_name: str, dataset_id: str | None = None, **fields: Any) -> EvalResult:
+    """A figure as the Hub reads it, of at most six digits.
+
+    Args:
+        value: the figure.
+        dataset_name: what the data are called.
+        dataset_id: their id on the Hub; what is not there has its name, as the Hub wants an id of all data.
+        fields: others of `EvalResult`.
+    """
+    return EvalResult(
+        dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
+        dataset_name=dataset_name,
+        metric_value=float(f"{value:.6g}"),
+        **fields,
+    )
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,6 @@ them; a number is printed with four digits behind the point, or with two if it i
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.trainers.model_card import HOW_TO_OPEN, save_model_card, table
+from snugbert.card_snugbert import FAULTS, HEADS, REGRESSION, TAGS, base_model_of, how_to_load
+from snugbert.trainers.model_card import eval_result, save_model_card, table
 from snugbert.trainers.pictures import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
 
 T = TypeVar("T")
@@ -63,49 +63,8 @@ PICTURES = {
     "f1_by_answer_length.png": "F1 by the length of the right answer",
     "thresholds.png": "Exact match and F1 by the threshold of no answer",
 }
-# What the model does, and what it cannot do.
-ABILITIES = {
-    "text-classification": (
-        "classifies texts or pairs of texts",
-        "The model knows the labels above and no others, whether they fit a text or not; a score says how sure it is, "
-        "not how often it is right.",
-    ),
-    "regression": (
-        "gives texts or pairs of texts a number",
-        "The numbers are on the scale of the training data, and may lie a little outside of it.",
-    ),
-    "token-classification": (
-        "finds entities in texts",
-        "The model knows the types of entities in the labels above and no others; a score says how sure it is, not "
-        "how often it is right.",
-    ),
-    "question-answering": (
-        "answers questions about a text",
-        "An answer is always a stretch of the text that is given, which is taken for true; a score says how sure the "
-        "model is, not how often it is right.",
-    ),
-}
-USES = {
-    "text-classification": """from transformers import pipeline
-
-classify = pipeline("text-classification", model={name}, trust_remote_code=True, top_k=None)
-print(classify("A text."))
-print(classify({{"text": "The first of a pair.", "text_pair": "The second."}}))""",
-    "token-classification": """from transformers import pipeline
-
-tag = pipeline("token-classification", model={name}, trust_remote_code=True, aggregation_strategy="first")
-print(tag("Ada Lovelace was born in London."))""",
-    "question-answering": """from snugbert import QuestionAnswerer
-
-answer = QuestionAnswerer({name})
-print(answer(question="Where was Ada Lovelace born?", context="Ada Lovelace was born in London in 1815."))
-
-# Without the package snugbert, the model alone: logits of the first and of the last token of the answer.
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({name}, trust_remote_code=True)
-model = AutoModelForQuestionAnswering.from_pretrained({name}, trust_remote_code=True)""",
-}
+# The head of each of the Hub's tasks.
+HEADS_OF_TASKS = {head.task: head for head in HEADS.values()}
 
 Baselines = Mapping[str, tuple[str, Mapping[str, float]]]
 
@@ -500,9 +459,10 @@ def write_model_card(
         baselines: likewise.
         sweep: the tables of the sweep in which the model was the best.
     """
-    kind = "regression" if pipeline_tag == "text-classification" and labels is None else pipeline_tag
-    on_the_hub = base_model is not None and not Path(base_model).exists()
-    start = "random weights" if base_model is None else base_model if on_the_hub else Path(base_model).resolve().name
+    head = HEADS_OF_TASKS[pipeline_tag]
+    if pipeline_tag == "text-classification" and labels is None:
+        head = REGRESSION
+    base_id, start = base_model_of(base_model)
     # A reader has other files and folders; of the data there is the name.
     used = {
         name: value
@@ -514,19 +474,18 @@ def write_model_card(
         language=language,
         library_name="transformers",
         pipeline_tag=pipeline_tag,
-        base_model=base_model if on_the_hub else None,
+        base_model=base_id,
         datasets=None if dataset[1] is None else [dataset[1]],
         metrics=sorted({result.metric_type for result in results}) or None,
-        tags=["snugbert", "bert"],
+        tags=TAGS,
         model_name=name,
         eval_results=results or None,
     )
-    what, limits = ABILITIES[kind]
     rows = [(name.replace("_", " "), value) for name, value in used.items()]
     sections = [
         f"# {name}",
-        f"A BERT encoder that {what}. It was fine-tuned from {start} on {dataset[0]} with SnugBERT.",
-        f"```python\n{USES[pipeline_tag].format(name=json.dumps(name))}\n```\n\n{HOW_TO_OPEN}",
+        f"A BERT encoder that {head.ability}. It was fine-tuned from {start} on {dataset[0]} with SnugBERT.",
+        how_to_load(name, head),
     ]
     if labels is not None:
         sections.append(f"The labels: {', '.join(f'`{label}`' for label in labels)}.")
@@ -541,8 +500,8 @@ def write_model_card(
             sections.append(f"![{text}{of_examples}]({file.name})")
     sections += [
         f"## Training\n\n{table(('setting', 'value'), rows)}",
-        f"## Limits\n\n{limits} The figures are those of {dataset[0]}; text of another kind may fare worse. What is "
-        f"wrong or one-sided in that data, and in what {start} was trained on, the model has learned, too.",
+        f"## Limits\n\n{head.limits} The figures are those of {dataset[0]}; text of another kind may fare worse. "
+        f"{FAULTS}",
     ]
     save_model_card(output_dir, header, sections)
 
@@ -554,23 +513,22 @@ def _eval_results(
     figures: Mapping[str, Mapping[str, float | None]],
     settings: Mapping[str, Any],
 ) -> list[EvalResult]:
-    """The figures that the Hub has names for, as numbers of at most six digits."""
+    """The figures that the Hub has names for."""
     dataset_name, dataset_id, config_name = dataset
     # A score on the first examples is not one on all of them.
     limits = {kind: settings.get(f"max_{kind}_samples") for kind in ("eval", "predict")}
     return [
-        EvalResult(
+        eval_result(
+            value,
             task_type=pipeline_tag,
             task_name=task,
-            # The Hub wants an id of all data; what is not there has its name.
-            dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
             dataset_name=dataset_name,
+            dataset_id=dataset_id,
             dataset_config=config_name,
             dataset_split=split_name(set_name),
             dataset_args={"first": limit} if (limit := limits[set_name.partition("_")[0]]) else None,
             metric_type=HUB_METRICS[figure][0],
             metric_name=HUB_METRICS[figure][1],
-            metric_value=float(f"{value:.6g}"),
         )
         for set_name, of_set in figures.items()
         for figure, value in of_set.items()

@@ -197,6 +197,7 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
             clear_output_dir(args)
             if args.should_save:
                 report.remove_pictures(Path(str(args.output_dir)))
+        trainer.write_card = lambda: write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint)
     figures = {s.name: evaluate(trainer, s, task.metrics) for s in task.evaluation_sets}
     # A run that only scores does not replace the report on the training of the model in that folder.
@@ -341,18 +342,16 @@ def settings_of_data(data_args: Any) -> dict[str, Any]:
     return {name: value(name, told) for name, told in asdict(data_args).items()}
 
 
-def write_report(
+def results_of(
     task: Task,
     model_args: FineTunedModelArguments,
-    trainer: FineTuningTrainer,
+    args: FineTuningArguments,
     training: dict[str, float],
     figures: Figures,
-) -> None:
-    """Writes pictures, card, and last of all the results, which say that a run was done to its end."""
-    args: FineTuningArguments = trainer.args  # type: ignore[assignment]
-    output_dir = Path(str(args.output_dir))
+) -> dict[str, Any]:
+    """All that is known of a run, as JSON values; `training` is empty if nothing was learned."""
     baselines = {s.name: s.baseline for s in task.evaluation_sets if s.baseline is not None}
-    results = {
+    return {
         "task": task.name,
         "dataset": task.dataset[0],
         "model": model_args.model_name_or_path,  # None: random weights
@@ -364,29 +363,53 @@ def write_report(
         "settings": {**task.settings, **(settings_of(args) if training else {})},
         "versions": versions(),
     }
+
+
+def write_report(
+    task: Task,
+    model_args: FineTunedModelArguments,
+    trainer: FineTuningTrainer,
+    training: dict[str, float],
+    figures: Figures,
+) -> None:
+    """Writes pictures, card, and last of all the results, which say that a run was done to its end."""
+    args: FineTuningArguments = trainer.args  # type: ignore[assignment]
+    output_dir = Path(str(args.output_dir))
+    results = results_of(task, model_args, args, training, figures)
     if training:
         report.draw_learning_curve(
             trainer.state.log_history, str(args.metric_for_best_model), output_dir / "learning_curve.png"
         )
-        write_card(task, output_dir, results, args)
+        write_card(task, output_dir, results, trainer.hub_model_id or args.hub_model_id)
     report.write_results(output_dir, results)
 
 
+def write_interim_card(task: Task, model_args: FineTunedModelArguments, trainer: FineTuningTrainer) -> None:
+    """Writes the card of a model that is still in training, with the figures of the last evaluation."""
+    args: FineTuningArguments = trainer.args  # type: ignore[assignment]
+    during_training, last = scored(task), trainer.last_figures()
+    figures = {name: last[name] for name in task.metrics if name in last}
+    of_sets = {} if during_training is None else {during_training.name: figures}
+    results = results_of(task, model_args, args, {"step": trainer.state.global_step}, of_sets)
+    results["settings"]["steps_done"] = f"{trainer.state.global_step:,} of {trainer.state.max_steps:,}"
+    write_card(task, Path(str(args.output_dir)), results, trainer.hub_model_id or args.hub_model_id)
+
+
 def write_card(
-    task: Task, output_dir: Path, results: dict[str, Any], args: FineTuningArguments, sweep: str | None = None
+    task: Task, output_dir: Path, results: dict[str, Any], name: str | None, sweep: str | None = None
 ) -> None:
     """Writes the model card.
 
     Args:
         task: what was learned.
         output_dir: the folder of the model and its pictures.
-        results: of the run that made the model, see [`write_report`].
-        args: for the name on the Hub.
+        results: of the run that made the model, see [`results_of`].
+        name: on the Hub; None: that of the folder.
         sweep: tables of the sweep in which the model was the best.
     """
     report.write_model_card(
         output_dir,
-        name=args.hub_model_id or output_dir.resolve().name,
+        name=name or output_dir.resolve().name,
         task=task.name,
         pipeline_tag=task.pipeline_tag,
         dataset=task.dataset,

@@ -147,11 +147,17 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
         tables = _tables(summary, best)
         _keep_best_weights(output_dir, best)  # an interruption may have come in between
         _hand_over(output_dir, best)
-        write_card(task, output_dir, best.results, args, tables)
+        repository = _create_repository(output_dir, args) if args.push_to_hub else None
+        write_card(task, output_dir, best.results, repository or args.hub_model_id, tables)
         report.write_results(output_dir, {**best.results, "sweep": summary}, tables)
         print(f"\n{tables}", flush=True)
-        if args.push_to_hub:
-            _push(output_dir, args)
+        if repository is not None:
+            HfApi(token=args.hub_token).upload_folder(
+                repo_id=repository,
+                folder_path=output_dir,
+                ignore_patterns=["runs/*"],
+                commit_message="Best of a sweep",
+            )
 
 
 def settings_of_sweep(args: FineTuningArguments) -> list[Setting]:
@@ -285,13 +291,10 @@ def _hand_over(output_dir: Path, best: Run) -> None:
             shutil.copy2(path, output_dir / path.name)
 
 
-def _push(output_dir: Path, args: FineTuningArguments) -> None:
-    hub = HfApi(token=args.hub_token)
+def _create_repository(output_dir: Path, args: FineTuningArguments) -> str:
+    """On the Hub, if it is not there yet; its full name."""
     name = args.hub_model_id or output_dir.resolve().name
-    repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
-    hub.upload_folder(
-        repo_id=repository, folder_path=output_dir, ignore_patterns=["runs/*"], commit_message="Best of a sweep"
-    )
+    return HfApi(token=args.hub_token).create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
 
 
 # --- results ----------------------------------------------------------------------------------------------------

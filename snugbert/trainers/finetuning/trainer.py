@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 from torch import nn
-from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback
+from transformers import EvalPrediction, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
+from snugbert.trainers.model_card import CardTrainer
 from snugbert.trainers.packed_batches import SnugBertDataCollatorWithPacking, lengths_of
 
 WHAT_TO_TRY = "try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
@@ -33,7 +34,7 @@ class DivergedError(InputError):
     """The loss, or a score of the model, is no number any more."""
 
 
-class FineTuningTrainer(Trainer):
+class FineTuningTrainer(CardTrainer):
     """Trainer for a head on top of the encoder.
 
     - SnugBERT gets packed batches, in training and in evaluation, unless the arguments ask for padding. Evaluation
@@ -172,11 +173,6 @@ class FineTuningTrainer(Trainer):
             figures = score(EvalPrediction(predictions=predictions, label_ids=None))  # type: ignore[arg-type]
             metrics.update({f"{prefix}_{name}": value for name, value in figures.items()})
         return output._replace(predictions=predictions, metrics=metrics)
-
-    # --- the Hub ------------------------------------------------------------------------------------------------
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the card is written by `report.write_model_card`, and is pushed as it is."""
 
 
 class Unfreezing(TrainerCallback):

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import textwrap
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
     TrainingArguments,
@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from snugbert.card_snugbert import base_model_of
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.trainers.command_line import (
     InputError,
@@ -188,13 +189,15 @@ def main(argv: list[str]) -> None:
         )
     except (ValueError, RuntimeError) as error:  # arguments that Trainer refuses, such as a reporter not installed
         raise InputError(str(error)) from error
+    write_card = partial(_write_card, trainer, model_args, data_args, train_corpus, validation_corpus)
     if do_train:
+        trainer.write_card = lambda: write_card(trainer.last_figures(), {})
         if checkpoint is None:
             trainer.add_callback(ClearOutputDir())
         result = trainer.train(resume_from_checkpoint=checkpoint)
         if trainer.interrupted:
             return
-        trainer.save_model()
+        trainer.save_model(_internal_call=True)  # otherwise it would be pushed before there is a card
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
         trainer.save_state()
@@ -208,22 +211,13 @@ def main(argv: list[str]) -> None:
     if do_train and train_corpus is not None and training_args.should_save:
         output_dir = Path(training_args.output_dir or "")
         draw_training(output_dir / METRICS_NAME, output_dir / PICTURE, baselines)
-        write_model_card(
-            output_dir,
-            name=output_dir.resolve().name,
-            language=data_args.sentence_language,
-            data=_facts_of_text(data_args, train_corpus, validation_corpus),
-            settings=_facts_of_training(
-                model, model_args, data_args, training_args, phases, trainer.state.num_input_tokens_seen
-            ),
-            figures=figures,
-            baselines=baselines,
-            dataset_name=data_args.dataset_name,
-        )
+        write_card(figures, baselines)
         print(
             f"\nThe model is in {output_dir}, with its curves ({PICTURE}) and a model card (README.md).\n"
             f"Next, fine-tune it:\n  snugbert glue --model_name_or_path {output_dir} --task_name sst2 ..."
         )
+    if do_train and training_args.push_to_hub:
+        trainer.push_to_hub()
 
 
 class ClearOutputDir(TrainerCallback):
@@ -494,9 +488,45 @@ def _counts(corpus: Corpus, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def _facts_of_text(data_args: DataArguments, train: Corpus, validation: Corpus | None) -> dict[str, Any]:
+def _write_card(
+    trainer: PretrainingTrainer,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    train: Corpus | None,
+    validation: Corpus | None,
+    figures: dict[str, float],
+    baselines: dict[str, float],
+) -> None:
+    """Writes the model card, of a model that may still be in training."""
+    output_dir = Path(trainer.args.output_dir or "")
+    write_model_card(
+        output_dir,
+        name=trainer.hub_model_id or trainer.args.hub_model_id or output_dir.resolve().name,
+        language=data_args.sentence_language,
+        data=_facts_of_text(data_args, train, validation),
+        settings=_facts_of_training(trainer, model_args, data_args),
+        figures=figures,
+        baselines=baselines,
+        validation_name=_validation_name(data_args, validation),
+        dataset_name=data_args.dataset_name,
+        base_model=model_args.model_name_or_path,
+        next_sentences=not data_args.no_nsp,
+    )
+
+
+def _validation_name(data_args: DataArguments, validation: Corpus | None) -> str:
+    if validation is None:
+        return "validation text"
+    if data_args.dataset_name is not None and not data_args.validation_file:
+        return f"{data_args.dataset_name}, held out"
+    return _names(validation)
+
+
+def _facts_of_text(data_args: DataArguments, train: Corpus | None, validation: Corpus | None) -> dict[str, Any]:
     """What the model card says of the text."""
-    facts = {"training text": f"{data_args.dataset_name or _names(train)}: {train}"}
+    facts = {}
+    if train is not None:
+        facts["training text"] = f"{data_args.dataset_name or _names(train)}: {train}"
     if validation is not None:
         facts["validation text"] = f"{_names(validation)}: {validation}"
     return facts
@@ -508,28 +538,26 @@ def _names(corpus: Corpus) -> str:
 
 
 def _facts_of_training(
-    model: PreTrainedModel,
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    training_args: PretrainingArguments,
-    phases: list[Phase],
-    tokens: int,
+    trainer: PretrainingTrainer, model_args: ModelArguments, data_args: DataArguments
 ) -> dict[str, Any]:
     """What the model card says of the settings."""
-    config = model.config
+    training_args: Any = trainer.args
+    model: Any = trainer.model
+    config, state = model.config, trainer.state
     size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
     words = "words" if data_args.whole_word_mask else "word pieces"
     return {
-        "start": model_args.model_name_or_path or "random weights",
+        "start": base_model_of(model_args.model_name_or_path)[1],
         "model": f"{size}; {model.num_parameters():,} parameters, vocabulary {config.vocab_size:,}",
         "objective": "masked tokens" + (f", {SECOND_TASK[data_args.objective]}" if not data_args.no_nsp else ""),
         "masking": f"{data_args.mlm_probability:.0%} of the {words}; {data_args.mask_replace_prob:.0%} [MASK], "
         f"{data_args.random_replace_prob:.0%} random",
         "steps": "; ".join(
             f"{phase.steps:,} of {phase.batch:,} examples of at most {phase.dataset.max_seq_length} tokens"
-            for phase in phases
+            for phase in trainer.phases
         ),
-        "word pieces seen": f"{tokens:,}",
+        "steps done": f"{state.global_step:,} of {state.max_steps:,}",
+        "word pieces seen": f"{state.num_input_tokens_seen:,}",
         "optimizer": f"{_name(training_args.optim)}, learning rate {training_args.learning_rate:g}, weight decay "
         f"{training_args.weight_decay:g}",
         "schedule": f"{_name(training_args.lr_scheduler_type)}, warmup {training_args.warmup_steps:g}",

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.trainers.model_card import HOW_TO_OPEN, save_model_card, table
+from snugbert.card_snugbert import FAULTS, HEADS, TAGS, base_model_of, how_to_load
+from snugbert.trainers.model_card import eval_result, save_model_card, table
 from snugbert.trainers.pictures import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
 
 PICTURE = "training.png"
@@ -26,19 +27,12 @@ FIGURES = {
     "nsp_accuracy": "next sentence accuracy",
 }
 FORMS = {"loss": ".3f", "accuracy": ".1%"}
-INTRODUCTION = (
-    "A BERT encoder, pretrained from raw text with SnugBERT. As it is, it fills in masked words; classifiers, taggers "
-    "and sentence embeddings are fine-tuned from it. It knows nothing but the text below, and shares its faults."
-)
-HOW_TO_LOAD = """```python
-from transformers import AutoModel, AutoTokenizer, pipeline
-
-tokenizer = AutoTokenizer.from_pretrained({name}, trust_remote_code=True)
-model = AutoModel.from_pretrained({name}, trust_remote_code=True)
-fill_mask = pipeline("fill-mask", model={name}, trust_remote_code=True)
-```
-
-{how_to_open}"""
+# Figures that the Hub has names for: its name, and what it is called there.
+HUB_METRICS = {
+    "mlm_accuracy": ("fill-mask", "Masked tokens", "accuracy", "Masked token accuracy"),
+    "mlm_loss": ("fill-mask", "Masked tokens", "loss", "Masked token loss (nats)"),
+    "nsp_accuracy": ("text-classification", "Next sentences", "accuracy", "Next sentence accuracy"),
+}
 
 
 # --- the picture ------------------------------------------------------------------------------------------------
@@ -129,11 +123,14 @@ def write_model_card(
     settings: Mapping[str, Any],
     figures: Mapping[str, float] | None = None,
     baselines: Mapping[str, float] | None = None,
+    validation_name: str = "validation text",
     dataset_name: str | None = None,
+    base_model: str | None = None,
+    next_sentences: bool = True,
 ) -> None:
     """Writes `README.md` into the folder of the model, unless somebody's own words are there, see [`save_model_card`].
 
-    The curves are shown if the folder has them, see [`draw_training`].
+    The curves are shown if the folder has them, see [`draw_training`]. The Hub reads the figures of [`HUB_METRICS`].
 
     Args:
         output_dir: the folder that holds model and tokenizer.
@@ -141,21 +138,31 @@ def write_model_card(
         language: ISO 639-1 code, or None.
         data: what the model was trained and evaluated on: rows of a table, from what to how much.
         settings: how it was trained, likewise.
-        figures: final figures on the validation text, those of [`FIGURES`] that there are.
+        figures: figures on the validation text, those of [`FIGURES`] that there are.
         baselines: the same of a model that knows only frequencies.
+        validation_name: what the validation text is called.
         dataset_name: a dataset on the Hub, for the card's header.
+        base_model: the checkpoint that training began from, a folder or a name on the Hub; None: random weights.
+        next_sentences: whether the model has the head for them, too.
     """
+    head = HEADS["ForPreTraining" if next_sentences else "ForMaskedLM"]
+    base_id, start = base_model_of(base_model)
+    results = _eval_results(figures or {}, validation_name)
     header = ModelCardData(
         language=language,
         library_name="transformers",
-        pipeline_tag="fill-mask",
-        tags=["snugbert", "bert", "masked-lm", "pretraining"],
+        pipeline_tag=head.task,
+        tags=[*TAGS, "masked-lm", "pretraining"],
+        base_model=base_id,
         datasets=None if dataset_name is None else [dataset_name],
+        metrics=sorted({result.metric_type for result in results}) or None,
+        model_name=name,
+        eval_results=results or None,
     )
     sections = [
         f"# {name}",
-        INTRODUCTION,
-        HOW_TO_LOAD.format(name=json.dumps(name), how_to_open=HOW_TO_OPEN),
+        f"A BERT encoder that {head.ability}. It was pretrained on text with SnugBERT, from {start}.",
+        how_to_load(name, head),
         f"## Text\n\n{table(('what', 'value'), data.items())}",
         f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
     ]
@@ -163,7 +170,24 @@ def write_model_card(
         sections.append(f"## Results\n\n{_results(figures, baselines or {})}")
     if (output_dir / PICTURE).exists():
         sections.append(f"![Losses and accuracies over the word pieces seen]({PICTURE})")
+    sections.append(f"## Limits\n\n{head.limits} It knows nothing but the text above. {FAULTS}")
     save_model_card(output_dir, header, sections)
+
+
+def _eval_results(figures: Mapping[str, float], validation_name: str) -> list[EvalResult]:
+    return [
+        eval_result(
+            figures[figure],
+            task_type=task_type,
+            task_name=task_name,
+            dataset_name=validation_name,
+            dataset_split="validation",
+            metric_type=metric_type,
+            metric_name=metric_name,
+        )
+        for figure, (task_type, task_name, metric_type, metric_name) in HUB_METRICS.items()
+        if figure in figures
+    ]
 
 
 def _results(figures: Mapping[str, float], baselines: Mapping[str, float]) -> str:

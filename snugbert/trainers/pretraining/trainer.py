@@ -32,6 +32,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import InputError, newest_checkpoint
+from snugbert.trainers.model_card import CardTrainer
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, passes_over_corpus, phase_of_step, plan_phases
 from snugbert.trainers.pretraining.optimizers import OPTIMIZERS, make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
@@ -100,7 +101,7 @@ class PretrainingArguments(TrainingArguments):
             self.optim = optim
 
 
-class PretrainingTrainer(ProcessesTrainer):
+class PretrainingTrainer(CardTrainer, ProcessesTrainer):
     """Trainer for [`SnugBertForPreTraining`] or [`SnugBertForMaskedLM`] on examples of [`PretrainingDataset`].
 
     It normalizes the next-sentence loss as exactly as Trainer does the masked token loss, logs both losses and
