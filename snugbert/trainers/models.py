@@ -1,19 +1,26 @@
 """Which model and which tokenizer a command works on: the arguments that name them, and opening what they name."""
 
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from snugbert.checkpoints import read_weights
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.trainers.command_line import InputError
 
 logger = logging.getLogger(__name__)
+
+MODEL_TYPES = ("snugbert", "bert")
+# Weights that a model with another head leaves in the file.
+OTHER_HEADS = re.compile(r"(cls|classifier|qa_outputs|(bert\.)?pooler)\.")
+LISTED = 5  # weights in a message
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -132,10 +139,13 @@ def _read_config(name: str, model_args: ModelArguments) -> PreTrainedConfig:
     values, _ = PreTrainedConfig.get_config_dict(name, **model_args.hub)
     if not values:
         raise OSError("there is no config.json")
-    # The configuration files of Google's own release name no model type.
-    if values.get("model_type", "bert") == "bert":
-        return SnugBertConfig.from_dict(values)
-    return AutoConfig.from_pretrained(name, **model_args.hub)
+    model_type = values.get("model_type") or "bert"  # the configuration of Google's own release names none
+    if model_type not in MODEL_TYPES:
+        raise InputError(
+            f"{name} is a model of type {model_type!r}, and what is accepted is {' and '.join(MODEL_TYPES)}; "
+            "`snugbert convert` makes SnugBERT of DistilBERT's checkpoints and of the TensorFlow release."
+        )
+    return SnugBertConfig.from_dict(values)
 
 
 def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
@@ -183,8 +193,9 @@ def load_model(
         kwargs: go to `from_pretrained`.
 
     Raises:
-        InputError: the weights cannot be opened or do not fit the configuration, the attention implementation is
-            unknown or not installed, or a model that must be trained is not.
+        InputError: the weights cannot be opened, a file of them being missing or cut short; they do not fit the
+            configuration, or some belong to no head that SnugBERT has; the attention implementation is unknown or not
+            installed; or a model that must be trained is not.
     """
     name = model_args.model_name_or_path
     if trained and name is None:
@@ -200,8 +211,10 @@ def load_model(
             name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
+        _check_files(name)
         raise InputError(f"the model {name or model_args.config_name} cannot be opened: {error}") from error
     except RuntimeError as error:
+        _check_files(name)
         remedy = ""
         if trained:
             remedy = f"; name one that was fine-tuned for the {config.num_labels} labels of these data"
@@ -211,11 +224,27 @@ def load_model(
                 "--ignore_mismatched_sizes replaces it"
             )
         raise InputError(f"the weights of {name} do not fit its configuration{remedy}.") from error
+    unknown = sorted(key for key in info["unexpected_keys"] if not OTHER_HEADS.match(key))
+    if unknown:
+        raise InputError(
+            f"{name} holds weights that are not SnugBERT's: {_listed(unknown)}; does its config.json describe them? "
+            "A model of another architecture is not accepted."
+        )
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if trained and random:
-        names = ", ".join(random[:3]) + (f" and {len(random) - 3} more weights" if len(random) > 3 else "")
         raise InputError(
-            f"nothing trains the model {name}, and its {names} would be random; "
+            f"nothing trains the model {name}, and its {_listed(random)} would be random; "
             "name one that was fine-tuned for this task, or train it first."
         )
     return model
+
+
+def _check_files(name: str | None) -> None:
+    """Raises an [`InputError`] if a file of weights in the folder `name` is missing, cut short or no such file."""
+    if name is not None and Path(name).is_dir():
+        read_weights(Path(name))
+
+
+def _listed(weights: list[str]) -> str:
+    more = f" and {len(weights) - LISTED} more weights" if len(weights) > LISTED else ""
+    return ", ".join(weights[:LISTED]) + more
