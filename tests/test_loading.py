@@ -1,9 +1,12 @@
 """BERT checkpoints in, SnugBERT folders out: every file variant, and a process without snugbert."""
 
 import json
+import logging
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +14,14 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import HfApi
+from packaging.requirements import Requirement
 from parity import CONFIG, HEADS, assert_same_gradients, ours_and_stock, ragged_batch, scalar
 from safetensors.torch import load_file, save_file
 
 import snugbert
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.versions_snugbert import WORKING_VERSIONS
 
 AUTO_CLASSES = ["AutoModel", *(f"AutoModel{head}" for head in HEADS[1:])]
 
@@ -220,3 +227,121 @@ def test_saved_folders_work_where_snugbert_is_not_installed(tmp_path):
     assert results["ids"] == tokenizer("the cats").input_ids
     fill = transformers.pipeline("fill-mask", model=models["ForMaskedLM"], tokenizer=tokenizer)
     assert results["scores"] == pytest.approx([guess["score"] for guess in fill("the [MASK] sat")], rel=1e-4)
+
+
+# --- what cannot be loaded --------------------------------------------------------------------------------------
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(CONFIG["vocab_size"] - 5))]
+VOCABULARY = {piece: index for index, piece in enumerate(PIECES)}
+
+
+def as_in_a_command(folder, auto_class=transformers.AutoModelForMaskedLM):
+    """What every command does with `--model_name_or_path`."""
+    arguments = ModelArguments(model_name_or_path=str(folder))
+    return load_model(auto_class, arguments, load_config(arguments, load_tokenizer(arguments)))
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """A folder with model and tokenizer, the weights in several files."""
+    snugbert.SnugBertForPreTraining(snugbert.SnugBertConfig(**CONFIG)).save_pretrained(
+        tmp_path / "model", max_shard_size="100KB"
+    )
+    snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path / "model")
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) == 4
+    return tmp_path / "model"
+
+
+def test_a_missing_or_torn_file_of_weights_is_named(sharded):
+    assert type(as_in_a_command(sharded)) is snugbert.SnugBertForMaskedLM
+    shard = sharded / "model-00002-of-00004.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-100])
+    with pytest.raises(InputError, match=rf"{shard.name} is cut short"):
+        as_in_a_command(sharded)
+    shard.unlink()
+    with pytest.raises(InputError, match=rf"is not whole: of its 4 shards there is no {shard.name}\.$"):
+        as_in_a_command(sharded)
+    with pytest.raises(OSError, match=shard.name):
+        snugbert.SnugBertForMaskedLM.from_pretrained(sharded)
+    shard.write_bytes(whole)
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(index.read_text()[:200])
+    with pytest.raises(InputError, match=rf"{index.name} is not JSON"):
+        as_in_a_command(sharded)
+
+
+def test_another_architecture_is_refused(sharded):
+    file = sharded / "config.json"
+    for model_type in ("roberta", "distilbert", "unheard-of"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
+        with pytest.raises(ValueError, match=f"configuration of '{model_type}'; SnugBERT loads 'snugbert' and 'bert'"):
+            snugbert.SnugBertModel.from_pretrained(sharded)
+        with pytest.raises(InputError, match=f"type '{model_type}', and what is accepted is snugbert and bert; "):
+            as_in_a_command(sharded)
+
+
+def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
+    ours, _ = ours_and_stock("ForTokenClassification")
+    ours.save_pretrained(tmp_path)
+    snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path)
+    # Those of another head are left out: so begins fine-tuning.
+    model = as_in_a_command(tmp_path, transformers.AutoModelForQuestionAnswering)
+    assert torch.equal(model.bert.encoder.layer[2].output.dense.weight, ours.bert.encoder.layer[2].output.dense.weight)
+    file = tmp_path / "model.safetensors"
+    others = {f"lstm.{index}.weight": torch.zeros(2) for index in range(7)}
+    save_file(load_file(file) | others, file, {"format": "pt"})
+    listed = r"lstm\.0\.weight, .*lstm\.4\.weight and 2 more weights"
+    with pytest.raises(InputError, match=rf"holds weights that are not SnugBERT's: {listed}; does its config"):
+        as_in_a_command(tmp_path)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    snugbert.SnugBertForTokenClassification.from_pretrained(tmp_path)
+    assert re.search(r"lstm\.\{0, 1, 2, 3, 4, 5, 6\}\.weight *\| UNEXPECTED", caplog.text)
+
+
+def test_versions_that_work_are_those_of_the_package():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    required = {(needed := Requirement(line)).name: needed.specifier for line in project["dependencies"]}
+    assert {name: required[name] for name in WORKING_VERSIONS} == WORKING_VERSIONS
+
+
+# Run where other versions are installed, or seem to be: names that they lack are taken away.
+OTHER_VERSIONS = """
+    import sys
+    sys.modules["snugbert"] = None
+    import importlib.metadata, json, transformers
+    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
+    transformers.PreTrainedConfig = transformers.TokenizersBackend = None
+    version = importlib.metadata.version
+    complaints = []
+    for found in ({"transformers": "4.57.0"}, {"transformers": "6.0.0"}, {"torch": "2.10.1"}):
+        transformers.__version__ = found.get("transformers", "5.17.0")
+        importlib.metadata.version = lambda package: found.get(package) or version(package)
+        for auto_class in (AutoConfig, AutoTokenizer, AutoModel, AutoModelForMaskedLM):
+            try:
+                auto_class.from_pretrained(sys.argv[1], trust_remote_code=True)
+            except ImportError as error:
+                complaints.append(str(error))
+    print(json.dumps(complaints))
+"""
+
+
+def test_remote_code_says_which_versions_work(sharded, tmp_path):
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(OTHER_VERSIONS), sharded],
+        capture_output=True,
+        text=True,
+        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout.splitlines()[-1]) == [
+        f"SnugBERT works with {package} {working}, and {package} {found} is installed: "
+        f'pip install "{package}{working}"'
+        for package, working, found in (
+            ("transformers", ">=5.17,<6", "4.57.0"),
+            ("transformers", ">=5.17,<6", "6.0.0"),
+            ("torch", ">=2.11", "2.10.1"),
+        )
+        for _ in range(4)
+    ]
