@@ -383,10 +383,11 @@ def _complete(checkpoint: Checkpoint) -> None:
         if words is not None and config.tie_word_embeddings:
             # As in transformers, what a file holds twice, and not equal, is not tied, whatever its configuration says.
             config.tie_word_embeddings = torch.equal(weights.setdefault(PROJECTION, words), words)
-        # The decoder's own bias is the one that stock BERT adds. Where embeddings are not tied, the other one is idle.
+        # The decoder's bias is the one that stock BERT adds. Where embeddings are not tied, the other one is idle, and
+        # what shares memory is not saved twice: hence a copy.
         bias = weights.get(DECODER_BIAS, weights.get(BIAS))
         if bias is not None:
-            weights[BIAS] = weights[DECODER_BIAS] = bias
+            weights[DECODER_BIAS], weights[BIAS] = bias, bias.clone()
 
 
 def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:

@@ -39,13 +39,7 @@ TOLERANCE = 1e-6
 # What SnugBERT's configuration says of itself, and BERT's has no word for.
 NOT_IN_BERT = ("model_type", "architectures", "auto_map", "position_embedding_type", "pooler_act")
 
-# Files of a model. The first makes a folder one: it goes first, and comes last.
-MODEL_FILES = (
-    "config.json",
-    "model*.safetensors",
-    "pytorch_model*.bin",
-    "*.index.json",
-    "*_snugbert.py",
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -54,7 +48,18 @@ MODEL_FILES = (
     "vocab.json",
     "merges.txt",
 )
-TOKENIZER_FILES = MODEL_FILES[5:]
+# Files of a model, which another model replaces. The first makes a folder one: it goes first, and comes last.
+MODEL_FILES = (
+    "config.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model-*-of-*.bin",
+    "pytorch_model.bin.index.json",
+    *TOKENIZER_FILES,
+    *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code that goes along
+)
 # Tokenizers that are BertTokenizer by another name. A folder that names none has BERT's.
 WORDPIECE_TOKENIZERS = (
     "SnugBertTokenizer",
@@ -200,6 +205,8 @@ def convert(
     """
     _check_output_dir(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(source)
+    if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
+        del checkpoint.config.tokenizer_class  # tokenizer_config.json says what it is now
     tensors = [tensor for tensor in checkpoint.weights.values() if tensor.is_floating_point()]
     dtype = dtype or functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     config, weights = _as_bert(checkpoint, dtype) if to == "bert" else (checkpoint.config, checkpoint.weights)
@@ -215,7 +222,7 @@ def convert(
         written = Path(folder)
         model = _model_of(model_class, config, weights, dtype, checkpoint.options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
-        tokenizer = _convert_tokenizer(checkpoint.folder, written, to, do_lower_case)
+        tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case)
         done = Conversion(
             source=checkpoint.kind,
             to=to,
@@ -314,6 +321,8 @@ def _difference(
     options = checkpoint.options
     if checkpoint.kind == "distilbert":
         del of_source["token_type_ids"]
+        # Its multiple choice head flattens all inputs but these.
+        of_source["position_ids"] = inputs["position_ids"].flatten(0, -2)
         options = {}
     if checkpoint.kind == "tensorflow":
         source = _model_of(source_class, source_config, checkpoint.weights, dtype, options)
@@ -357,20 +366,21 @@ def _example(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 # --- the tokenizer ----------------------------------------------------------------------------------------------
 
 
-def _convert_tokenizer(source: Path, written: Path, to: str, do_lower_case: bool | None) -> str | None:
+def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_case: bool | None) -> str | None:
     """Writes BERT's tokenizer as `to` has it, and copies any other as it is.
 
     Returns:
-        The name of its class; None if `source` has no tokenizer.
+        The name of its class; None if there is none.
 
     Raises:
         InputError: a tokenizer that needs code of its own, cannot be opened, or does not give the same ids.
     """
+    source = checkpoint.folder
     files = [source / name for name in TOKENIZER_FILES if (source / name).exists()]
     if not files:
         return None
     settings = read_json(source / "tokenizer_config.json") if source / "tokenizer_config.json" in files else {}
-    name = settings.get("tokenizer_class") or "BertTokenizer"
+    name = settings.get("tokenizer_class") or checkpoint.values.get("tokenizer_class") or "BertTokenizer"
     if name not in WORDPIECE_TOKENIZERS:
         if "auto_map" in settings:
             raise InputError(
@@ -402,6 +412,7 @@ def _convert_tokenizer(source: Path, written: Path, to: str, do_lower_case: bool
 
     pieces = list(before.get_vocab())
     sample = " ".join(pieces[:: 1 + len(pieces) // 500]) + " Émigré in 東京, [MASK]!"
-    if dict(before(sample, sample)) != dict(tokenizer_class.from_pretrained(written)(sample, sample)):
+    after = tokenizer_class.from_pretrained(written)
+    if dict(before(sample, sample, verbose=False)) != dict(after(sample, sample, verbose=False)):
         raise InputError(f"the tokenizer of {source} and what became of it give different ids; nothing was written.")
     return tokenizer_class.__name__
