@@ -1,0 +1,291 @@
+"""The cards of what is pushed, as the Hub and people read them: every way to push, caught just before the network."""
+
+import json
+import random
+import re
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import HfApi, ModelCard, constants, repocard
+from huggingface_hub.errors import EntryNotFoundError
+from parity import CONFIG, HEADS
+
+import snugbert
+from snugbert.card_snugbert import HEADS as CARDS
+from snugbert.card_snugbert import OWN_CARD, TEMPLATE, TRAINERS_CARD
+from snugbert.cli import main
+from snugbert.trainers.finetuning.report import write_model_card
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(CONFIG["vocab_size"] - 5))]
+TRAINED = {
+    "name": "tagger",
+    "task": "SST-2",
+    "pipeline_tag": "text-classification",
+    "dataset": ("GLUE (SST-2)", "nyu-mll/glue", "sst2"),
+    "language": "en",
+    "base_model": "google-bert/bert-base-uncased",
+    "labels": ["bad", "good"],
+    "examples": {"eval": 872},
+    "settings": {"learning_rate": 3e-5},
+    "figures": {"eval": {"accuracy": 0.93}},
+    "baselines": {},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return snugbert.SnugBertTokenizer({piece: index for index, piece in enumerate(PIECES)})
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Repositories: what is pushed goes in, and a card that lies there is read."""
+    repositories: dict[str, dict[str, bytes]] = {}
+
+    def create_commit(self, repo_id, operations, **_):
+        files = {operation.path_in_repo: Path(operation.path_or_fileobj).read_bytes() for operation in operations}
+        repositories.setdefault(repo_id, {}).update(files)
+
+    def upload_folder(self, repo_id, folder_path, ignore_patterns=(), commit_message="", **_):
+        files = {file.name: file.read_bytes() for file in Path(folder_path).iterdir() if file.is_file()}
+        repositories[f"{repo_id}: {commit_message}"] = files
+        done: Future = Future()
+        done.set_result(None)
+        return done
+
+    def download(repo_id, filename, **_):
+        if filename not in repositories.get(repo_id, {}):
+            raise EntryNotFoundError(filename)
+        file = Path(constants.HF_HUB_CACHE) / f"{repo_id.replace('/', '-')}.md"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(repositories[repo_id][filename])
+        return file
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **_: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(HfApi, "whoami", lambda self, *_, **__: {"name": "me"})
+    monkeypatch.setattr(HfApi, "create_commit", create_commit)
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    monkeypatch.setattr(repocard, "hf_hub_download", download)
+    return repositories
+
+
+def card_of(files: dict[str, bytes]) -> ModelCard:
+    return ModelCard(files["README.md"].decode("utf-8"))
+
+
+def new_model(head: str, **fields):
+    torch.manual_seed(0)
+    config = {name: value for name, value in CONFIG.items() if name != "num_labels"}
+    return getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**config | fields))
+
+
+@pytest.mark.parametrize("head", [*HEADS, "regression"])
+def test_a_pushed_model_says_what_it_is_and_how_to_load_it(head, hub, tokenizer, tmp_path, capsys):
+    labels = {"num_labels": 1} if head == "regression" else {"num_labels": 2}
+    if head == "ForTokenClassification":
+        labels = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}}
+    model = new_model("ForSequenceClassification" if head == "regression" else head, **labels)
+    model.add_model_tags(["mine"])
+    model.push_to_hub("me/model", tags=["yours"])
+    card = card_of(hub["me/model"])
+    known = CARDS["ForSequenceClassification" if head == "regression" else head]
+    assert card.data.pipeline_tag == known.task and card.data.library_name == "transformers"
+    assert card.data.tags == ["snugbert", "bert", "mine", "yours"]
+    assert card.data.base_model is None and card.data.eval_results is None
+    assert OWN_CARD in card.text and TEMPLATE not in card.text and card.text.count("# me/model\n") == 1
+    assert f"{model.num_parameters():,} parameters" in card.text and "What its weights were trained on" in card.text
+    assert ("3 labels: `O`, `B-PER`, `I-PER`" in card.text) == (head == "ForTokenClassification")
+    assert ("gives texts or pairs of texts a number" in card.text) == (head == "regression")
+    assert "at most 40 tokens" in card.text.partition("## Limits")[2]
+    assert "card_snugbert.py" in hub["me/model"]  # so whoever pushes it again writes a card, too
+
+    # What it says runs, on what was pushed, in both ways.
+    for name, content in hub["me/model"].items():
+        (tmp_path / name).write_bytes(content)
+    tokenizer.save_pretrained(tmp_path)
+    snippets = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    assert ['"me/model", trust_remote_code=True' in snippet for snippet in snippets] == [True, False]
+    assert ["import snugbert" in snippet for snippet in snippets] == [False, True]
+    for snippet in snippets:
+        exec(snippet.replace("me/model", str(tmp_path)), names := {})
+        assert type(names["model"]) is type(model) and names["tokenizer"].vocab_size == len(PIECES)
+        assert capsys.readouterr().out
+
+
+@pytest.fixture
+def trained(tmp_path, tokenizer):
+    """The folder of a model that a command fine-tuned, with its card."""
+    folder = tmp_path / "secret" / "tagger"
+    new_model("ForSequenceClassification", id2label={0: "bad", 1: "good"}).save_pretrained(folder)
+    (folder / "learning_curve.png").write_bytes(b"a picture")
+    write_model_card(folder, **TRAINED)
+    return folder
+
+
+@pytest.mark.parametrize("way", ["push_to_hub", "save_pretrained"])
+def test_a_card_with_figures_goes_along_with_its_weights(way, hub, trained, tmp_path):
+    def push(model):
+        hub.clear()
+        if way == "push_to_hub":
+            model.push_to_hub("me/sst2", tags=["mine"])
+        else:
+            model.add_model_tags("mine")
+            model.save_pretrained(tmp_path / "other", push_to_hub=True, repo_id="me/sst2")
+        return card_of(hub["me/sst2"])
+
+    before = ModelCard.load(trained / "README.md")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(trained)
+    card = push(model)
+    assert card.data.eval_results == before.data.eval_results and card.data.eval_results[0].metric_value == 0.93
+    assert card.data.model_name == "me/sst2" and card.data.tags == ["snugbert", "bert", "mine"]
+    assert card.text == before.text.replace("# tagger", "# me/sst2").replace('"tagger"', '"me/sst2"')
+    assert hub["me/sst2"]["learning_curve.png"] == b"a picture"
+
+    # Trained on, it is another model: its figures are not known.
+    with torch.no_grad():
+        model.classifier.bias[0] += 1e-6
+    card = push(model)
+    assert card.data.eval_results is None and "0.93" not in card.text and "learning_curve" not in card.text
+    assert "The weights began as those of tagger. What they were trained on since is not recorded" in card.text
+    assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.language == "en"
+    assert "2 labels: `bad`, `good`" in card.text and "secret" not in card.content
+
+
+@pytest.mark.parametrize(
+    "text, stays",
+    [
+        ("# My words\n\nMy figures.", True),
+        (f"{TRAINERS_CARD} the Trainer had access to. -->\n\n# run\n\n- Accuracy: 0.93", True),
+        (f"{OWN_CARD}\n\n# me/model\n\nOf another model.", False),
+    ],
+    ids=["somebody's", "Trainer's", "ours"],
+)
+def test_a_card_that_lies_there_is_replaced_only_if_it_is_ours(text, stays, hub):
+    hub["me/model"] = {"README.md": f"---\nlicense: mit\ntags:\n- old\n---\n{text}\n".encode()}
+    new_model("ForMaskedLM").push_to_hub("me/model", tags=["mine"])
+    card = card_of(hub["me/model"])
+    assert (text in card.text) == stays and ("## How to load it" in card.text) != stays
+    assert [tag for tag in card.data.tags if tag not in ("snugbert", "bert")] == ["old", "mine"]
+
+
+def test_a_model_of_the_hub_is_named_as_the_base(hub):
+    """One that lies in the cache, as after a download: of BERT, whose own card says what it may be used for."""
+    torch.manual_seed(0)
+    snapshot = Path(constants.HF_HUB_CACHE) / "models--org--base" / "snapshots" / ("0" * 40)
+    transformers.BertForMaskedLM(transformers.BertConfig(**CONFIG)).save_pretrained(snapshot)
+    (snapshot / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: de\n---\nWords on the base.\n")
+    (snapshot.parents[1] / "refs").mkdir(exist_ok=True)
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    model = snugbert.SnugBertForMaskedLM.from_pretrained("org/base")
+    for repository, changed in (("me/copy", False), ("me/model", True), ("org/base", True)):
+        if changed:
+            with torch.no_grad():
+                model.bert.embeddings.LayerNorm.bias += 1
+        model.push_to_hub(repository)
+        card = card_of(hub[repository])
+        assert card.data.base_model == (None if repository == "org/base" else "org/base")
+        assert (card.data.license, card.data.language) == ("apache-2.0", "de") and "Words on" not in card.text
+        assert ("The weights are those of org/base, unchanged." in card.text) != changed
+        assert ("The weights began as those of org/base." in card.text) == changed
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory, tokenizer):
+    """A tokenizer, documents, and texts with labels, of its words."""
+    folder = tmp_path_factory.mktemp("texts")
+    tokenizer.save_pretrained(folder)
+    choose = random.Random(0)
+    sentences = [" ".join(choose.choices(PIECES[5:], k=6)) + " ." for _ in range(240)]
+    documents = ["\n".join(sentences[start : start + 4]) for start in range(0, 240, 4)]
+    (folder / "books.txt").write_text("\n\n".join(documents))
+    rows = [f"{sentence},{'good' if index % 3 else 'bad'}" for index, sentence in enumerate(sentences[:32])]
+    (folder / "reviews.csv").write_text("\n".join(["sentence,label", *rows]))
+    return folder
+
+
+def pushes(hub, command: str, folder: Path, texts: Path, **arguments) -> dict[str, dict[str, bytes]]:
+    arguments = {
+        "tokenizer_name": texts,
+        "config_name": "tiny",
+        "per_device_train_batch_size": 16,
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "max_steps": 4,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "push_to_hub": True,
+        "hub_model_id": "me/model",
+        "hub_strategy": "every_save",
+        "hub_always_push": True,
+        "output_dir": folder,
+    } | arguments
+    assert main([command, *(str(text) for name, value in arguments.items() for text in (f"--{name}", value))]) == 0
+    messages = ["Training in progress, step 2", "Training in progress, step 4", "End of training"]
+    assert list(hub) == [f"me/model: {message}" for message in messages]
+    return dict(zip((2, 4, "end"), hub.values(), strict=True))
+
+
+def check_parts(card: ModelCard, step, auto_class: str) -> None:
+    assert card.text.count("# me/model\n") == 1 and TRAINERS_CARD not in card.text
+    for part in ("## How to load it", "## Results", "## Limits", "## Versions"):
+        assert card.text.count(part) == 1, (step, part)
+    assert card.text.count(f'{auto_class}.from_pretrained("me/model", trust_remote_code=True)') == 1
+    assert card.text.count(f'{auto_class}.from_pretrained("me/model")') == 1
+    assert ("2 of 4" in card.text) == (step == 2)
+    assert card.data.model_name == "me/model" and card.data.library_name == "transformers"
+
+
+def test_every_push_of_a_pretraining_has_a_card_and_the_code(hub, texts, tmp_path):
+    run = {"train_file": texts / "books.txt", "validation_file": texts / "books.txt", "lines_are_sentences": True}
+    log = tmp_path / "metrics.jsonl"
+    for step, files in pushes(hub, "pretrain", tmp_path, texts, max_seq_length=32, **run).items():
+        assert {"config.json", "model.safetensors", "modeling_snugbert.py", "tokenizer.json"} <= files.keys()
+        card = card_of(files)
+        check_parts(card, step, "AutoModelForPreTraining")
+        assert "books.txt: 60 documents" in card.text and "from random weights" in card.text
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        last = 4 if step == "end" else step
+        figures = next(line for line in lines if "eval_mlm_loss" in line and line["step"] == last)
+        results = {(result.task_type, result.metric_type): result for result in card.data.eval_results}
+        assert {kind: result.metric_value for kind, result in results.items()} == {
+            ("fill-mask", "accuracy"): pytest.approx(figures["eval_mlm_accuracy"], rel=1e-5),
+            ("fill-mask", "loss"): pytest.approx(figures["eval_mlm_loss"], rel=1e-5),
+            ("text-classification", "accuracy"): pytest.approx(figures["eval_nsp_accuracy"], rel=1e-5),
+        }
+        assert results["fill-mask", "loss"].dataset_type == "books-txt"
+
+
+def test_every_push_of_a_fine_tuning_has_a_card_and_the_code(hub, texts, tmp_path):
+    run = {"train_file": texts / "reviews.csv", "validation_file": texts / "reviews.csv"}
+    for step, files in pushes(hub, "glue", tmp_path, texts, **run).items():
+        assert {"config.json", "model.safetensors", "modeling_snugbert.py", "tokenizer.json"} <= files.keys()
+        card = card_of(files)
+        check_parts(card, step, "AutoModelForSequenceClassification")
+        assert "fine-tuned from random weights" in card.text and "`bad`, `good`" in card.text
+        (result,) = [result for result in card.data.eval_results if result.metric_type == "accuracy"]
+        assert (result.dataset_split == "validation" and result.metric_value in (11 / 32, 21 / 32)) or step != "end"
+
+
+def test_the_trainer_without_a_command_has_its_own_card(hub, tokenizer, tmp_path):
+    args = transformers.TrainingArguments(
+        str(tmp_path), push_to_hub=True, hub_model_id="me/model", use_cpu=True, max_steps=1, disable_tqdm=True
+    )
+    examples = [{**tokenizer("w1 w2 w3"), "labels": 0}, {**tokenizer("w4 w5"), "labels": 1}]
+    model = new_model("ForSequenceClassification")
+    collator = transformers.DataCollatorWithPadding(tokenizer)
+    trainer = transformers.Trainer(model, args, collator, examples, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    assert TRAINERS_CARD in card_of(hub["me/model: End of training"]).text
