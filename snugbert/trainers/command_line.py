@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
+from huggingface_hub import HfApi
+from huggingface_hub.utils import httpx
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
@@ -120,7 +122,8 @@ def set_up(training_args: TrainingArguments) -> None:
     """What every run wants: log lines on standard error, from the main process only, one GPU a process.
 
     Raises:
-        InputError: a negative learning rate or seed.
+        InputError: a negative learning rate or seed, or the result is to be pushed to a Hub that cannot be reached or
+            does not know the token.
     """
     for name in ("learning_rate", "seed", "data_seed"):
         if (getattr(training_args, name) or 0) < 0:
@@ -139,6 +142,17 @@ def set_up(training_args: TrainingArguments) -> None:
         training_args._n_gpu = 1
     if not torch.accelerator.is_available():
         training_args.dataloader_pin_memory = False  # torch warns at every epoch that there is nothing to pin for
+    if training_args.push_to_hub and training_args.should_save:
+        _check_hub(training_args.hub_token)
+
+
+def _check_hub(token: str | None) -> None:
+    # The training would be done, or all runs of a sweep, before a push fails.
+    hub = HfApi(token=token)
+    try:
+        hub.whoami()
+    except (OSError, httpx.HTTPError) as error:
+        raise InputError(f"--push_to_hub: {hub.endpoint} cannot be used: {' '.join(str(error).split())}") from error
 
 
 def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:

@@ -109,6 +109,13 @@ class Hub:
             raise Refused(401, None, "Invalid credentials in Authorization header")
         return self.tokens[token] if token is not None else None
 
+    def signed_in(self, token: str | None) -> str:
+        """Whose token this is, where one is needed."""
+        user = self.user(token)
+        if user is None:
+            raise Refused(401, None, "Invalid username or password.")
+        return user
+
     def repository(self, name: str, token: str | None, write: bool = False) -> Repository:
         """The repository, if the token's owner may see it, or write to it.
 
@@ -118,9 +125,7 @@ class Hub:
         repository = self.repositories.get(name)
         if repository is None or (repository.private and user != owner):
             raise Refused(404 if user else 401, "RepoNotFound", "Repository not found")
-        if write and user is None:
-            raise Refused(401, None, "Invalid username or password.")
-        if write and user != owner:
+        if write and self.signed_in(token) != owner:
             raise Refused(403, None, f"You don't have write access to {name}")
         return repository
 
@@ -191,13 +196,13 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Nothing; `Hub.requests` has it all."""
 
-    # Repositories.
+    # Accounts and repositories.
+
+    def tell_name(self) -> dict[str, str]:
+        return {"type": "user", "name": self.hub.signed_in(self.token)}
 
     def create_repository(self) -> dict[str, str]:
-        asked = json.loads(self.body)
-        user = self.hub.user(self.token)
-        if user is None:
-            raise Refused(401, None, "Invalid username or password.")
+        asked, user = json.loads(self.body), self.hub.signed_in(self.token)
         owner = asked.get("organization") or user
         if owner != user:
             raise Refused(403, None, f"You don't have the rights to create a model under the namespace {owner}")
@@ -337,6 +342,7 @@ class Handler(BaseHTTPRequestHandler):
 
 MODEL, REVISION = "([^/]+/[^/]+)", "([^/]+)"  # as they stand in an address, where "/" in a branch's name is %2F
 ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
+    ("GET", "/api/whoami-v2", Handler.tell_name),
     ("POST", "/api/repos/create", Handler.create_repository),
     ("POST", "/api/validate-yaml", Handler.validate_card),
     ("GET", f"/api/models/{MODEL}(?:/revision/{REVISION})?", Handler.describe),

@@ -1,0 +1,167 @@
+"""Those who have SnugBERT installed.
+
+    python owner.py push FOLDER    pushes every head, a training, a history with branches, and a private model
+    python owner.py open FOLDER    opens a repository of code that fails, and asks commands for what is not there
+    python owner.py cut FOLDER     the same commands without a network
+
+Results go to FOLDER, for the tests to judge.
+"""
+
+import hashlib
+import io
+import json
+import os
+import sys
+import time
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import torch
+import transformers
+from huggingface_hub import HfApi
+from stranger import AUTO_CLASSES, PIPELINES, answer, fine_tune, outputs, refusal
+from transformers import pipeline
+
+import snugbert
+from snugbert.cli import main
+
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a the cat dog sat on mat ##s".split()
+TOKENIZER = snugbert.SnugBertTokenizer({word: index for index, word in enumerate(WORDS)})
+
+
+def new_model(auto_class: str, seed: int = 0):
+    """A small model of random weights."""
+    torch.manual_seed(seed)
+    config = snugbert.SnugBertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=40,
+        num_labels=3,
+    )
+    model = getattr(transformers, auto_class).from_config(config)
+    with torch.no_grad():  # initial weights are so small that every sentence gets nearly the same answer
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def push(folder: Path) -> tuple[dict, dict]:
+    report, tensors, models = {"answers": {}}, {}, {}
+    for auto_class in AUTO_CLASSES:
+        models[auto_class] = model = new_model(auto_class)
+        # One of them in shards, for weights of many files.
+        model.push_to_hub(f"org/{auto_class}", max_shard_size="100KB" if auto_class == "AutoModel" else "50GB")
+        TOKENIZER.push_to_hub(f"org/{auto_class}")
+        tensors[auto_class] = outputs(model, TOKENIZER)
+    for task, (auto_class, _) in PIPELINES.items():
+        pipe = pipeline(task, model=models[auto_class], tokenizer=TOKENIZER)
+        report["answers"][task], tensors[task] = answer(task, pipe)
+
+    model = new_model("AutoModelForSequenceClassification")
+    fine_tune(model, TOKENIZER, "org/trained", folder / "trained")
+    tensors["trained"] = outputs(model, TOKENIZER)
+
+    api = HfApi()
+    first, branch, second = (new_model("AutoModelForMaskedLM", seed) for seed in (1, 2, 3))
+    report["first"] = first.push_to_hub("org/history").oid
+    api.create_tag("org/history", tag="v1")
+    branch.push_to_hub("org/history", revision="trials/one")
+    second.push_to_hub("org/history")
+    file = Path(snugbert.__file__).parent / "modeling_snugbert.py"
+    changed = file.read_bytes() + b"\nSECOND_EDITION = True\n"
+    api.upload_file(path_or_fileobj=changed, path_in_repo=file.name, repo_id="org/history")
+    for case, model in (("first", first), ("branch", branch), ("second", second)):
+        tensors[case] = outputs(model, TOKENIZER)
+
+    first.push_to_hub("org/private", private=True)
+    return report, tensors
+
+
+def open_installed(folder: Path) -> tuple[dict, dict]:
+    report, tensors = {"modules": {}}, {}
+    for trust in (None, True, False):
+        options = {"trust_remote_code": trust}
+        things = [
+            getattr(transformers, auto_class).from_pretrained("org/poisoned", **options) for auto_class in AUTO_CLASSES
+        ]
+        things.append(transformers.AutoConfig.from_pretrained("org/poisoned", **options))
+        things.append(transformers.AutoTokenizer.from_pretrained("org/poisoned", **options))
+        pipe = pipeline("fill-mask", "org/poisoned", **options)
+        things += [pipe.model, pipe.tokenizer]
+        report["modules"][str(trust)] = sorted({type(thing).__module__ for thing in things})
+        tensors[str(trust)] = outputs(pipe.model, pipe.tokenizer)
+    report["remote"] = [name for name in sys.modules if name.startswith("transformers_modules")]
+
+    local = folder / "local"
+    model = new_model("AutoModelForSequenceClassification")
+    model.save_pretrained(local), TOKENIZER.save_pretrained(local), TOKENIZER.save_pretrained(folder / "run")
+    model.save_pretrained(folder / "run")
+    model.save_pretrained(folder / "run" / "checkpoint-1")
+    before = state(folder)
+    report["commands"] = {
+        "no such repository": glue(folder, "org/none"),
+        "no token": glue(folder, "org/private"),
+        "no such revision": glue(folder, "org/history", "--model_revision", "nowhere"),
+        "no tokenizer": glue(folder, "org/private", "--token", "hf_owner"),
+        "push without a token": glue(folder, str(local), "--push_to_hub", "--hub_model_id", "org/new"),
+        "push with another's token": glue(
+            folder, str(local), "--push_to_hub", "--hub_model_id", "org/new", "--hub_token", "hf_stranger"
+        ),
+        "push with a wrong token": glue(
+            folder, str(local), "--push_to_hub", "--hub_model_id", "org/new", "--hub_token", "hf_wrong"
+        ),
+    }
+    report["refusals"] = {"no token": refusal(model.push_to_hub, "org/new")}
+    report["watched"], report["changed"] = len(before), changed(before, state(folder))
+    return report, tensors
+
+
+def cut(folder: Path) -> tuple[dict, dict]:
+    local = str(folder / "local")
+    before = state(folder)
+    time.sleep = lambda seconds: None  # the client asks five times for each file, and waits 23 seconds between
+    report = {
+        "commands": {
+            "no network": glue(folder, "org/none"),
+            "push without a network": glue(
+                folder, local, "--push_to_hub", "--hub_model_id", "org/new", "--hub_token", "hf_owner"
+            ),
+        }
+    }
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(local)
+    report["refusals"] = {"no network": refusal(model.push_to_hub, "org/new")}
+    # What was loaded before is in the cache, and opens.
+    cached = transformers.AutoModelForMaskedLM.from_pretrained("org/poisoned")
+    report["changed"] = changed(before, state(folder))
+    return report, {"cached": outputs(cached, TOKENIZER)}
+
+
+def glue(folder: Path, model: str, *argv: str) -> list:
+    """Status and words of `snugbert glue`, where the output folder holds a run that must not be lost."""
+    words = io.StringIO()
+    files = ["--train_file", str(folder / "data.csv"), "--output_dir", str(folder / "run"), "--overwrite_output_dir"]
+    with redirect_stderr(words):
+        status = main(["glue", "--model_name_or_path", model, *files, "--max_steps", "1", "--use_cpu", *argv])
+    return [status, words.getvalue()]
+
+
+def state(folder: Path) -> dict[str, str]:
+    """The models in a folder, and what the Hub's cache holds: path -> a digest of the content."""
+    parts = (folder / "local", folder / "run", Path(os.environ["HF_HOME"]) / "hub")
+    files = (path for part in parts for path in part.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """The files that are gone or have another content."""
+    return [path for path, digest in before.items() if after.get(path) != digest]
+
+
+if __name__ == "__main__":
+    part, folder = sys.argv[1], Path(sys.argv[2])
+    report, tensors = {"push": push, "open": open_installed, "cut": cut}[part](folder)
+    torch.save(tensors, folder / f"{part}.pt")
+    (folder / f"{part}.json").write_text(json.dumps(report))

@@ -1,0 +1,310 @@
+"""Push and load over HTTP: models go to a Hub and come back, also to those who have not installed snugbert.
+
+Five processes do it all, each as somebody would who has nothing but a token; the tests judge what they left.
+"""
+
+import json
+import os
+import re
+import site
+import socket
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hub.server import Hub, serve
+from hub.stranger import AUTO_CLASSES, PIPELINES
+
+import snugbert
+
+HERE = Path(__file__).parent
+PACKAGE = Path(snugbert.__file__).parent
+NOBODY_KNOWS = "is not a local folder and is not a valid model identifier"
+HEADS = {auto_class: f"SnugBert{auto_class.removeprefix('AutoModel') or 'Model'}" for auto_class in AUTO_CLASSES}
+
+
+@dataclass
+class Visit:
+    """What a process has found out."""
+
+    report: dict
+    tensors: dict
+    requests: list[tuple[str, str, int]]  # to the Hub: method, path, status
+
+
+@dataclass
+class World:
+    """A Hub, those who use it, and a folder."""
+
+    hub: Hub
+    folder: Path
+    strangers_python: Path
+
+    def visit(self, python: Path | str, script: str, part: str, home: str = "", **environment: str) -> Visit:
+        """Runs a part of a script, with a home of its own unless it is to be somebody's `home`."""
+        before = len(self.hub.requests)
+        process = subprocess.run(
+            [python, HERE / script, part, self.folder],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.folder / (home or part)),
+                "HF_HOME": str(self.folder / (home or part)),
+                "HF_ENDPOINT": self.hub.url,
+                "HF_HUB_DISABLE_XET": "1",  # another protocol than git-lfs, which this Hub does not speak
+                "DISABLE_SAFETENSORS_CONVERSION": "1",
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+        )
+        assert process.returncode == 0, process.stderr
+        return Visit(
+            json.loads((self.folder / f"{part}.json").read_text()),
+            torch.load(self.folder / f"{part}.pt", weights_only=True),
+            self.hub.requests[before:],
+        )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    with serve(tokens={"hf_owner": "org", "hf_stranger": "stranger"}) as hub:
+        yield World(hub, folder, environment_without_snugbert(folder / "environment"))
+
+
+def environment_without_snugbert(folder: Path) -> Path:
+    """A virtual environment with all that is installed in this one but snugbert, as links. Returns its Python."""
+    venv.create(folder, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for source in site.getsitepackages():
+        for entry in Path(source).iterdir():
+            if "snugbert" not in entry.name and entry.suffix != ".pth" and not (packages / entry.name).exists():
+                (packages / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def pushed(world) -> Visit:
+    visit = world.visit(sys.executable, "owner.py", "push", HF_TOKEN="hf_owner")
+    model = world.hub.repositories["org/AutoModelForMaskedLM"]
+    poison = {path: b"raise RuntimeError('remote code runs')\n" for path in model.files() if path.endswith(".py")}
+    poisoned = world.hub.repositories["org/poisoned"] = type(model)("org/poisoned")
+    poisoned.commit("main", "Code that must not run", model.files() | poison)
+    return visit
+
+
+@pytest.fixture(scope="module")
+def used(world, pushed) -> Visit:
+    return world.visit(world.strangers_python, "stranger.py", "use", HF_TOKEN="hf_stranger")
+
+
+@pytest.fixture(scope="module")
+def again(world, used) -> Visit:
+    return world.visit(world.strangers_python, "stranger.py", "again")
+
+
+@pytest.fixture(scope="module")
+def installed(world, pushed) -> Visit:
+    (world.folder / "data.csv").write_text("sentence,label\n" + "the cat sat,yes\na dog,no\nthe mat,maybe\n" * 3)
+    return world.visit(sys.executable, "owner.py", "open")
+
+
+@pytest.fixture(scope="module")
+def cut_off(world, installed) -> Visit:
+    with socket.socket() as closed:  # bound, but nobody listens
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        return world.visit(sys.executable, "owner.py", "cut", home="open", HF_ENDPOINT=endpoint)
+
+
+def assert_same(tensors, expected):
+    assert len(tensors) == len(expected) > 0
+    for tensor, other in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(tensor, other, atol=2e-6, rtol=0)
+
+
+def saved_json(repository, file: str, revision: str = "main") -> dict:
+    return json.loads(repository.files(revision)[file])
+
+
+def code_of(repository, revision: str = "main") -> dict[str, bytes]:
+    return {path: content for path, content in repository.files(revision).items() if path.endswith(".py")}
+
+
+# --- what is pushed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("auto_class", AUTO_CLASSES)
+def test_a_push_sends_weights_tokenizer_card_and_code(auto_class, world, pushed):
+    repository = world.hub.repositories[f"org/{auto_class}"]
+    files = repository.files()
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "README.md"} <= files.keys()
+    assert sorted(saved_json(repository, "config.json")["auto_map"]) == sorted(["AutoConfig", *AUTO_CLASSES])
+    assert code_of(repository) == {path.name: path.read_bytes() for path in PACKAGE.glob("*_snugbert.py")}
+    weights = [path for path in files if path.endswith(".safetensors")]
+    if auto_class == "AutoModel":  # in shards
+        assert len(weights) > 1
+        assert set(weights) == set(saved_json(repository, "model.safetensors.index.json")["weight_map"].values())
+    else:
+        assert weights == ["model.safetensors"]
+
+
+def test_trainer_pushes_while_it_trains(world, pushed):
+    repository = world.hub.repositories["org/trained"]
+    first, second, *_, last = [commit.message for commit in repository.commits.values()]
+    assert [first, second, last] == ["initial commit", "Training in progress, step 1", "End of training"]
+    assert code_of(repository) == code_of(world.hub.repositories["org/AutoModel"])
+
+
+# --- where snugbert is not installed ------------------------------------------------------------------------------
+
+
+def test_strangers_have_no_snugbert(used):
+    assert used.report["import snugbert"] == "ModuleNotFoundError: No module named 'snugbert'"
+
+
+@pytest.mark.parametrize("auto_class", AUTO_CLASSES)
+def test_every_head_comes_back_as_it_was_pushed(auto_class, world, pushed, used):
+    assert_same(used.tensors[auto_class], pushed.tensors[auto_class])
+    module = f"transformers_modules.org.{auto_class}.{world.hub.repositories[f'org/{auto_class}'].sha('main')}"
+    assert used.report["classes"][auto_class] == [
+        f"{module}.modeling_snugbert.{HEADS[auto_class]}",
+        f"{module}.tokenization_snugbert.SnugBertTokenizer",
+    ]
+    assert used.report["others"][auto_class] == HEADS[auto_class]  # of what another head has pushed
+
+
+@pytest.mark.parametrize("task", PIPELINES)
+def test_pipelines_give_the_same_answers(task, pushed, used):
+    assert used.report["answers"][task] == pushed.report["answers"][task]
+    assert_same([used.tensors[task]], [pushed.tensors[task]])
+
+
+def test_what_trainer_pushed_comes_back(pushed, used):
+    assert_same(used.tensors["trained"], pushed.tensors["trained"])
+
+
+def test_nothing_runs_without_trust(used):
+    assert "Please pass the argument `trust_remote_code=True`" in used.report["no trust"]
+
+
+def test_fine_tuned_there_and_saved(used):
+    [before], [after] = used.tensors["before"], used.tensors["fine-tuned"]
+    assert (after - before).abs().max() > 0.01
+    assert_same(used.tensors["saved"], [after])
+    assert used.report["saved"] == HEADS
+
+
+@pytest.mark.parametrize("name", ["stranger/fine-tuned", "stranger/passed-on"], ids=["Trainer", "push_to_hub"])
+def test_fine_tuned_there_and_pushed_again(name, world, pushed, used, again):
+    assert_same(again.tensors[name], used.tensors["fine-tuned"])
+    assert again.report["others"][name] == [*HEADS.values(), "SnugBertConfig", "SnugBertTokenizer"]
+    repository, source = world.hub.repositories[name], world.hub.repositories["org/AutoModelForMaskedLM"]
+    assert code_of(repository) == code_of(source)
+    for file in ("config.json", "tokenizer_config.json"):
+        assert saved_json(repository, file)["auto_map"] == saved_json(source, file)["auto_map"]
+    assert saved_json(repository, "config.json")["architectures"] == ["SnugBertForSequenceClassification"]
+
+
+# --- branches, revisions, private repositories --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case, weights, code",
+    [
+        ("main", "second", "main"),
+        ("tag", "first", "v1"),
+        ("commit", "first", "v1"),
+        ("branch", "branch", "trials/one"),
+        ("code of a commit", "second", "v1"),
+    ],
+)
+def test_a_revision_has_its_own_weights_and_runs_its_own_code(case, weights, code, world, pushed, again):
+    repository = world.hub.repositories["org/history"]
+    assert_same(again.tensors[case], pushed.tensors[weights])
+    sha, source = again.report["code"][case]
+    assert sha == repository.sha(code)
+    assert source.encode() == repository.files(code)["modeling_snugbert.py"]
+    assert ("SECOND_EDITION" in source) == (code == "main")
+
+
+def test_a_load_takes_every_file_from_one_commit(again):
+    """A commit that comes while a model is loaded cannot mix its code or weights with those of another one."""
+    read = [path for _, path, status in again.requests if status == 200 and "/resolve/" in path]
+    assert len(read) > 50
+    assert all(re.search("/resolve/[0-9a-f]{40}/", path) for path in read)
+
+
+def test_a_private_repository_opens_with_its_owners_token_only(world, pushed, again):
+    assert world.hub.repositories["org/private"].private
+    assert_same(again.tensors["private"], pushed.tensors["first"])
+    refusals = again.report["refusals"]
+    for case in ("no token", "another's token"):
+        assert f"org/private {NOBODY_KNOWS}" in refusals[f"private, {case}"], case
+        assert "make sure to pass a token having permission to this repo" in refusals[f"private, {case}"], case
+    assert "Invalid credentials in Authorization header" in refusals["private, a wrong token"]
+
+
+def test_what_is_not_there_and_what_one_may_not_do(used, again):
+    assert "nowhere is not a valid git identifier" in again.report["refusals"]["no such revision"]
+    assert f"org/none {NOBODY_KNOWS}" in again.report["refusals"]["no such repository"]
+    assert "You don't have write access to org/AutoModel" in used.report["not ours"]
+
+
+# --- where snugbert is installed ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", ["None", "True", "False"])
+def test_the_installed_classes_are_used_and_no_code_of_the_repository_runs(trust, pushed, again, installed):
+    assert "remote code runs" in again.report["refusals"]["poisoned"]  # as strangers find out
+    parts = ("configuration", "modeling", "tokenization")
+    assert installed.report["modules"][trust] == [f"snugbert.{part}_snugbert" for part in parts]
+    assert_same(installed.tensors[trust], pushed.tensors["AutoModelForMaskedLM"])
+    assert installed.report["remote"] == []
+    assert not [path for _, path, _ in installed.requests if path.endswith(".py")]
+
+
+# --- what commands say of what is not there -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("no such repository", f"org/none {NOBODY_KNOWS}"),
+        ("no token", f"org/private {NOBODY_KNOWS}"),
+        ("no such revision", "nowhere is not a valid git identifier"),
+        ("no tokenizer", "There is no tokenizer.json or vocab.txt in org/private."),
+        ("push without a token", "no token found. You must provide a token or be logged in"),
+        ("push with a wrong token", "Invalid user token"),
+        ("push with another's token", "You don't have the rights to create a model under the namespace org"),
+        ("no network", "We couldn't connect to 'http://127.0.0.1:"),
+        ("push without a network", "cannot be used: [Errno 111] Connection refused"),
+    ],
+)
+def test_a_command_ends_with_one_line_in_the_hubs_own_words(case, words, installed, cut_off):
+    status, text = (installed.report["commands"] | cut_off.report["commands"])[case]
+    *_, line = text.splitlines()
+    assert status == 2
+    assert line.startswith("snugbert glue: error: ")
+    assert words in line
+
+
+def test_a_push_that_fails_says_why(installed, cut_off):
+    assert "401 Unauthorized" in installed.report["refusals"]["no token"]
+    assert "Connection refused" in cut_off.report["refusals"]["no network"]
+
+
+def test_whatever_fails_local_files_stay(world, installed, cut_off):
+    assert installed.report["changed"] == cut_off.report["changed"] == []
+    assert installed.report["watched"] > 10
+    assert "org/new" not in world.hub.repositories
+
+
+def test_what_was_loaded_once_opens_without_a_network(pushed, cut_off):
+    assert_same(cut_off.tensors["cached"], pushed.tensors["AutoModelForMaskedLM"])
