@@ -1,0 +1,79 @@
+"""sentence-transformers: the example of docs/integrations.md, cross-encoders, and batches that it packs itself."""
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer, util
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import DataCollatorWithFlattening
+
+import snugbert
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def sentences(data_dir) -> list[str]:
+    """Lines of real text, of all lengths."""
+    lines = (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines()
+    return [*[line for line in lines if line][:22], "Hi.", " ".join(lines)[:1500]]
+
+
+def test_the_example_trains_an_encoder_as_stock_bert_does(run_example, checkpoints, sentences):
+    stock, ours = (run_example("sentence-transformers", side) for side in ("stock", "ours"))
+    assert type(ours["model"][0].model) is snugbert.SnugBertModel
+    losses = {
+        side: [line["loss"] for line in names["trainer"].state.log_history if "loss" in line]
+        for side, names in (("stock", stock), ("ours", ours))
+    }
+    assert losses["ours"] == pytest.approx(losses["stock"], rel=1e-3)
+    assert np.mean(losses["ours"][-4:]) < 0.7 * np.mean(losses["ours"][:4])
+    np.testing.assert_allclose(ours["embeddings"], stock["embeddings"], atol=1e-4)
+
+    again = SentenceTransformer(str(checkpoints["ours"] / "sentence-encoder"))
+    np.testing.assert_array_equal(again.encode(sentences), ours["model"].encode(sentences))
+
+
+def test_embeddings_are_means_of_tokens_and_similarities_those_of_stock_bert(minilm, tmp_path, sentences):
+    snugbert.SnugBertModel.from_pretrained(minilm).save_pretrained(tmp_path)
+    snugbert.SnugBertTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
+    encoder = Transformer(str(tmp_path), max_seq_length=256)
+    ours = SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension(), "mean")])
+    embeddings = ours.encode(sentences, batch_size=8, convert_to_tensor=True)
+
+    for sentence, embedding in zip(sentences, embeddings, strict=True):
+        inputs = ours.tokenizer(sentence, truncation=True, max_length=256, return_tensors="pt")
+        with torch.inference_mode():
+            torch.testing.assert_close(
+                embedding, encoder.model(**inputs).last_hidden_state[0].mean(dim=0), atol=2e-6, rtol=0
+            )
+
+    # The encoder as it was published, with sentence-transformers' own files.
+    stock = SentenceTransformer(str(minilm)).encode(sentences, convert_to_tensor=True)
+    similarities = util.cos_sim(stock, stock)
+    assert similarities.fill_diagonal_(0).abs().max() > 0.2
+    torch.testing.assert_close(util.cos_sim(embeddings, embeddings).fill_diagonal_(0), similarities, atol=1e-5, rtol=0)
+
+
+def test_batches_packed_by_sentence_transformers(checkpoints, sentences):
+    """Where flash attention is installed it gives no padding; here it is told to by hand."""
+    model = SentenceTransformer(str(checkpoints["ours"] / "my-snugbert"))
+    expected = model.encode(sentences, batch_size=8)
+    encoder = model[0]
+    encoder.data_collator = DataCollatorWithFlattening(
+        return_seq_idx=True, return_flash_attn_kwargs=True, return_position_ids=True
+    )
+    encoder._flatten_position_offset = encoder._infer_flatten_position_offset()
+    encoder.can_flatten_inputs = True
+    features = model.preprocess(sentences[:8])
+    assert len(features["cu_seq_lens_q"]) == 9 and "attention_mask" not in features
+    np.testing.assert_allclose(model.encode(sentences, batch_size=8), expected, atol=2e-6)
+
+
+def test_a_cross_encoder_scores_pairs_as_stock_bert_does(checkpoints, sentences):
+    pairs = list(zip(sentences, reversed(sentences), strict=True))
+    ours, stock = (CrossEncoder(str(checkpoints[side] / "my-snugbert")) for side in ("ours", "stock"))
+    assert type(ours[0].model) is snugbert.SnugBertForSequenceClassification
+    scores = ours.predict(pairs)
+    assert scores.shape == (len(pairs), 2) and scores.std(axis=0).min() > 1e-3
+    np.testing.assert_allclose(scores, stock.predict(pairs), atol=1e-5)
