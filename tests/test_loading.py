@@ -1,4 +1,4 @@
-"""BERT checkpoints in, SnugBERT folders out: every file variant, and a process without snugbert."""
+"""BERT checkpoints in, SnugBERT folders out: every file variant, and what cannot be loaded."""
 
 import json
 import logging
@@ -8,12 +8,10 @@ import sys
 import textwrap
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
-from huggingface_hub import HfApi
 from packaging.requirements import Requirement
 from parity import CONFIG, HEADS, assert_same_gradients, ours_and_stock, ragged_batch, scalar
 from safetensors.torch import load_file, save_file
@@ -133,24 +131,6 @@ def test_variants_of_the_model_round_trip_in_shards(fields, tmp_path):
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
-def test_push_to_hub_sends_the_code(monkeypatch, tmp_path):
-    """What would be uploaded, caught just before the network."""
-    sent = {}
-
-    def upload(self, working_dir, *_, **__):
-        sent.update({file.name: file.read_text("utf-8") for file in Path(working_dir).glob("*.[pj]*")})
-
-    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **_: SimpleNamespace(repo_id=repo_id))
-    monkeypatch.setattr(transformers.utils.hub.PushToHubMixin, "_upload_modified_files", upload)
-    ours, _ = ours_and_stock("ForMaskedLM")
-    ours.push_to_hub("me/model")
-    assert {"configuration_snugbert.py", "modeling_snugbert.py", "config.json"} <= sent.keys()
-    assert sorted(json.loads(sent["config.json"])["auto_map"]) == sorted(["AutoConfig", *AUTO_CLASSES])
-    sent.clear()
-    snugbert.SnugBertTokenizer().push_to_hub("me/model")
-    assert {"tokenization_snugbert.py", "tokenizer_config.json", "tokenizer.json"} <= sent.keys()
-
-
 def test_minilm_is_equal_to_stock_bert_on_real_text(minilm, data_dir):
     lines = [line for line in (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines() if line]
     tokenizer = snugbert.SnugBertTokenizer.from_pretrained(minilm)
@@ -164,69 +144,6 @@ def test_minilm_is_equal_to_stock_bert_on_real_text(minilm, data_dir):
     torch.testing.assert_close(output.pooler_output, expected.pooler_output, atol=1e-5, rtol=0)
     scalar(output).backward(), scalar(expected).backward()
     assert_same_gradients(ours, stock)
-
-
-# Run where `import snugbert` fails. It knows nothing but transformers and the folders it is given.
-STRANGER = """
-    import sys
-    sys.modules["snugbert"] = None  # any attempt to import the package raises ImportError
-    import json, torch, transformers
-    from pathlib import Path
-    folder = Path(sys.argv[1])
-    trust = {"trust_remote_code": True}
-    batch = torch.load(folder / "batch.pt", weights_only=True)
-    outputs, others = {}, {}
-    for auto_class in sys.argv[2].split(","):
-        load = getattr(transformers, auto_class).from_pretrained
-        model = load(folder / auto_class, **trust).eval()
-        assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-        inputs = {n: v[None] for n, v in batch.items()} if auto_class == "AutoModelForMultipleChoice" else batch
-        outputs[auto_class] = model(**inputs)[0].detach()
-        others[auto_class] = type(load(folder / "AutoModelForMaskedLM", **trust)).__name__
-    torch.save(outputs, folder / "outputs.pt")
-    saved = str(folder / "AutoModelForMaskedLM")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(saved, **trust)
-    fill = transformers.pipeline("fill-mask", model=saved, **trust)
-    scores = [guess["score"] for guess in fill("the [MASK] sat")]
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(saved, **trust)
-    passed_on = folder / "passed_on"  # as another head, code and all
-    model.save_pretrained(passed_on), tokenizer.save_pretrained(passed_on)
-    transformers.AutoModelForMaskedLM.from_pretrained(passed_on, **trust)
-    kind = type(transformers.AutoTokenizer.from_pretrained(passed_on, **trust)).__name__
-    print(json.dumps({"others": others, "scores": scores, "ids": tokenizer("the cats").input_ids, "tokenizer": kind}))
-"""
-
-
-def test_saved_folders_work_where_snugbert_is_not_installed(tmp_path):
-    """Every head from its own folder and from another head's, the tokenizer, and the fill-mask pipeline."""
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "##s"]
-    tokenizer = snugbert.SnugBertTokenizer({piece: index for index, piece in enumerate(pieces)})
-    batch = dict(tokenizer(["the cat sat", "on"], padding=True, return_tensors="pt"))
-    torch.save(batch, tmp_path / "batch.pt")
-    expected, models = {}, {}
-    for auto_class, head in zip(AUTO_CLASSES, HEADS, strict=True):
-        model_class = getattr(snugbert, f"SnugBert{head}")
-        models[head] = model = model_class(snugbert.SnugBertConfig(**CONFIG | {"vocab_size": len(pieces)})).eval()
-        model.save_pretrained(tmp_path / auto_class), tokenizer.save_pretrained(tmp_path / auto_class)
-        inputs = {name: value[None] for name, value in batch.items()} if head == "ForMultipleChoice" else batch
-        expected[auto_class] = model(**inputs)[0].detach()
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(STRANGER), tmp_path, ",".join(AUTO_CLASSES)],
-        capture_output=True,
-        text=True,
-        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        cwd=tmp_path,
-    )
-    assert process.returncode == 0, process.stderr
-    results = json.loads(process.stdout.splitlines()[-1])
-    outputs = torch.load(tmp_path / "outputs.pt", weights_only=True)
-    for auto_class, head in zip(AUTO_CLASSES, HEADS, strict=True):
-        assert results["others"][auto_class] == f"SnugBert{head}"
-        torch.testing.assert_close(outputs[auto_class], expected[auto_class], atol=2e-6, rtol=1e-5)
-    assert results["tokenizer"] == "SnugBertTokenizer"
-    assert results["ids"] == tokenizer("the cats").input_ids
-    fill = transformers.pipeline("fill-mask", model=models["ForMaskedLM"], tokenizer=tokenizer)
-    assert results["scores"] == pytest.approx([guess["score"] for guess in fill("the [MASK] sat")], rel=1e-4)
 
 
 # --- what cannot be loaded --------------------------------------------------------------------------------------
