@@ -1,0 +1,117 @@
+"""PEFT: the example of docs/integrations.md, every head beside stock BERT, and what Trainer adds to it."""
+
+import pytest
+import torch
+from datasets import Dataset
+from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.testing import assert_close
+from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, set_seed
+
+import snugbert
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # PEFT asks for an attribute that transformers 5.23 has renamed.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+HEADS_OF_MODELS = ["classifier", "qa_outputs", "cls"]
+
+
+def losses(trainer: Trainer) -> list[float]:
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def logits(model: torch.nn.Module, inputs: dict) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.eval()(**inputs)[0]
+
+
+def test_the_example_trains_an_adapter_as_stock_bert_does(run_example, checkpoints):
+    stock, ours = (run_example("PEFT", side) for side in ("stock", "ours"))
+    assert losses(ours["trainer"]) == pytest.approx(losses(stock["trainer"]), rel=1e-3)
+    assert sum(losses(ours["trainer"])[-4:]) < 0.7 * sum(losses(ours["trainer"])[:4])
+
+    # What was trained, and nothing else, is in the adapter's folder; the base is as it was.
+    base = snugbert.SnugBertForSequenceClassification.from_pretrained(checkpoints["ours"] / "my-snugbert")
+    before, model = base.state_dict(), ours["model"]
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name.split(".")[-2] for name in trained if "lora" not in name} == {"default"}
+    for name, tensor in model.state_dict().items():
+        name = name.removeprefix("base_model.model.").replace("base_layer.", "").replace("original_module.", "")
+        assert name not in before or torch.equal(tensor, before[name]), name
+    size = (checkpoints["ours"] / "adapter/adapter_model.safetensors").stat().st_size
+    assert size < 0.01 * sum(tensor.nbytes for tensor in before.values())
+
+    inputs = ours["tokenizer"](ours["texts"]["sentence"][:8], padding=True, return_tensors="pt")
+    expected = logits(model, inputs)
+    assert type(ours["classifier"]) is type(base)
+    assert_close(logits(ours["classifier"], inputs), expected, atol=1e-5, rtol=0)
+    assert_close(logits(stock["classifier"], inputs), expected, atol=1e-3, rtol=0)
+    assert (expected - logits(base, inputs)).abs().max() > 0.1
+    again = PeftModel.from_pretrained(base, checkpoints["ours"] / "adapter")
+    assert_close(logits(again, inputs), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_is_equal_to_stock_bert(head):
+    """Adapters on all linear layers, a trained copy of the head, and outputs when they are merged."""
+    config = LoraConfig(target_modules="all-linear", exclude_modules=r"(cls|classifier|qa_outputs)\b.*", r=4)
+    config.init_lora_weights = False  # as after a training
+    config.modules_to_save = [name for name in HEADS_OF_MODELS if hasattr(ours_and_stock(head)[0], name)] or None
+    models = []
+    for model in ours_and_stock(head):
+        torch.manual_seed(1)
+        models.append(get_peft_model(model, config).train())
+    ours, stock = models
+    # Stock BERT's question answering and ours differ on padding.
+    inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")
+    scalar(ours(**inputs)).backward(), scalar(stock(**inputs)).backward()
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad == ("lora" in name or "to_save" in name), name
+    assert_same_gradients(ours, stock)
+
+    trained = {name: parameter for name, parameter in ours.named_parameters() if parameter.requires_grad}
+    gradients = {name: parameter.grad.clone() for name, parameter in trained.items()}
+    bert = ours.base_model.model
+    (getattr(bert, "activation_checkpointing_enable", None) or bert.gradient_checkpointing_enable)()
+    ours.enable_input_require_grads()
+    for batch in [inputs] if head == "Model" else [inputs, packed(inputs)]:
+        ours.zero_grad()
+        scalar(ours(**batch)).backward()
+        for name, parameter in trained.items():
+            assert_close(parameter.grad, gradients[name], atol=1e-5, rtol=1e-4)
+
+    expected = ours.eval()(**inputs)
+    assert_close(dict(ours.merge_and_unload()(**inputs)), dict(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_accumulated_and_packed_batches_train_the_same_adapter(tmp_path):
+    """Tags of tokens: batches of 8, and 4 accumulated batches of 2, packed; loss by loss, weight by weight."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(1, 200, (length,), generator=generator).tolist() for length in range(3, 35)]
+    features = Dataset.from_list([{"input_ids": row, "labels": [token % 3 for token in row]} for row in rows])
+    padding = DataCollatorForTokenClassification(snugbert.SnugBertTokenizer())
+    runs = []
+    for collator, accumulated in ((padding, 1), (snugbert.SnugBertDataCollatorWithPacking(), 4)):
+        base, _ = ours_and_stock("ForTokenClassification")
+        set_seed(0)
+        model = get_peft_model(base, LoraConfig(task_type="TOKEN_CLS", target_modules=["query", "value"], r=4))
+        args = TrainingArguments(
+            tmp_path,
+            per_device_train_batch_size=8 // accumulated,
+            gradient_accumulation_steps=accumulated,
+            learning_rate=1e-2,
+            logging_steps=1,
+            save_strategy="no",
+            dataloader_pin_memory=False,
+        )
+        trainer = Trainer(model, args, train_dataset=features, data_collator=collator)
+        trainer.train()
+        runs.append(trainer)
+    padded, accumulated = runs
+    assert losses(accumulated) == pytest.approx(losses(padded), rel=1e-4)
+    assert losses(padded)[-1] < losses(padded)[0]
+    weights = dict(accumulated.model.named_parameters())
+    for name, parameter in padded.model.named_parameters():
+        assert_close(weights[name], parameter, atol=1e-4, rtol=0)
