@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.modeling_snugbert import AUTO_CLASSES, SnugBertForPreTraining
 from snugbert.question_answerer import QuestionAnswerer
 from snugbert.trainers.command_line import InputError
@@ -45,8 +44,6 @@ def load_checkpoint(name: str) -> Checkpoint:
     args = ModelArguments(model_name_or_path=name, attn_implementation="eager")
     tokenizer = load_tokenizer(args)
     config = load_config(args, tokenizer)
-    if not isinstance(config, SnugBertConfig):
-        raise InputError(f"{name} is a {config.model_type!r} model; the page shows SnugBERT's and BERT's.")
     classes = {model_class.__name__: model_class for model_class in AUTO_CLASSES.values()}
     known = ", ".join(classes)
     if not config.architectures:

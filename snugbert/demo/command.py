@@ -54,7 +54,8 @@ def main(argv: list[str]) -> None:
         raise InputError("the page needs Gradio, which is not installed: pip install snugbert[demo].") from error
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    page = build_page(Path(args.model).resolve().name, load_checkpoint(args.model))
+    name = Path(os.path.abspath(args.model)).name  # also of "."; a link keeps its own
+    page = build_page(name, load_checkpoint(args.model))
     page.launch(
         server_name=args.host, server_port=args.port, inbrowser=args.inbrowser, prevent_thread_lock=True, **LAUNCH
     )

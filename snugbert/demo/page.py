@@ -40,11 +40,16 @@ WIDTH, LARGEST_CELL = 832, 26  # of the table and of its squares, in pixels
 STYLE = """
 .heat-map { overflow-x: auto; }
 table.attention { border-collapse: collapse; font-size: 12px; line-height: 1; margin: auto; width: auto; }
-table.attention * { border: none !important; font-weight: 400; }
+table.attention, table.attention * { border: none !important; font-weight: 400; }
 table.attention th { padding: 1px 6px; text-align: right; white-space: nowrap; }
 table.attention thead th { padding: 6px 1px; text-align: left; transform: rotate(180deg); writing-mode: vertical-rl; }
 table.attention tbody td { background-clip: content-box; height: var(--cell); min-width: var(--cell); padding: 0.5px; }
-.marked .textfield { word-break: normal; }
+.overview img { max-width: 600px !important; }
+.marked .textfield { display: block; word-break: normal; }
+.marked .token-container, .marked .token { display: inline; }
+.marked .textfield, .marked .token { font-size: 0; }  /* the spaces between pieces are none of the text */
+.marked .highlighted { font-size: var(--text-md); margin: 0; }
+.marked .text { font-size: var(--text-md); }
 """
 # How `snugbert demo` and the tests serve the page: to this machine, with the fonts of the browser.
 LAUNCH: dict[str, Any] = {
@@ -93,8 +98,8 @@ def fill_mask_tab(checkpoint: Checkpoint) -> None:
 
     sentences = (
         f"The capital of France is {mask}.",
-        f"Return {mask} if the object is a {mask}.",
-        f"She put the {mask} on the table and left the {mask}.",
+        f"Open the {mask} for reading and {mask}.",
+        f"She put the {mask} on the table.",
     )
     run(answers.fill_masks, checkpoint, button, [text], [guesses], [[sentence] for sentence in sentences])
 
@@ -173,7 +178,11 @@ def question_tab(checkpoint: Checkpoint) -> None:
         with gr.Column():
             question = gr.Textbox(label="Question")
             context = gr.Textbox(label="Text of any length", lines=8, max_lines=20)
-            may_be_none = gr.Checkbox(label="The text may not hold the answer (for models trained on SQuAD 2.0)")
+            may_be_none = gr.Checkbox(
+                value=True,
+                label="The text may not hold the answer",
+                info="Models that were trained on such questions can tell (SQuAD 2.0).",
+            )
             button = gr.Button("Answer", variant="primary")
         with gr.Column():
             scores = gr.Label(label="Answers")
@@ -189,14 +198,14 @@ def question_tab(checkpoint: Checkpoint) -> None:
         "article about the machine by the Italian engineer Luigi Menabrea and added notes three times as long, in "
         "which she described how it could compute Bernoulli numbers."
     )
-    questions = ("Who wrote the article about the machine?", "When did Babbage die?", "What ran out?")
+    questions = ("Who designed the Analytical Engine?", "When did Babbage die?", "How much did the engine cost?")
     run(
         answers.answer,
         answerer,
         button,
         [question, context, may_be_none],
         [marked, scores],
-        [[question, history, False] for question in questions] + [["How much did the engine cost?", history, True]],
+        [[question, history, True] for question in questions],
     )
 
 
@@ -249,7 +258,7 @@ def attention_tab(checkpoint: Checkpoint) -> None:
         head = gr.Slider(1, config.num_attention_heads, value=1, step=1, label="Head")
     button = gr.Button("Show attention", variant="primary")
     heat_map = gr.HTML(container=True, elem_classes="heat-map")
-    overview = gr.Plot(show_label=False)
+    overview = gr.Plot(show_label=False, elem_classes="overview")
     inputs = [text, second, layer, head]
     run(look_at_all, checkpoint, button, inputs, [heat_map, overview])
     gr.on(
@@ -300,7 +309,7 @@ def shown(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*inputs)
         except InputError as error:  # may quote what was typed, and the page takes messages for HTML
-            raise gr.Error(html.escape(str(error)), title="This cannot be answered", print_exception=False) from None
+            raise gr.Error(html.escape(str(error)), print_exception=False) from None
 
     return answered
 
