@@ -20,6 +20,9 @@ class SnugBertTokenizer(TokenizersBackend):
     It opens a folder with `tokenizer.json` or `vocab.txt`, and is a fast tokenizer: offsets, `word_ids`, batches on
     all cores.
 
+    `train_new_from_iterator` trains as the tokenizers library does, which breaks ties otherwise in every process
+    (huggingface/tokenizers#1794); `snugbert vocabulary` gives the same pieces every time.
+
     Args:
         vocab (`dict[str, int]`, `str` or `Path`, *optional*): Word pieces and their ids, or the path of a
             `vocab.txt`; only the five special tokens if None.

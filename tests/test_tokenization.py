@@ -2,11 +2,16 @@
 
 import gzip
 import json
+from itertools import islice
 
 import pytest
+import torch
 from transformers import AutoTokenizer, BertTokenizer
 
 import snugbert
+from snugbert.trainers.vocabulary_learning import KINDS, make_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = [
     "",
@@ -125,3 +130,62 @@ def test_a_vocabulary_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"There is no tokenizer.json or vocab.txt in .*empty"):
         snugbert.SnugBertTokenizer.from_pretrained(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_train_new_from_iterator_keeps_class_flags_and_special_tokens(kind, data_dir, tmp_path):
+    flags = {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False}
+    old = make_tokenizer(kind, **flags)
+    old.add_special_tokens({"mask_token": "<mask>"})
+    lines = [*islice(lines_of(data_dir, "wiki_en"), 300), "CAFÉ 北京"]
+    trained = old.train_new_from_iterator([lines], vocab_size=1000, show_progress=False)
+    assert type(trained) is type(old) and len(trained) == 1000
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        ours, theirs = (json.loads(t.backend_tokenizer.to_str())[name] for t in (trained, old))
+        assert ours == theirs, name
+    assert trained.mask_token == "<mask>"
+    trained.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is type(old) and loaded.model_max_length == 512
+    text, pair = "The CAFÉ of 北京 <mask>.", "And more."
+    assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True).startswith("the café of 北京")
+    first, second = (loaded(part, add_special_tokens=False)["input_ids"] for part in (text, pair))
+    both = loaded(text, pair)
+    assert both["input_ids"] == [loaded.cls_token_id, *first, loaded.sep_token_id, *second, loaded.sep_token_id]
+    assert both["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert loaded.mask_token_id in first and len(first) < len(text)
+    assert both == trained(text, pair)
+
+
+def test_added_tokens_and_a_resized_model_are_saved_and_loaded_together(data_dir, tmp_path):
+    tokenizer = snugbert.SnugBertTokenizer(data_dir / "vocab/bert-base-uncased-vocab.txt")
+    model = snugbert.SnugBertForPreTraining(snugbert.SnugBertConfig.from_size("tiny", num_hidden_layers=1)).eval()
+    torch.nn.init.normal_(model.cls.predictions.bias)
+    texts = ["a plain sentence", "another one"]
+    before = model(**tokenizer(texts, padding=True, return_tensors="pt"))
+    bias = model.cls.predictions.bias.detach().clone()
+    assert tokenizer.add_tokens(["snug-bert", "Deoxyribose"]) == 2
+    assert tokenizer.add_special_tokens({"extra_special_tokens": ["[GENE]"]}) == 1
+    model.resize_token_embeddings(len(tokenizer))
+
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, loaded = AutoTokenizer.from_pretrained(tmp_path), snugbert.SnugBertForPreTraining.from_pretrained(tmp_path)
+    assert len(again) == loaded.config.vocab_size == 30525
+    ids = again("the snug-bert [GENE] deoxyribose")["input_ids"]
+    assert {30522, 30524} <= set(ids)
+    assert again.decode([30522, 30523, 30524]) == "snug-bert deoxyribose [GENE]"
+    assert again.decode(ids, skip_special_tokens=True) == "the snug-bert deoxyribose"
+    output = loaded.get_output_embeddings()
+    assert output.weight is loaded.get_input_embeddings().weight
+    assert output.bias is loaded.cls.predictions.bias and output.bias.shape == (30525,)
+    assert torch.equal(output.bias[:30522], bias)
+    loaded.eval()
+    after = loaded(**again(texts, padding=True, return_tensors="pt"))
+    assert torch.equal(after.prediction_logits[..., :30522], before.prediction_logits)
+    assert torch.equal(after.seq_relationship_logits, before.seq_relationship_logits)
+    # A step moves a new token's row and its bias, once for both uses.
+    inputs = again("the snug-bert [MASK]", return_tensors="pt")
+    loss = loaded(**inputs, labels=torch.where(inputs["input_ids"] == 103, 30524, -100)).loss
+    loss.backward()
+    assert loaded.get_input_embeddings().weight.grad[30524].abs().sum() > 0 and output.bias.grad[30524] < 0

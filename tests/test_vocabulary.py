@@ -428,7 +428,7 @@ def test_init_extends_a_real_checkpoint(tmp_path: Path, minilm: Path, data_dir: 
     assert type(tokenizer) is SnugBertTokenizer and len(pieces) == len(set(pieces)) == len(tokenizer) == 32000
     assert pieces[:30522] == sorted(old, key=old.__getitem__)
     lengths = [
-        sum(map(len, t(list(read_lines([held_out])), verbose=False)["input_ids"])) for t in (old_tokenizer, tokenizer)
+        sum(map(len, t(list(islice(read_lines([held_out]), 300)), verbose=False)["input_ids"])) for t in (old_tokenizer, tokenizer)
     ]
     assert lengths[1] < 0.995 * lengths[0]
 
