@@ -288,13 +288,13 @@ def _padded_batch(
     B, L = inputs.shape[:2]
     real = _check_mask(attention_mask, (B, config.num_attention_heads, L))
     if position_ids is None:
-        position_ids = torch.arange(L, device=inputs.device)[None].expand(B, L)
+        position_ids = torch.arange(L, device=inputs.device).repeat(B, 1)
     else:
         position_ids = position_ids.expand(B, L)
         if attention_mask is None or real is not None:  # a 4-D mask may keep sequences of a row apart
             _refuse_restarts(position_ids, real)
     _check_length(L, config)
-    starts = torch.arange(0, (B + 1) * L, L, dtype=torch.int32, device=inputs.device)
+    starts = torch.arange(B + 1, dtype=torch.int32, device=inputs.device) * L
     batch = SnugBertBatch(
         inputs=inputs.flatten(0, 1)[None],
         token_type_ids=token_type_ids.flatten()[None],
@@ -312,8 +312,11 @@ def _padded_batch(
     elif is_tracing():
         batch.padded = True
         if real is not None:
-            warn_once("A compiled or exported model works on padding too; packed batches have none.")
-            batch.attention_mask = attention_mask if is_flash_attention_requested(config) else real[:, None, None]
+            if not torch.compiler.is_exporting():  # who exports has no choice
+                warn_once("A compiled model works on padding too; packed batches have none.")
+            # A row for each query, as in transformers' masks: ONNX's Attention does not broadcast these.
+            of_scores = real[:, None, None].expand(-1, -1, L, -1)
+            batch.attention_mask = attention_mask if is_flash_attention_requested(config) else of_scores
             batch.real, batch.empty = real, ~real.any(dim=1)
             batch.first_tokens = batch.first_tokens + real.long().argmax(dim=1)
     elif real is not None:
