@@ -359,6 +359,7 @@ def _head(kind: str, promised: str | None, weights: dict[str, torch.Tensor], fil
 
 
 def _config(kind: str, values: dict[str, Any], head: str, file: Path) -> SnugBertConfig:
+    values = {name: value for name, value in values.items() if name != "auto_map"}  # names code that does not go along
     try:
         if kind != "distilbert":
             return SnugBertConfig.from_dict(values)

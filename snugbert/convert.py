@@ -37,7 +37,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
 # Largest difference of outputs that is taken for rounding. In float64 it is near 1e-15 for outputs of 1 to 10.
 TOLERANCE = 1e-6
 # What SnugBERT's configuration says of itself, and BERT's has no word for.
-NOT_IN_BERT = ("model_type", "architectures", "auto_map", "position_embedding_type", "pooler_act")
+NOT_IN_BERT = ("model_type", "architectures", "position_embedding_type", "pooler_act")
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -391,6 +391,8 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
             shutil.copyfile(file, written / file.name)
         return name
 
+    if not {source / "tokenizer.json", source / "vocab.txt"} & {*files}:
+        raise InputError(f"the tokenizer of {source} has no vocabulary, neither tokenizer.json nor vocab.txt.")
     if do_lower_case is None and not {source / "tokenizer.json", source / "tokenizer_config.json"} & {*files}:
         pieces = (source / "vocab.txt").read_text(encoding="utf-8").split("\n")
         do_lower_case = all(piece == piece.lower() for piece in pieces if not piece.startswith("["))

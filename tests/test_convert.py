@@ -47,6 +47,14 @@ DTYPES = (torch.float64, torch.float32)
 TEXT = "The Cats sat on the [MASK], é!"
 
 
+@pytest.fixture(autouse=True)
+def _verbosity():
+    """The command makes transformers quiet, for all tests that follow."""
+    before = transformers.utils.logging.get_verbosity()
+    yield
+    transformers.utils.logging.set_verbosity(before)
+
+
 def distilbert(head: str, **fields):
     torch.manual_seed(0)
     labels = {"num_labels": 2} if head == "ForQuestionAnswering" else {}
@@ -292,7 +300,7 @@ def test_the_tensorflow_release_becomes_both(table, tmp_path, write_tensorflow):
 
 
 def test_a_real_bert_on_real_text(table, tmp_path, minilm, data_dir):
-    lines = [line for line in (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines() if line][:12]
+    lines = [line for line in (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines() if line][:6]
     convert(minilm, tmp_path / "snug", "snugbert")
     convert(tmp_path / "snug", tmp_path / "bert", "bert")
     inputs = []
@@ -348,13 +356,18 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
     weights = stock.state_dict()
     # Files of google-bert hold tied weights once. Their configuration says BertForMaskedLM.
     google = {name: tensor for name, tensor in weights.items() if not name.startswith("cls.predictions.decoder")}
+    google_fields = {
+        "architectures": ["BertForMaskedLM"],
+        "tokenizer_class": "BertTokenizer",
+        "auto_map": {"AutoModelForCausalLM": "other.Model"},
+    }
     old = {
         re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name)): tensor
         for name, tensor in google.items()
     } | {"bert.embeddings.position_ids": torch.arange(40)[None]}
     variants = {
         "everything": (weights, {"architectures": ["BertForPreTraining"]}),
-        "google": (google, {"architectures": ["BertForMaskedLM"], "tokenizer_class": "BertTokenizer"}),
+        "google": (google, google_fields),
         "old": (old, {"model_type": None}),
     }
     output = tmp_path / "output"
@@ -371,7 +384,8 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
         assert done.model_class == "SnugBertForPreTraining"
         assert ["config.json says ForMaskedLM" in note for note in done.notes] == [True] * (variant == "google")
         assert names_in(output) == set(google)  # tied weights are stored once
-        assert "tokenizer_class" not in json.loads((output / "config.json").read_text())
+        config = json.loads((output / "config.json").read_text())
+        assert "tokenizer_class" not in config and "AutoModelForCausalLM" not in config["auto_map"]
         ours = transformers.AutoModelForPreTraining.from_pretrained(output)
         assert type(ours) is snugbert.SnugBertForPreTraining
         for name, tensor in weights.items():
@@ -516,6 +530,16 @@ def test_tokenizers_go_along(tmp_path):
     assert type(transformers.AutoTokenizer.from_pretrained(folder)).__name__ == kind
     assert transformers.AutoTokenizer.from_pretrained(folder)("hi").input_ids == [3]
     assert convert_with("none", lambda folder: None)[0] is None
+
+    def settings(**values):
+        return lambda folder: (folder / "tokenizer_config.json").write_text(json.dumps(values))
+
+    for name, values, message in (
+        ("empty", {"tokenizer_class": "BertTokenizer"}, "has no vocabulary, neither tokenizer.json nor vocab.txt"),
+        ("code", {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}, "code of its own"),
+    ):
+        with pytest.raises(InputError, match=message):
+            convert_with(name, settings(**values), to="bert")
 
 
 def test_the_command_says_what_it_did(tmp_path, capsys):
