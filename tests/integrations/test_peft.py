@@ -30,7 +30,7 @@ def logits(model: torch.nn.Module, inputs: dict) -> torch.Tensor:
 def test_the_example_trains_an_adapter_as_stock_bert_does(run_example, checkpoints):
     stock, ours = (run_example("PEFT", side) for side in ("stock", "ours"))
     assert losses(ours["trainer"]) == pytest.approx(losses(stock["trainer"]), rel=1e-3)
-    assert sum(losses(ours["trainer"])[-4:]) < 0.7 * sum(losses(ours["trainer"])[:4])
+    assert sum(losses(ours["trainer"])[-3:]) < 0.7 * sum(losses(ours["trainer"])[:3])
 
     # What was trained, and nothing else, is in the adapter's folder; the base is as it was.
     base = snugbert.SnugBertForSequenceClassification.from_pretrained(checkpoints["ours"] / "my-snugbert")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def sentences(data_dir) -> list[str]:
     """Lines of real text, of all lengths."""
     lines = (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines()
-    return [*[line for line in lines if line][:22], "Hi.", " ".join(lines)[:1500]]
+    return [*[line for line in lines if line][:22], "Hi.", " ".join(lines)[:800]]
 
 
 def test_the_example_trains_an_encoder_as_stock_bert_does(run_example, checkpoints, sentences):
@@ -27,7 +27,7 @@ def test_the_example_trains_an_encoder_as_stock_bert_does(run_example, checkpoin
         for side, names in (("stock", stock), ("ours", ours))
     }
     assert losses["ours"] == pytest.approx(losses["stock"], rel=1e-3)
-    assert np.mean(losses["ours"][-4:]) < 0.7 * np.mean(losses["ours"][:4])
+    assert np.mean(losses["ours"][-3:]) < 0.7 * np.mean(losses["ours"][:3])
     np.testing.assert_allclose(ours["embeddings"], stock["embeddings"], atol=1e-4)
 
     again = SentenceTransformer(str(checkpoints["ours"] / "sentence-encoder"))
