@@ -31,7 +31,7 @@ SnugBertConfig.register_for_auto_class()
 # By its name, which tokenizer_config.json or else the configuration gives, and not under the configuration's class:
 # AutoTokenizer would then prefer the code of a repository, if trust_remote_code=True allows that, to the installed one.
 transformers.AutoTokenizer.register(SnugBertTokenizer, tokenizer_class=SnugBertTokenizer)
-SnugBertConfig.tokenizer_class = SnugBertTokenizer.__name__
+SnugBertConfig.tokenizer_class = SnugBertTokenizer.__name__  # type: ignore[attr-defined]
 SnugBertTokenizer.register_for_auto_class()
 for _auto_class, _model_class in AUTO_CLASSES.items():
     getattr(transformers, _auto_class).register(SnugBertConfig, _model_class)

@@ -154,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def respond(self) -> None:
         """Finds who answers, and sends the answer."""
-        self.body = self.read_body()
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         self.extra: dict[str, str] = {}  # headers of the answer
         path = urlsplit(self.path).path
@@ -173,18 +173,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = respond
-
-    def read_body(self) -> bytes:
-        """The request's content, whole or in chunks."""
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        content = b""
-        while size := int(self.rfile.readline(), 16):
-            content += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return content
+    do_GET = do_HEAD = do_POST = do_PUT = respond
 
     def answer(self, path: str) -> Any:
         for methods, pattern, answer in ROUTES:
@@ -219,14 +208,6 @@ class Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": path} for path in repository.files(sha)]
         return {"id": name, "sha": sha, "private": repository.private, "tags": [], "siblings": siblings}
 
-    def references(self, name: str) -> dict[str, Any]:
-        repository = self.hub.repository(name, self.token)
-        kinds = {"branches": ("heads", repository.branches), "tags": ("tags", repository.tags)}
-        return {"converts": []} | {
-            kind: [{"name": n, "ref": f"refs/{ref}/{n}", "targetCommit": sha} for n, sha in names.items()]
-            for kind, (ref, names) in kinds.items()
-        }
-
     def create_branch(self, name: str, branch: str) -> dict[str, str]:
         repository = self.hub.repository(name, self.token, write=True)
         if branch in repository.branches:
@@ -236,8 +217,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def create_tag(self, name: str, revision: str) -> dict[str, str]:
         repository, tag = self.hub.repository(name, self.token, write=True), json.loads(self.body)["tag"]
-        if tag in repository.tags:
-            raise Refused(409, None, f"Tag already exists: {tag}")
         repository.tags[tag] = repository.sha(revision)
         return {}
 
@@ -322,20 +301,14 @@ class Handler(BaseHTTPRequestHandler):
             key, value = part["key"], part["value"]
             if key == "header":
                 message = value["summary"]
-                if value.get("parentCommit") not in (None, repository.branches[branch]):
-                    raise Refused(412, None, "A commit has happened since. Please refresh and try again.")
             elif key == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif key == "lfsFile":
                 if value["oid"] not in self.hub.objects:
                     raise Refused(400, None, f"The git-lfs object of {value['path']} was never uploaded")
                 files[value["path"]] = self.hub.objects[value["oid"]]
-            elif key in ("deletedFile", "deletedFolder"):
-                gone = [p for p in files if p == value["path"] or p.startswith(value["path"].rstrip("/") + "/")]
-                if not gone:
-                    raise Refused(404, "EntryNotFound", "A file with this name doesn't exist")
-                for path in gone:
-                    del files[path]
+            else:
+                raise Refused(400, None, f"This Hub cannot do {key} in a commit")
         sha = repository.commit(branch, message, files)
         return {"commitUrl": f"{self.hub.url}/{name}/commit/{sha}", "commitOid": sha}
 
@@ -346,7 +319,6 @@ ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
     ("POST", "/api/repos/create", Handler.create_repository),
     ("POST", "/api/validate-yaml", Handler.validate_card),
     ("GET", f"/api/models/{MODEL}(?:/revision/{REVISION})?", Handler.describe),
-    ("GET", f"/api/models/{MODEL}/refs", Handler.references),
     ("GET", f"/api/models/{MODEL}/tree/{REVISION}(?:/(.+))?", Handler.list_files),
     ("POST", f"/api/models/{MODEL}/branch/{REVISION}", Handler.create_branch),
     ("POST", f"/api/models/{MODEL}/tag/{REVISION}", Handler.create_tag),
