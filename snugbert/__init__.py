@@ -28,8 +28,8 @@ __version__ = "0.1.0"
 
 transformers.AutoConfig.register(SnugBertConfig.model_type, SnugBertConfig)
 SnugBertConfig.register_for_auto_class()
-# By its name, which tokenizer_config.json or else the configuration gives, and not under the configuration's class:
-# AutoTokenizer would then prefer the code of a repository, if trust_remote_code=True allows that, to the installed one.
+# Found by its name, which tokenizer_config.json or else the configuration gives, and not by the configuration's class:
+# with that, AutoTokenizer prefers the code in a repository to the installed one where trust_remote_code=True.
 transformers.AutoTokenizer.register(SnugBertTokenizer, tokenizer_class=SnugBertTokenizer)
 SnugBertConfig.tokenizer_class = SnugBertTokenizer.__name__  # type: ignore[attr-defined]
 SnugBertTokenizer.register_for_auto_class()
