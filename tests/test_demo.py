@@ -95,7 +95,7 @@ def checkpoints(tokenizer, one_thread, tmp_path_factory) -> dict[str, Path]:
         torch.manual_seed(0)
         stock = model_class.__module__.startswith("transformers")
         config_class = BertConfig if stock else snugbert.SnugBertConfig
-        model = model_class(config_class(vocab_size=len(VOCABULARY), **SIZE, **config)).train()
+        model = model_class(config_class(vocab_size=len(VOCABULARY), **SIZE | config)).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for _ in range(MOST_STEPS):
             loss = model(**batch).loss
@@ -171,6 +171,8 @@ def checkpoints(tokenizer, one_thread, tmp_path_factory) -> dict[str, Path]:
         snugbert.SnugBertForMultipleChoice,
         {name: ids.view(len(ENDINGS), len(ENDINGS), -1) for name, ids in choices.items()}
         | {"labels": torch.arange(len(ENDINGS))},
+        num_hidden_layers=1,
+        num_attention_heads=1,
     )
     return {folder.name: folder for folder in root.iterdir()}
 
@@ -412,7 +414,7 @@ def test_masks_are_filled_and_next_sentences_judged(checkpoints, visitor):
     pretrained = answers.load_checkpoint(str(checkpoints["pretrained"]))
     with visitor.at(checkpoints["pretrained"]):
         seen = visitor.all("h1")[0].text, visitor.all("p")[0].text
-        assert seen[0] == "pretrained" and "SnugBertForPreTraining" in seen[1] and "2 layers, 4 heads" in seen[1]
+        assert seen[0] == "pretrained" and "SnugBertForPreTraining" in seen[1] and "layers 2, heads 4" in seen[1]
         assert [tab.text for tab in visitor.all("button[role=tab]")] == ["Fill the mask", "Next sentence", "Attention"]
         visitor.type("Text with [MASK]", "the [MASK] drinks milk.")
         visitor.click("Fill the mask")
@@ -476,7 +478,7 @@ def test_entities_are_coloured(checkpoints, visitor):
             lambda: [mark[:2] for mark in visitor.marked()], [("Ada Byron", "PER"), ("Bob", "PER"), ("London", "LOC")]
         )
         ada, bob, london = (color for *_, color in visitor.marked())
-        assert ada == bob != london and {ada, london}.isdisjoint({"rgba(0, 0, 0, 0)", "rgba(255, 255, 255, 1)"})
+        assert (ada, bob, london) == ("rgba(213, 94, 0, 0.5)", "rgba(213, 94, 0, 0.5)", "rgba(0, 114, 178, 0.5)")
 
 
 def test_answers_are_marked_in_the_context(checkpoints, visitor):
@@ -511,6 +513,10 @@ def test_choices_and_similar_texts(checkpoints, visitor):
             visitor.type("Text or question", text)
             visitor.click("Choose")
             visitor.until(visitor.headings, [ending])
+        visitor.turn_to("Attention")  # of the only head of the only layer
+        visitor.click("Show attention")
+        visitor.until(lambda: visitor.heat_map()[0][:3], ["[CLS]", "the", "cat"])
+        assert visitor.all("input[type=range]") == []
     with visitor.at(checkpoints["encoder"]):
         cosine = answers.similarity(answers.load_checkpoint(str(checkpoints["encoder"])), *FACTS[:2])
         visitor.type("Text", FACTS[0])

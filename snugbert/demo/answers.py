@@ -268,7 +268,7 @@ def headline(checkpoint: Checkpoint) -> str:
     config, parameters = checkpoint.model.config, checkpoint.model.num_parameters()
     count = f"{parameters / 1e6:.3g} million" if parameters >= 1e6 else f"{parameters:,}"
     return (
-        f"`{type(checkpoint.model).__name__}` · {count} parameters · {config.num_hidden_layers} layers, "
-        f"{config.num_attention_heads} heads, hidden size {config.hidden_size} · vocabulary {config.vocab_size:,} · "
+        f"`{type(checkpoint.model).__name__}` · {count} parameters · hidden size {config.hidden_size}, "
+        f"layers {config.num_hidden_layers}, heads {config.num_attention_heads} · vocabulary {config.vocab_size:,} · "
         f"up to {longest(checkpoint)} tokens"
     )

@@ -48,7 +48,8 @@ table.attention tbody td { background-clip: content-box; height: var(--cell); mi
 .marked .textfield { display: block; word-break: normal; }
 .marked .token-container, .marked .token { display: inline; }
 .marked .textfield, .marked .token { font-size: 0; }  /* the spaces between pieces are none of the text */
-.marked .highlighted { font-size: var(--text-md); margin: 0; }
+.marked .highlighted { color: inherit !important; font-size: var(--text-md); margin: 0; }
+.marked .line-break { display: block; }
 .marked .text { font-size: var(--text-md); }
 """
 # How `snugbert demo` and the tests serve the page: to this machine, with the fonts of the browser.
@@ -254,10 +255,9 @@ def attention_tab(checkpoint: Checkpoint) -> None:
         text = gr.Textbox("The cat sat on the mat because it was tired.", label="Text", lines=2, scale=2)
         second = gr.Textbox(label="Second text, if any", lines=2)
     with gr.Row():
-        layer = gr.Slider(1, config.num_hidden_layers, value=1, step=1, label="Layer")
-        head = gr.Slider(1, config.num_attention_heads, value=1, step=1, label="Head")
+        layer, head = one_of("Layer", config.num_hidden_layers), one_of("Head", config.num_attention_heads)
     button = gr.Button("Show attention", variant="primary")
-    heat_map = gr.HTML(container=True, elem_classes="heat-map")
+    heat_map = gr.HTML(container=True, min_height=120, elem_classes="heat-map")
     overview = gr.Plot(show_label=False, elem_classes="overview")
     inputs = [text, second, layer, head]
     run(look_at_all, checkpoint, button, inputs, [heat_map, overview])
@@ -269,6 +269,13 @@ def attention_tab(checkpoint: Checkpoint) -> None:
         trigger_mode="always_last",
         concurrency_id="model",
     )
+
+
+def one_of(label: str, count: int) -> gr.Number | gr.Slider:
+    """A number from 1 to `count`; nothing to be seen where there is no choice."""
+    if count == 1:
+        return gr.Number(1, precision=0, visible=False)
+    return gr.Slider(1, count, value=1, step=1, label=label)
 
 
 def run(
