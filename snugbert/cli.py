@@ -54,13 +54,15 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
 
+    from huggingface_hub.utils import httpx
     from safetensors import SafetensorError
 
     from snugbert.trainers.command_line import InputError
 
     try:
         import_module(COMMANDS[command][0]).main(rest)
-    except (InputError, OSError, SafetensorError) as error:  # the last: a disk that is full
+    # SafetensorError: a disk that is full; TransportError: a network that was lost.
+    except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
         message = " ".join(str(error).split())  # the Hub's own have several lines
         print(f"snugbert {command}: error: {message}", file=sys.stderr)
         return 2
