@@ -17,6 +17,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from conftest import ROOT
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -353,10 +354,11 @@ def test_text_of_bytes_comes_back_as_it_was(bpe_folders, data_dir, tmp_path):
         assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(tokenizer("  two")["input_ids"], skip_special_tokens=True) == " two"  # as documented
     # [MASK] stands for a word and the space before it; the next one keeps its own.
-    before, after = (tokenizer(text)["input_ids"] for text in ("The cat sat.", "The [MASK] sat."))
     cat = tokenizer("cat")["input_ids"][1:-1]
-    place = before.index(cat[0])
-    assert after == [*before[:place], tokenizer.mask_token_id, *before[place + len(cat) :]]
+    for text in ("The cat sat.", "The cat.", "cat, sat"):
+        before, after = tokenizer(text)["input_ids"], tokenizer(text.replace("cat", "[MASK]"))["input_ids"]
+        place = before.index(cat[0])
+        assert after == [*before[:place], tokenizer.mask_token_id, *before[place + len(cat) :]]
     assert tokenizer.decode(cat) == "cat"
     # Lower case is for those who ask for it, and the only thing that is lost then.
     (tmp_path / "text.txt").write_text("Naïve\n", encoding="utf-8")
@@ -428,7 +430,8 @@ def test_init_extends_a_real_checkpoint(tmp_path: Path, minilm: Path, data_dir: 
     assert type(tokenizer) is SnugBertTokenizer and len(pieces) == len(set(pieces)) == len(tokenizer) == 32000
     assert pieces[:30522] == sorted(old, key=old.__getitem__)
     lengths = [
-        sum(map(len, t(list(islice(read_lines([held_out]), 300)), verbose=False)["input_ids"])) for t in (old_tokenizer, tokenizer)
+        sum(map(len, t(list(islice(read_lines([held_out]), 300)), verbose=False)["input_ids"]))
+        for t in (old_tokenizer, tokenizer)
     ]
     assert lengths[1] < 0.995 * lengths[0]
 
@@ -556,6 +559,30 @@ def test_init_says_what_it_cannot_extend(tmp_path: Path, small_checkpoint: Path)
     assert not (tmp_path / "new/config.json").exists()
 
 
+# --- the benchmark ----------------------------------------------------------------------------------------------
+
+
+def test_benchmark_measures_both_sides(monkeypatch, some_text: Path, bpe_folders):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import vocabulary as benchmark
+
+    settings = ["--train_file", str(some_text), "--validation_file", str(some_text), "--vocab_size", "4000"]
+    init = ["--init", str(bpe_folders["bpe"]), "--init_vocab_size", "4500"]
+    args = benchmark.parse_arguments([*settings, *init])
+    sides = [(kind, side) for kind in ("wordpiece", "byte-bpe") for side in benchmark.SIDES]
+    results = {(row, side): [benchmark.run(row, side, args)] for row, side in [*sides, ("init", "ours")]}
+    header, _, wordpiece, of_bytes, extended = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in benchmark.table(results, ["wordpiece", "byte-bpe", "init"])
+    )
+    assert len(header) == len(wordpiece) == len(of_bytes) == len(extended) == 6
+    assert (wordpiece[0], of_bytes[0], extended[0]) == ("wordpiece, 4,000", "byte-bpe, 4,000", "init, 4,500")
+    for row in (wordpiece, of_bytes):
+        ours, theirs = map(float, row[4].split(" / "))  # pieces a word
+        assert 1 < ours == pytest.approx(theirs, rel=0.002) and row[5] == "yes / yes"
+    assert extended[1].endswith(" / -") and extended[2] == ""
+
+
 # --- bad input --------------------------------------------------------------------------------------------------
 
 
@@ -598,7 +625,7 @@ def test_output_folder_is_not_overwritten_by_accident(tmp_path: Path, text_file:
     with pytest.raises(InputError, match="already holds a tokenizer"):
         train(tmp_path / "theirs", "--train_file", text_file)
     first = train(tmp_path / "tok", "--train_file", text_file)
-    with pytest.raises(InputError, match=r"already holds a tokenizer; .*--overwrite_output_dir"):
+    with pytest.raises(InputError, match=r"already holds a tokenizer or a model; .*--overwrite_output_dir"):
         train(tmp_path / "tok", "--train_file", text_file, "--vocab_size", "60")
     assert (tmp_path / "tok" / "vocab.txt").read_text(encoding="utf-8").splitlines() == first
     arguments = ("--train_file", text_file, "--vocab_size", "60", "--overwrite_output_dir")

@@ -34,6 +34,7 @@ from snugbert.trainers.vocabulary_extension import (
 )
 from snugbert.trainers.vocabulary_learning import KINDS, Kind, count_words, learn_pieces, make_tokenizer
 
+WRITTEN = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 CASING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 
@@ -46,7 +47,7 @@ class VocabularyArguments(TextArguments):
             folder that does not exist.
     """
 
-    output_dir: str = field(metadata={"help": "Folder for tokenizer.json, tokenizer_config.json and vocab.txt."})
+    output_dir: str = field(metadata={"help": "Folder for the tokenizer, and the model of --init."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer that is there."})
     model: str | None = field(
         default=None,
@@ -105,14 +106,14 @@ def main(argv: list[str]) -> None:
 
     Raises:
         InputError: arguments or text that cannot be used, see [`VocabularyArguments`], [`read_lines`],
-            [`learn_pieces`] and [`load_init_model`]; an empty corpus; an output folder that already holds a tokenizer.
+            [`learn_pieces`] and [`load_init_model`]; an empty corpus; an output folder that already holds something.
     """
     (args,) = parse_arguments((VocabularyArguments,), argv, "snugbert vocabulary", "Train a vocabulary on text.")
     output_dir = Path(args.output_dir)
-    there = any((output_dir / name).exists() for name in ("tokenizer.json", "vocab.txt", "config.json"))
+    there = any((output_dir / name).exists() for name in WRITTEN)
     if there and not args.overwrite_output_dir:
         raise InputError(
-            f"--output_dir: {output_dir} already holds a tokenizer; choose another folder or replace it "
+            f"--output_dir: {output_dir} already holds a tokenizer or a model; choose another folder or replace it "
             "(--overwrite_output_dir)."
         )
     if output_dir.exists() and not output_dir.is_dir():
@@ -134,7 +135,8 @@ def main(argv: list[str]) -> None:
             f"{args.min_frequency} times (--min_frequency) in this text."
         )
     print(f"For example: {example}\n          -> {' '.join(tokenizer.tokenize(example))}")
-    print(f"Written: {', '.join(sorted(path.name for path in output_dir.iterdir()))} in {output_dir}")
+    written = [name for name in WRITTEN if (output_dir / name).exists()]
+    print(f"Written: {', '.join(written)} in {output_dir}")
     how = "--model_name_or_path {}" if has_model else "--tokenizer_name {} --config_name mini"
     print(
         f"Next: snugbert pretrain {how.format(shlex.quote(args.output_dir))} {_source(args)} --output_dir pretrained"
