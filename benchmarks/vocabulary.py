@@ -6,6 +6,8 @@
 The library gets the same lines, normalizer, pre-tokenizer and size, and `limit_alphabet` or the 256 bytes to begin
 with; both may use all cores. Each run is a process of its own, from opening the text to a tokenizer in memory; imports
 are not in it. Sides take turns within a round, who goes first alternates, and a ratio is that of two runs of a round.
+CPU seconds are those of all threads, and say more where others use the machine, too.
+
 Memory is the most that was resident during the run less what was before. Pieces a word, of words as the tokenizer's
 pre-tokenizer makes them, are counted on the validation text. "Same" says whether all runs of a side, each of them with
 another seed of Python's hashes, ended with the same tokenizer.
@@ -94,16 +96,17 @@ def train(row: str, side: str, args: argparse.Namespace) -> PreTrainedTokenizerB
 
 
 def run(row: str, side: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds, bytes of memory, pieces a word of held-out text, and a digest of the tokenizer."""
+    """Seconds, those of all cores, bytes of memory, pieces a word of held-out text, and a digest of the tokenizer."""
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     tokenizer = train(row, side, args)
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     held_out = count_words(read_lines(find_files(args.validation_file)), tokenizer, show_progress=False)
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
     pieces = pieces_per_word(held_out, tokenizer)
-    return {"seconds": seconds, "memory": peak, "pieces": pieces, "digest": digest, "size": len(tokenizer)}
+    result = {"seconds": seconds, "cpu_seconds": cpu_seconds, "memory": peak, "pieces": pieces}
+    return result | {"digest": digest, "size": len(tokenizer)}
 
 
 def run_alone(row: str, side: str, round_: int, args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
@@ -123,7 +126,8 @@ def table(results: dict[tuple[str, str], list[dict[str, Any]]], rows: list[str])
     header = (
         "model",
         "seconds: ours / library",
-        "library's time / ours: median (min-max)",
+        "library's / ours: median (min-max)",
+        "CPU seconds: ours / library",
         "peak MB: ours / library",
         "pieces a word: ours / library",
         "same: ours / library",
@@ -142,6 +146,7 @@ def table(results: dict[tuple[str, str], list[dict[str, Any]]], rows: list[str])
                 f"{row}, {sides[0][0]['size']:,}",
                 both(lambda runs: f"{median(run['seconds'] for run in runs):.1f}"),
                 ratio,
+                both(lambda runs: f"{median(run['cpu_seconds'] for run in runs):.1f}"),
                 both(lambda runs: f"{max(run['memory'] for run in runs) / 1e6:,.0f}"),
                 both(lambda runs: f"{median(run['pieces'] for run in runs):.4f}"),
                 both(lambda runs: "yes" if len({run["digest"] for run in runs}) == 1 else "no"),
