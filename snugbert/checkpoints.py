@@ -232,11 +232,11 @@ def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
     shards = sorted(set(shard_of.values()))
     missing = [shard for shard in shards if not (folder / shard).exists()]
     if missing:
-        raise InputError(f"{folder} is not whole: of its {len(shards)} shards there is no {_listed(missing)}.")
+        raise InputError(f"{folder} is not whole: of its {len(shards)} shards there is no {listed(missing)}.")
     tensors = {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
     lost = sorted(shard_of.keys() - tensors.keys())
     if lost:
-        raise InputError(f"{folder} is not whole: {index.name} promises {_listed(lost)}, which no shard holds.")
+        raise InputError(f"{folder} is not whole: {index.name} promises {listed(lost)}, which no shard holds.")
     return tensors
 
 
@@ -407,9 +407,9 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
         if idle:
             checkpoint.notes.append(f"The pooler, which {checkpoint.head} does not use, was left out.")
     if missing := sorted(expected.keys() - weights.keys()):
-        raise InputError(f"{folder} lacks weights of {checkpoint.head}, which would be random: {_listed(missing)}.")
+        raise InputError(f"{folder} lacks weights of {checkpoint.head}, which would be random: {listed(missing)}.")
     if unknown := sorted(origin[name] for name in weights.keys() - expected.keys()):
-        raise InputError(f"{folder} holds weights that {checkpoint.head} does not have: {_listed(unknown)}.")
+        raise InputError(f"{folder} holds weights that {checkpoint.head} does not have: {listed(unknown)}.")
     for name, shape in expected.items():
         if weights[name].shape != shape:
             raise InputError(
@@ -418,6 +418,7 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
             )
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first of them, for a message, and how many more there are."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more

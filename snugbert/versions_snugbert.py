@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import transformers
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 # As in pyproject.toml. The tokenizer alone works without torch.
 WORKING_VERSIONS = {"transformers": ">=5.17,<6", "torch": ">=2.11"}
@@ -26,7 +27,8 @@ def check_versions() -> None:
         pass
     for package, found in installed.items():
         working = WORKING_VERSIONS[package]
-        if not SpecifierSet(working).contains(found, prereleases=True):
+        # Builds of vendors, such as 2.11.0a0+nv26.3, are what will be, or is, that release.
+        if not SpecifierSet(working).contains(Version(found).base_version):
             raise ImportError(
                 f"SnugBERT works with {package} {working}, and {package} {found} is installed: "
                 f'pip install "{package}{working}"'

@@ -152,10 +152,10 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index 
 VOCABULARY = {piece: index for index, piece in enumerate(PIECES)}
 
 
-def as_in_a_command(folder, auto_class=transformers.AutoModelForMaskedLM):
+def as_in_a_command(folder, auto_class=transformers.AutoModelForMaskedLM, trained=False, **flags):
     """What every command does with `--model_name_or_path`."""
-    arguments = ModelArguments(model_name_or_path=str(folder))
-    return load_model(auto_class, arguments, load_config(arguments, load_tokenizer(arguments)))
+    arguments = ModelArguments(model_name_or_path=str(folder), **flags)
+    return load_model(auto_class, arguments, load_config(arguments, load_tokenizer(arguments)), trained=trained)
 
 
 @pytest.fixture
@@ -207,10 +207,16 @@ def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
     assert torch.equal(model.bert.encoder.layer[2].output.dense.weight, ours.bert.encoder.layer[2].output.dense.weight)
     file = tmp_path / "model.safetensors"
     others = {f"lstm.{index}.weight": torch.zeros(2) for index in range(7)}
+    others |= {f"classifier.{name}.weight": torch.zeros(2) for name in ("dense", "more", "other")}
     save_file(load_file(file) | others, file, {"format": "pt"})
-    listed = r"lstm\.0\.weight, .*lstm\.4\.weight and 2 more weights"
-    with pytest.raises(InputError, match=rf"holds weights that are not SnugBERT's: {listed}; does its config"):
-        as_in_a_command(tmp_path)
+    names = r"classifier\.dense\.weight, .*lstm\.4\.weight and 2 more"
+    as_in_a_command(tmp_path)
+    assert re.search(rf"holds weights that this model does not have, and they are left out: {names}", caplog.text)
+    with pytest.raises(InputError, match=rf"holds weights that are not SnugBERT's: {names}; without them"):
+        as_in_a_command(tmp_path, trained=True)
+    caplog.clear()
+    shallow = as_in_a_command(tmp_path, config_overrides="num_hidden_layers=2")
+    assert len(shallow.bert.encoder.layer) == 2 and "bert.encoder.layer.2.attention" in caplog.text
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     snugbert.SnugBertForTokenClassification.from_pretrained(tmp_path)
     assert re.search(r"lstm\.\{0, 1, 2, 3, 4, 5, 6\}\.weight *\| UNEXPECTED", caplog.text)

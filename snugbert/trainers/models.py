@@ -10,17 +10,18 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints import read_weights
+from snugbert.checkpoints import listed, read_weights
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.trainers.command_line import InputError
 
 logger = logging.getLogger(__name__)
 
-MODEL_TYPES = ("snugbert", "bert")
+LOADABLE_TYPES = ("snugbert", "bert")
 # Weights that a model with another head leaves in the file.
-OTHER_HEADS = re.compile(r"(cls|classifier|qa_outputs|(bert\.)?pooler)\.")
-LISTED = 5  # weights in a message
+OTHER_HEADS = re.compile(
+    r"cls\.(predictions|seq_relationship)\.|(classifier|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
+)
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -38,7 +39,7 @@ class TokenizerArguments:
     )
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the model on the Hub."})
     token: str | None = field(default=None, metadata={"help": "Token for the Hub; default: that of `hf auth login`."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that comes with the model."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that comes with a tokenizer."})
 
     def __post_init__(self):
         _check_folder("tokenizer_name", self.tokenizer_name)
@@ -140,9 +141,9 @@ def _read_config(name: str, model_args: ModelArguments) -> PreTrainedConfig:
     if not values:
         raise OSError("there is no config.json")
     model_type = values.get("model_type") or "bert"  # the configuration of Google's own release names none
-    if model_type not in MODEL_TYPES:
+    if model_type not in LOADABLE_TYPES:
         raise InputError(
-            f"{name} is a model of type {model_type!r}, and what is accepted is {' and '.join(MODEL_TYPES)}; "
+            f"{name} is a model of type {model_type!r}, and what is accepted is {' and '.join(LOADABLE_TYPES)}; "
             "`snugbert convert` makes SnugBERT of DistilBERT's checkpoints and of the TensorFlow release."
         )
     return SnugBertConfig.from_dict(values)
@@ -194,8 +195,8 @@ def load_model(
 
     Raises:
         InputError: the weights cannot be opened, a file of them being missing or cut short; they do not fit the
-            configuration, or some belong to no head that SnugBERT has; the attention implementation is unknown or not
-            installed; or a model that must be trained is not.
+            configuration; the attention implementation is unknown or not installed; or a model that must be trained
+            is not, or has weights that SnugBERT does not have.
     """
     name = model_args.model_name_or_path
     if trained and name is None:
@@ -225,15 +226,19 @@ def load_model(
             )
         raise InputError(f"the weights of {name} do not fit its configuration{remedy}.") from error
     unknown = sorted(key for key in info["unexpected_keys"] if not OTHER_HEADS.match(key))
-    if unknown:
+    if unknown and trained:
         raise InputError(
-            f"{name} holds weights that are not SnugBERT's: {_listed(unknown)}; does its config.json describe them? "
-            "A model of another architecture is not accepted."
+            f"{name} holds weights that are not SnugBERT's: {listed(unknown)}; without them it is another model than "
+            "the one that was trained."
+        )
+    if unknown:
+        logger.warning(
+            "%s holds weights that this model does not have, and they are left out: %s", name, listed(unknown)
         )
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if trained and random:
         raise InputError(
-            f"nothing trains the model {name}, and its {_listed(random)} would be random; "
+            f"nothing trains the model {name}, and its {listed(random)} would be random; "
             "name one that was fine-tuned for this task, or train it first."
         )
     return model
@@ -243,8 +248,3 @@ def _check_files(name: str | None) -> None:
     """Raises an [`InputError`] if a file of weights in the folder `name` is missing, cut short or no such file."""
     if name is not None and Path(name).is_dir():
         read_weights(Path(name))
-
-
-def _listed(weights: list[str]) -> str:
-    more = f" and {len(weights) - LISTED} more weights" if len(weights) > LISTED else ""
-    return ", ".join(weights[:LISTED]) + more
