@@ -8,6 +8,7 @@ shape or not known is refused by name.
     checkpoint.head, checkpoint.config.num_hidden_layers, checkpoint.weights["bert.pooler.dense.weight"]
 """
 
+import functools
 import json
 import os
 import pickle
@@ -19,10 +20,11 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig
@@ -169,6 +171,31 @@ class Checkpoint:
         return {"add_pooling_layer": False} if without_pooler else {}
 
 
+def find(name: str, **hub: Any) -> Path:
+    """The checkpoint that `name` names: a folder, a prefix of TensorFlow's files, or a model on the Hub, downloaded.
+
+    Args:
+        name: folder, prefix, or Hub name.
+        hub: `revision`, `token` and `cache_dir`, as `snapshot_download` takes them.
+
+    Raises:
+        InputError: there is no such folder, or nothing that can be had from the Hub.
+    """
+    if Path(name).exists() or Path(f"{name}.index").exists():
+        return Path(name)
+    # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
+    if name[0] in "/.~" or name.count("/") > 1:
+        raise InputError(f"there is no folder {name}.")
+    download = functools.partial(snapshot_download, name, ignore_patterns="*/*", **hub)
+    try:
+        folder = Path(download(allow_patterns=["*.json", "*.txt", "model*.safetensors"]))
+        if not any(folder.glob("model*.safetensors")):
+            download(allow_patterns="pytorch_model*.bin")
+    except (OSError, ValueError) as error:
+        raise InputError(f"there is no folder {name}, and from the Hub: {' '.join(str(error).split())}") from error
+    return folder
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a folder, or under the prefix of TensorFlow's files (`folder/bert_model.ckpt`).
 
@@ -199,6 +226,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
     _complete(checkpoint)
     _check_weights(checkpoint, origin)
     return checkpoint
+
+
+def model_of(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    weights: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    options: dict[str, Any],
+) -> PreTrainedModel:
+    """The model with weights of [`Checkpoint`]'s names, in `dtype`; `options` are those of the checkpoint."""
+    if model_class is CLASSES["snugbert"]["Model"] or model_class is CLASSES["bert"]["Model"]:
+        weights = {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
+    return model_class.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -274,6 +314,12 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{file} must hold a JSON object, not a {type(values).__name__}.")
     return values
+
+
+def is_uncased(vocabulary: Path) -> bool:
+    """Whether all pieces of a `vocab.txt` are lower-case, as those of a model of lower-cased text are."""
+    pieces = vocabulary.read_text(encoding="utf-8", errors="replace").split("\n")
+    return all(piece == piece.lower() for piece in pieces if not piece.startswith("["))
 
 
 def _tensorflow_prefix(path: Path) -> Path | None:

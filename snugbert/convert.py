@@ -17,11 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from transformers import BertConfig, BertTokenizer, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints import CLASSES, POOLER, POSITIONS, Checkpoint, read_checkpoint, read_json
+from snugbert.checkpoints import (
+    CLASSES,
+    POOLER,
+    POSITIONS,
+    Checkpoint,
+    find,
+    is_uncased,
+    model_of,
+    read_checkpoint,
+    read_json,
+)
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 from snugbert.tokenization_snugbert import SnugBertTokenizer
@@ -150,31 +159,6 @@ def _size(text: str) -> str:
     return text
 
 
-def find(name: str, **hub: Any) -> Path:
-    """The checkpoint that `name` names: a folder, a prefix of TensorFlow's files, or a model on the Hub, downloaded.
-
-    Args:
-        name: folder, prefix, or Hub name.
-        hub: `revision`, `token` and `cache_dir`, as `snapshot_download` takes them.
-
-    Raises:
-        InputError: there is no such folder, or nothing that can be had from the Hub.
-    """
-    if Path(name).exists() or Path(f"{name}.index").exists():
-        return Path(name)
-    # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
-    if name[0] in "/.~" or name.count("/") > 1:
-        raise InputError(f"there is no folder {name}.")
-    download = functools.partial(snapshot_download, name, ignore_patterns="*/*", **hub)
-    try:
-        folder = Path(download(allow_patterns=["*.json", "*.txt", "model*.safetensors"]))
-        if not any(folder.glob("model*.safetensors")):
-            download(allow_patterns="pytorch_model*.bin")
-    except (OSError, ValueError) as error:
-        raise InputError(f"there is no folder {name}, and from the Hub: {' '.join(str(error).split())}") from error
-    return folder
-
-
 def convert(
     source: Path,
     output_dir: Path,
@@ -220,7 +204,7 @@ def convert(
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent) as folder:
         written = Path(folder)
-        model = _model_of(model_class, config, weights, dtype, checkpoint.options)
+        model = model_of(model_class, config, weights, dtype, checkpoint.options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
         tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case)
         done = Conversion(
@@ -290,19 +274,6 @@ def _as_bert(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedConf
     return BertConfig.from_dict(fields), weights
 
 
-def _model_of(
-    model_class: type[PreTrainedModel],
-    config: PreTrainedConfig,
-    weights: dict[str, torch.Tensor],
-    dtype: torch.dtype,
-    options: dict[str, Any],
-) -> PreTrainedModel:
-    """The model with weights of [`Checkpoint`]'s names."""
-    if model_class is CLASSES["snugbert"]["Model"] or model_class is CLASSES["bert"]["Model"]:
-        weights = {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
-    return model_class.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
-
-
 def _difference(
     checkpoint: Checkpoint, model_class: type[PreTrainedModel], written: Path, dtype: torch.dtype
 ) -> float:
@@ -325,7 +296,7 @@ def _difference(
         of_source["position_ids"] = inputs["position_ids"].flatten(0, -2)
         options = {}
     if checkpoint.kind == "tensorflow":
-        source = _model_of(source_class, source_config, checkpoint.weights, dtype, options)
+        source = model_of(source_class, source_config, checkpoint.weights, dtype, options)
     else:
         source = source_class.from_pretrained(checkpoint.folder, config=source_config, dtype=dtype, **options)
     with torch.no_grad():
@@ -394,8 +365,7 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     if not {source / "tokenizer.json", source / "vocab.txt"} & {*files}:
         raise InputError(f"the tokenizer of {source} has no vocabulary, neither tokenizer.json nor vocab.txt.")
     if do_lower_case is None and not {source / "tokenizer.json", source / "tokenizer_config.json"} & {*files}:
-        pieces = (source / "vocab.txt").read_text(encoding="utf-8").split("\n")
-        do_lower_case = all(piece == piece.lower() for piece in pieces if not piece.startswith("["))
+        do_lower_case = is_uncased(source / "vocab.txt")
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     tokenizer_class = BertTokenizer if to == "bert" else SnugBertTokenizer
     try:

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints import listed, read_weights
+from snugbert.checkpoints import is_uncased, listed, read_weights
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.trainers.command_line import InputError
@@ -152,7 +152,7 @@ def _read_config(name: str, model_args: ModelArguments) -> PreTrainedConfig:
 def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
     """The tokenizer that `tokenizer_source` holds.
 
-    A folder with nothing but a `vocab.txt` opens too.
+    A folder with nothing but a `vocab.txt` opens too, and lower-cases text if all its pieces are lower-case.
 
     Raises:
         InputError: there is no tokenizer, or its vocabulary lacks a special token.
@@ -162,9 +162,11 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
     if folder.exists() and not (folder / "tokenizer.json").exists() and not (folder / "vocab.txt").exists():
         raise InputError(f"there is no tokenizer.json or vocab.txt in {name}.")
     only_vocabulary = (folder / "vocab.txt").exists() and not (folder / "tokenizer_config.json").exists()
-    tokenizer_class = SnugBertTokenizer if only_vocabulary else AutoTokenizer
     try:
-        tokenizer = tokenizer_class.from_pretrained(name, **args.hub)
+        if only_vocabulary:
+            tokenizer = SnugBertTokenizer.from_pretrained(name, do_lower_case=is_uncased(folder / "vocab.txt"))
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(name, **args.hub)
     except (OSError, ValueError) as error:
         raise InputError(f"the tokenizer of {name} cannot be used: {error}") from error
     missing = [token for token in SPECIAL_TOKENS if getattr(tokenizer, token) is None]

@@ -25,7 +25,6 @@ from snugbert.trainers.command_line import InputError, parse_arguments
 from snugbert.trainers.models import TokenizerArguments, _check_folder, load_tokenizer
 from snugbert.trainers.pretraining.documents import TextArguments, find_files, read_dataset_documents, read_lines
 from snugbert.trainers.vocabulary_extension import (
-    cut_words,
     extend_model,
     extend_tokenizer,
     learn_extension,
@@ -157,11 +156,11 @@ def _go_on(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) ->
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
     _check_init(args, old, name)
     transformers_logging.disable_progress_bar()  # of reading and writing weights
-    model = load_init_model(name, old)
+    model = load_init_model(name)
     words = count_words(lines, old)
     extension = learn_extension(words, old, args.vocab_size - len(old), args.min_frequency)
     tokenizer = extend_tokenizer(old, extension, name)
-    unknown = 1 - sum(words[word] for word in cut_words(words, old)) / max(1, words.total())
+    unknown = 1 - extension.learned_from / max(1, words.total())
     print(
         f"{len(old):,} pieces of {name} and {len(extension.pieces):,} new ones, learned from {_size(words)}; a word "
         f"of it is now {pieces_per_word(words, tokenizer):.3f} pieces, and was {pieces_per_word(words, old):.3f}"
@@ -194,8 +193,8 @@ def _check_init(args: VocabularyArguments, old: PreTrainedTokenizerBase, name: s
         raise InputError(f"--init: the tokenizer of {name} has ids without a piece, and cannot be extended.")
     if args.vocab_size <= len(old):
         raise InputError(
-            f"--vocab_size {args.vocab_size} must be above the {len(old)} pieces that {name} already has; say how "
-            "many there shall be with the new ones."
+            f"--vocab_size {args.vocab_size} must be above the {len(old)} pieces that {name} already has: say with "
+            "--vocab_size how many there shall be, new ones included."
         )
 
 

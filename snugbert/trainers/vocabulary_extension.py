@@ -11,18 +11,17 @@ from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from snugbert.modeling_snugbert import AUTO_CLASSES
+from snugbert.checkpoints import CLASSES, find, model_of, read_checkpoint
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import SPECIAL_TOKENS, ModelArguments, load_config, load_model
+from snugbert.trainers.models import SPECIAL_TOKENS
 from snugbert.trainers.vocabulary_learning import KINDS, Kind, Merge, make_tokenizer, merge_pairs
 
 # While merging, an old piece is one character: this and its id. No character from here on is a space.
 FIRST_CHARACTER = 0x10000
-# The model of a checkpoint that does not say what it is: what pretraining goes on with.
-DEFAULT_ARCHITECTURE = "BertForPreTraining"
 
 
 class Extension(NamedTuple):
@@ -31,11 +30,13 @@ class Extension(NamedTuple):
     Attributes:
         pieces: the new pieces, in the order of their ids, and the ids of the old ones that each is made of.
         first: id of the first new piece.
+        learned_from: occurrences of words without an unknown character.
         merges: for BPE, in the order in which they are to be applied, behind the old ones.
     """
 
     pieces: dict[str, list[int]]
     first: int
+    learned_from: int
     merges: list[Merge]
 
 
@@ -101,8 +102,7 @@ def learn_extension(
         min_frequency: the fewest occurrences that make a pair a piece.
         show_progress: whether to show progress bars, on a terminal.
     """
-    cut = cut_words(words, tokenizer)
-    runs = Counter({_as_characters(ids): words[word] for word, ids in cut.items()})
+    runs = Counter({_as_characters(ids): words[word] for word, ids in cut_words(words, tokenizer).items()})
     given = sorted(set().union(*runs))
     learned, merges = merge_pairs(runs, given, len(given) + number, min_frequency, show_progress=show_progress)
     old = {index: piece for piece, index in tokenizer.get_vocab().items()}
@@ -120,6 +120,7 @@ def learn_extension(
     return Extension(
         pieces={piece: ids for piece, ids in pieces.items() if piece not in known},
         first=len(old),
+        learned_from=runs.total(),
         merges=[(text(left), text(right)) for left, right in merges],
     )
 
@@ -147,7 +148,8 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
     vocabulary = tokenizer.get_vocab() | new
     options: dict[str, Any] = {token: getattr(tokenizer, token) for token in SPECIAL_TOKENS}
     options["added_tokens_decoder"] = tokenizer.added_tokens_decoder
-    options["model_max_length"] = min(tokenizer.model_max_length, MODEL_MAX_LENGTH)
+    unlimited = tokenizer.model_max_length >= VERY_LARGE_INTEGER  # it was not told
+    options["model_max_length"] = MODEL_MAX_LENGTH if unlimited else tokenizer.model_max_length
     if kind == "wordpiece":
         return SnugBertTokenizer(vocabulary, **settings, **options)
     definition = _definition(tokenizer)
@@ -161,33 +163,21 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
     )
 
 
-def load_init_model(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:
-    """The model that comes with a tokenizer, as SnugBERT with the head it has; None if there is no `config.json`.
+def load_init_model(name: str) -> PreTrainedModel | None:
+    """The model that comes with a tokenizer, as SnugBERT with the head it has, in float32; None if there is none.
 
     Args:
         name: folder or Hub name.
-        tokenizer: of the same name.
 
     Raises:
-        InputError: it is no BERT, or cannot be opened.
+        InputError: see [`read_checkpoint`].
     """
-    try:
-        values, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError:
+    folder = find(name)
+    if folder.is_dir() and not (folder / "config.json").exists() and not any(folder.glob("*.ckpt*.index")):
         return None
-    if not values:
-        return None
-    args = ModelArguments(model_name_or_path=name)
-    config = load_config(args, tokenizer)
-    classes = {model.__name__: model for model in AUTO_CLASSES.values()}
-    architecture = (values.get("architectures") or [DEFAULT_ARCHITECTURE])[0]
-    model_class = classes.get(f"Snug{architecture.removeprefix('Snug')}")
-    if model_class is None:
-        raise InputError(
-            f"--init: the model of {name} is a {architecture}, which SnugBERT has not; name a folder that holds the "
-            "tokenizer alone, or a checkpoint with one of BERT's heads."
-        )
-    return load_model(model_class, args, config)
+    checkpoint = read_checkpoint(folder)
+    model_class = CLASSES["snugbert"][checkpoint.head]
+    return model_of(model_class, checkpoint.config, checkpoint.weights, torch.float32, checkpoint.options)
 
 
 @torch.no_grad()
