@@ -946,7 +946,8 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
                 f"{num_choices}."
             )
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
-        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, num_choices)
+        examples = batch.num_sequences // num_choices  # not -1: exported, that would be a number other than 1
+        logits = self.classifier(self.dropout(outputs.pooler_output)).view(examples, num_choices)
         loss = None
         if labels is not None:
             loss = _classification_loss(logits, labels, num_items_in_batch, "number of choices")

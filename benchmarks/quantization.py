@@ -1,0 +1,213 @@
+r"""Inference in 8 bits on a CPU: accuracy, size and speed of a sentence classifier, SnugBERT's beside stock BERT's.
+
+    snugbert glue --model_name_or_path BERT --task_name sst2 --data_dir glue --output_dir sst2
+    python benchmarks/quantization.py --classifier sst2 --glue_dir glue
+
+The same weights six times: SnugBERT and stock BERT, each in torch, exported to ONNX in float32, and that quantized
+dynamically by ONNX Runtime as docs/integrations.md says. Only SnugBERT in torch works without padding.
+
+Accuracy is that of SST-2's dev set. Times are of its first sentences, in three ways: one at a time, in batches in the
+order of the file, and in batches of sentences sorted by length. All six run in every round, one after the other, and
+who begins changes; a ratio is stock BERT's time in torch / the time, both of the same round.
+"""
+
+import argparse
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from finetuning import collate, glue_features
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from side_by_side import TOLERANCE, machine_of, positive
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
+
+import snugbert
+from snugbert.trainers.command_line import InputError
+from snugbert.trainers.models import ModelArguments, load_tokenizer
+
+OPSET = 23  # the first with an attention operator
+REFERENCE = "BERT, torch, float32"
+Batch = dict[str, torch.Tensor]
+Run = Callable[[Batch], torch.Tensor]  # a padded batch -> logits
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classifier", required=True, help="a folder that `snugbert glue --task_name sst2` wrote")
+    parser.add_argument("--glue_dir", required=True, help="the folder that holds SST-2")
+    parser.add_argument("--batch_size", type=positive, default=32)
+    parser.add_argument("--max_samples", type=positive, help="accuracy of the first so many sentences; default: all")
+    parser.add_argument("--timed_samples", type=positive, default=256, help="time of the first so many")
+    parser.add_argument("--rounds", type=positive, default=7, help="measured rounds; one more before them warms up")
+    return parser.parse_args(argv)
+
+
+# --- the models -------------------------------------------------------------------------------------------------
+
+
+def stock_twin(ours: PreTrainedModel) -> PreTrainedModel:
+    """Stock BERT with the weights of our classifier."""
+    stock = BertForSequenceClassification(BertConfig(**{**ours.config.to_dict(), "model_type": "bert"}))
+    stock.load_state_dict(ours.state_dict())
+    return stock.eval()
+
+
+def in_torch(model: PreTrainedModel) -> Run:
+    """The model as it is."""
+
+    def run(batch: Batch) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(**batch).logits
+
+    return run
+
+
+def export(model: PreTrainedModel, example: Batch, file: Path) -> None:
+    """Writes the model in ONNX, for any number of sentences of any length."""
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=model.config.max_position_embeddings)}
+    torch.onnx.export(
+        model,
+        (),
+        file,
+        kwargs=example,
+        dynamic_shapes=dict.fromkeys(example, sizes),
+        opset_version=OPSET,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def quantize(file: Path, to: Path) -> None:
+    """Writes the exported model in 8 bits, as docs/integrations.md does."""
+    exported = onnx.load(file)
+    del exported.graph.value_info[:]  # shapes, which the quantizer would contradict: microsoft/onnxruntime issue 25890
+    quantize_dynamic(
+        exported,
+        to,
+        op_types_to_quantize=["Gather", "MatMul", "Gemm"],
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+    )
+
+
+def in_onnx_runtime(file: Path) -> Run:
+    """An exported model, with as many threads as torch has."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(file, options)
+
+    def run(batch: Batch) -> torch.Tensor:
+        return torch.from_numpy(session.run(None, {name: values.numpy() for name, values in batch.items()})[0])
+
+    return run
+
+
+def contestants(ours: PreTrainedModel, example: Batch, folder: Path) -> tuple[dict[str, Run], dict[str, float]]:
+    """All six, and what each takes on the disk, in MB."""
+    runs: dict[str, Run] = {}
+    sizes: dict[str, float] = {}
+    for name, model in (("SnugBERT", ours), ("BERT", stock_twin(ours))):
+        float32, int8 = (folder / f"{name}-{kind}.onnx" for kind in ("float32", "int8"))
+        export(model, example, float32)
+        quantize(float32, int8)
+        runs[f"{name}, torch, float32"] = in_torch(model)
+        sizes[f"{name}, torch, float32"] = sum(weight.nbytes for weight in model.state_dict().values()) / 1e6
+        for kind, file in (("float32", float32), ("8 bits", int8)):
+            runs[f"{name}, ONNX Runtime, {kind}"] = in_onnx_runtime(file)
+            sizes[f"{name}, ONNX Runtime, {kind}"] = file.stat().st_size / 1e6
+    return runs, sizes
+
+
+# --- what is measured -------------------------------------------------------------------------------------------
+
+
+def quality_table(runs: dict[str, Run], sizes: dict[str, float], batches: list[Batch], labels: torch.Tensor) -> str:
+    """Size, accuracy, and the distance from stock BERT's logits.
+
+    Raises:
+        SystemExit: one in float32 does not compute what stock BERT does.
+    """
+    logits = {name: torch.cat([run(batch) for batch in batches]) for name, run in runs.items()}
+    expected = logits[REFERENCE]
+    table = "| model | MB | accuracy | other answers than in float32 | largest difference of logits |\n"
+    table += "|" + " --- |" * 5 + "\n"
+    for name, mine in logits.items():
+        distance = (mine - expected).abs().max().item()
+        if "float32" in name and distance > TOLERANCE["float32"] * max(1, expected.abs().max().item()):
+            raise SystemExit(f"{name}: logits differ from stock BERT's by {distance:.1e}; not measured.")
+        accuracy = (mine.argmax(1) == labels).double().mean().item()
+        others = (mine.argmax(1) != expected.argmax(1)).sum().item()
+        table += f"| {name} | {sizes[name]:.1f} | {accuracy:.2%} | {others} of {len(labels)} | {distance:.2g} |\n"
+    return table
+
+
+def time_table(runs: dict[str, Run], works: dict[str, list[Batch]], sentences: int, rounds: int) -> str:
+    """Stock BERT's time / the time of each, in each way of making batches; and its own sentences a second."""
+    names = list(runs)
+    cells: dict[str, list[str]] = {name: [] for name in names}
+    for batches in works.values():
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(rounds + 1):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                start = time.perf_counter()
+                for batch in batches:
+                    runs[name](batch)
+                seconds[name].append(time.perf_counter() - start)
+        stock = seconds[REFERENCE][1:]
+        for name in names:
+            ratios = [theirs / mine for theirs, mine in zip(stock, seconds[name][1:], strict=True)]
+            rate = sentences / median(seconds[name][1:])
+            cells[name].append(f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}), {rate:,.0f}/s")
+    table = f"| model | {' | '.join(works)} |\n|" + " --- |" * (len(works) + 1) + "\n"
+    return table + "".join(f"| {name} | {' | '.join(cells[name])} |\n" for name in names)
+
+
+def measure(args: argparse.Namespace) -> str:
+    """Both tables."""
+    model = snugbert.SnugBertForSequenceClassification.from_pretrained(args.classifier)
+    tokenizer = load_tokenizer(ModelArguments(model_name_or_path=args.classifier))
+    features = glue_features("sst2", args.glue_dir, "validation", tokenizer, args.max_samples, seed=None)
+    labels = torch.tensor([feature["label"] for feature in features])
+
+    def batches_of(features: list[dict[str, Any]], size: int) -> list[Batch]:
+        batches = collate(features, "sst2", tokenizer, size)
+        return [{name: values for name, values in batch.items() if name != "labels"} for batch in batches]
+
+    timed = features[: args.timed_samples]
+    by_length = sorted(timed, key=lambda feature: len(feature["input_ids"]))
+    works = {
+        "one at a time": batches_of(timed, 1),
+        f"batches of {args.batch_size}": batches_of(timed, args.batch_size),
+        f"batches of {args.batch_size}, sorted": batches_of(by_length, args.batch_size),
+    }
+    all_batches = batches_of(features, args.batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        runs, sizes = contestants(model, all_batches[0], Path(folder))
+        table = quality_table(runs, sizes, all_batches, labels)
+        return f"{table}\n{time_table(runs, works, len(timed), args.rounds)}"
+
+
+def main(argv: list[str]) -> None:
+    """Prints versions, command and both tables."""
+    args = parse_arguments(argv)
+    machine = {**machine_of("cpu"), "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
+    print(", ".join(f"{name} {value}" for name, value in machine.items()))
+    print(f"\n    python benchmarks/quantization.py {shlex.join(argv)}\n")
+    try:
+        print(measure(args), end="")
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,106 @@
+"""torch.export, ONNX, torch.compile: every head beside the model itself; the examples of docs/integrations.md."""
+
+import logging
+from functools import partial
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from parity import CONFIG, HEADS, ours_and_stock, ragged_batch
+from torch._dynamo.utils import counters
+from torch.testing import assert_close
+from transformers import AutoModel
+
+import snugbert
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # torch, for each input: all of them share the sizes.
+    pytest.mark.filterwarnings("ignore:# The axis name:UserWarning"),
+    # torch, where it copies what it has exported.
+    pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
+]
+LEFT_OUT = {"ForMaskedLM": ["token_type_ids"], "ForNextSentencePrediction": ["token_type_ids", "attention_mask"]}
+LONGEST = CONFIG["max_position_embeddings"]
+
+
+@pytest.fixture(autouse=True)
+def _no_trace(monkeypatch):
+    """pytest listens to all that is logged, and torch's trace of what it compiles doubles the time."""
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+
+
+def batch_for(head: str, batch: int, length: int) -> dict[str, torch.Tensor]:
+    """Inputs without labels: the first row full, then padded right and left in turns, and in the last row nothing."""
+    inputs = ragged_batch(head, batch=batch, length=length)
+    shape = inputs["input_ids"].shape
+    inputs = {name: value.reshape(-1, length) for name, value in inputs.items() if value.shape == shape}
+    inputs.pop("labels", None)
+    for value in inputs.values():
+        value[1::2] = value[1::2].flip(1)
+    inputs["attention_mask"][0] = 1
+    inputs["attention_mask"][1:][-1:] = 0
+    return {name: value.view(shape) for name, value in inputs.items() if name not in LEFT_OUT.get(head, ())}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_exported_is_the_model(head, caplog):
+    model = ours_and_stock(head, num_hidden_layers=1)[0].eval()
+    example = batch_for(head, batch=2, length=9)
+    names = ["batch", "choices", "length"] if head == "ForMultipleChoice" else ["batch", "length"]
+    sizes = {axis: torch.export.Dim(name, max=LONGEST) for axis, name in enumerate(names)}
+    exported = torch.export.export(model, (), example, dynamic_shapes=dict.fromkeys(example, sizes))
+    in_onnx = torch.onnx.export(exported, (), kwargs=example, opset_version=23, verbose=False)
+    assert not [record for record in caplog.records if record.name.startswith("snugbert")]
+    assert in_onnx.model.opset_imports[""] == 23
+    session = onnxruntime.InferenceSession(in_onnx.model_proto.SerializeToString())
+    assert [put.name for put in session.get_inputs()] == list(example)
+    for batch, length in ((1, 2), (1, 9), (5, 17), (3, LONGEST)):
+        inputs = batch_for(head, batch, length)
+        with torch.inference_mode():
+            expected = model(**inputs)
+        outputs = exported.module()(**inputs)
+        in_onnx_runtime = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        assert list(outputs) == list(expected) and len(in_onnx_runtime) == len(expected)
+        for (name, value), other in zip(expected.items(), in_onnx_runtime, strict=True):
+            assert_close(outputs[name], value, atol=1e-5, rtol=0)
+            assert_close(torch.from_numpy(other), value, atol=1e-5, rtol=0)
+
+
+def test_the_example_of_onnx_embeds_texts_as_the_model_does(encoder_in_onnx):
+    folder, names = encoder_in_onnx
+    assert len(names["example"]["input_ids"]) == 1  # and yet any number of texts, below
+    model = AutoModel.from_pretrained(folder / "my-snugbert")
+    assert type(model) is snugbert.SnugBertModel and model.config.num_hidden_layers == 6
+    texts = ["One.", "Two words, or more.", "This is, of these " + 100 * "few and varied " + "texts, the longest."]
+    for some in (texts[:1], texts):
+        inputs = names["tokenizer"](some, padding=True, truncation=True, return_tensors="pt")
+        with torch.inference_mode():
+            states = model(**inputs).last_hidden_state  # zeros at padding
+        expected = states.sum(1) / inputs["attention_mask"].sum(1, keepdim=True)
+        assert_close(torch.from_numpy(names["embed"](some)), expected, atol=1e-5, rtol=0)
+    assert names["embeddings"].shape == (2, 384) and np.abs(names["embeddings"]).max() > 0.1
+
+
+def test_the_example_of_compile_compiles_once(run_example, monkeypatch):
+    """One graph of padded batches, however many texts and how long; packed ones are not compiled again either."""
+    torch._dynamo.reset()
+    # Inductor needs a C++ compiler, and half a minute. What becomes a graph does not depend on what runs it.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    names = run_example("torch.compile", "ours")
+    del names["model"].bert.encoder.layer[1:]  # each takes as long as the first
+    texts = ["A short one.", "And one that is a little longer than it is short.", "Four words are here."]
+
+    def new_graphs(classify, texts):
+        before = counters["stats"]["unique_graphs"]
+        logits = classify(texts)
+        inputs = names["tokenizer"](texts, padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            assert_close(logits, names["model"](**inputs).logits, atol=1e-5, rtol=0)
+        return counters["stats"]["unique_graphs"] - before
+
+    batches = [texts[:2], texts, 2 * texts[::2], texts[:1], texts[1:2]]
+    assert [new_graphs(names["classify_padded"], batch) for batch in batches] == [1, 0, 0, 1, 0]
+    graphs = [new_graphs(names["classify_packed"], batch) for batch in batches[:3]]
+    assert graphs[0] > 1 and graphs[1:] == [0, 0]
