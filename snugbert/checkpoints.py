@@ -41,39 +41,16 @@ PARTS: dict[str, set[str]] = {
     "ForQuestionAnswering": {"qa_outputs"},
     "ForMultipleChoice": {"classifier"},
 }
-Heads = dict[str, type[PreTrainedModel]]
-BERT: Heads = {
-    "Model": transformers.BertModel,
-    "ForPreTraining": transformers.BertForPreTraining,
-    "ForMaskedLM": transformers.BertForMaskedLM,
-    "ForNextSentencePrediction": transformers.BertForNextSentencePrediction,
-    "ForSequenceClassification": transformers.BertForSequenceClassification,
-    "ForTokenClassification": transformers.BertForTokenClassification,
-    "ForQuestionAnswering": transformers.BertForQuestionAnswering,
-    "ForMultipleChoice": transformers.BertForMultipleChoice,
-}
 # Kind of checkpoint -> head -> the class that runs it. What TensorFlow wrote is run by stock BERT.
-CLASSES: dict[str, Heads] = {
-    "snugbert": {
-        "Model": snugbert.SnugBertModel,
-        "ForPreTraining": snugbert.SnugBertForPreTraining,
-        "ForMaskedLM": snugbert.SnugBertForMaskedLM,
-        "ForNextSentencePrediction": snugbert.SnugBertForNextSentencePrediction,
-        "ForSequenceClassification": snugbert.SnugBertForSequenceClassification,
-        "ForTokenClassification": snugbert.SnugBertForTokenClassification,
-        "ForQuestionAnswering": snugbert.SnugBertForQuestionAnswering,
-        "ForMultipleChoice": snugbert.SnugBertForMultipleChoice,
-    },
-    "bert": BERT,
+CLASSES: dict[str, dict[str, type[PreTrainedModel]]] = {
+    "snugbert": {head: getattr(snugbert, f"SnugBert{head}") for head in PARTS},
+    "bert": {head: getattr(transformers, f"Bert{head}") for head in PARTS},
     "distilbert": {
-        "Model": transformers.DistilBertModel,
-        "ForMaskedLM": transformers.DistilBertForMaskedLM,
-        "ForSequenceClassification": transformers.DistilBertForSequenceClassification,
-        "ForTokenClassification": transformers.DistilBertForTokenClassification,
-        "ForQuestionAnswering": transformers.DistilBertForQuestionAnswering,
-        "ForMultipleChoice": transformers.DistilBertForMultipleChoice,
+        head: getattr(transformers, f"DistilBert{head}")
+        for head in PARTS
+        if head not in ("ForPreTraining", "ForNextSentencePrediction")
     },
-    "tensorflow": BERT,
+    "tensorflow": {head: getattr(transformers, f"Bert{head}") for head in PARTS},
 }
 MODEL_TYPES = ("snugbert", "bert", "distilbert")
 

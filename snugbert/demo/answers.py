@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.modeling_snugbert import AUTO_CLASSES, SnugBertForPreTraining
+from snugbert.checkpoints import CLASSES
+from snugbert.modeling_snugbert import SnugBertForPreTraining
 from snugbert.question_answerer import QuestionAnswerer
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
@@ -44,18 +45,18 @@ def load_checkpoint(name: str) -> Checkpoint:
     args = ModelArguments(model_name_or_path=name, attn_implementation="eager")
     tokenizer = load_tokenizer(args)
     config = load_config(args, tokenizer)
-    classes = {model_class.__name__: model_class for model_class in AUTO_CLASSES.values()}
-    known = ", ".join(classes)
+    classes = CLASSES["snugbert"]
+    known = ", ".join(model_class.__name__ for model_class in classes.values())
     if not config.architectures:
         raise InputError(f'the config.json of {name} does not name its head; add "architectures", one of {known}.')
-    architecture = config.architectures[0].removeprefix("Snug").removeprefix("Bert")
-    if f"SnugBert{architecture}" not in classes:
+    head = config.architectures[0].removeprefix("Snug").removeprefix("Bert")
+    if head not in classes:
         raise InputError(
             f"the config.json of {name} names the architecture {config.architectures[0]}, not one of {known}."
         )
     # The bare encoder is read at its tokens; many checkpoints of it have no pooler.
-    bare = {"add_pooling_layer": False} if architecture == "Model" else {}
-    model = load_model(classes[f"SnugBert{architecture}"], args, config, trained=True, **bare)
+    bare = {"add_pooling_layer": False} if head == "Model" else {}
+    model = load_model(classes[head], args, config, trained=True, **bare)
     device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Checkpoint(model.to(device).eval(), tokenizer)  # type: ignore[arg-type]
 
