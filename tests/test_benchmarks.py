@@ -4,12 +4,12 @@ import json
 import os
 import re
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from pathlib import Path
 from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from parity import ours_and_stock, ragged_batch, without_padding
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -30,7 +30,7 @@ TRAINING = [*TINY, "--steps", "1"]
 
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
 
 
 def rows_of(capsys, dtype, trains) -> list[dict]:
