@@ -16,7 +16,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -172,8 +172,8 @@ def time_table(runs: dict[str, Run], works: dict[str, list[Batch]], sentences: i
     return table + "".join(f"| {name} | {' | '.join(cells[name])} |\n" for name in names)
 
 
-def measure(args: argparse.Namespace) -> str:
-    """Both tables."""
+def measure(args: argparse.Namespace) -> Iterator[str]:
+    """Both tables, one after the other."""
     model = snugbert.SnugBertForSequenceClassification.from_pretrained(args.classifier)
     tokenizer = load_tokenizer(ModelArguments(model_name_or_path=args.classifier))
     features = glue_features("sst2", args.glue_dir, "validation", tokenizer, args.max_samples, seed=None)
@@ -193,8 +193,8 @@ def measure(args: argparse.Namespace) -> str:
     all_batches = batches_of(features, args.batch_size)
     with tempfile.TemporaryDirectory() as folder:
         runs, sizes = contestants(model, all_batches[0], Path(folder))
-        table = quality_table(runs, sizes, all_batches, labels)
-        return f"{table}\n{time_table(runs, works, len(timed), args.rounds)}"
+        yield quality_table(runs, sizes, all_batches, labels)
+        yield time_table(runs, works, len(timed), args.rounds)
 
 
 def main(argv: list[str]) -> None:
@@ -202,9 +202,10 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     machine = {**machine_of("cpu"), "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    print(f"\n    python benchmarks/quantization.py {shlex.join(argv)}\n")
+    print(f"\n    python benchmarks/quantization.py {shlex.join(argv)}")
     try:
-        print(measure(args), end="")
+        for table in measure(args):
+            print(f"\n{table}", end="", flush=True)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
 
