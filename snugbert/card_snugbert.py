@@ -6,6 +6,7 @@ where its weights come from, how to load it. A card with figures, which a comman
 
 import filecmp
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -22,6 +23,11 @@ OWN_CARD = "<!-- Written by `snugbert`, which replaces it as long as this line i
 TEMPLATE = "This is the model card of a 🤗 transformers model that has been pushed on the Hub."
 TRAINERS_CARD = "<!-- This model card has been generated automatically according to the information"
 TAGS = ["snugbert", "bert"]
+# The plots of SnugBERT's commands. Those of an evaluation set have its name in front.
+PLOT = re.compile(
+    r"training\.png|((eval|predict)_(\w+_)?)?"
+    r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds)\.png"
+)
 LISTED_LABELS = 50
 FAULTS = "What is wrong or one-sided in the text that it learned from, the model has learned, too."
 
@@ -231,9 +237,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     unchanged = all(_is_copy(weight, source) for weight in weights)
     if card is not None and unchanged and OWN_CARD in card.text:
         _rename(card, repo_id, head)
-        for picture in re.findall(r"!\[[^]]*]\(([\w.-]+)\)", card.text):
-            if (path := _file_of(source, picture, token=token)) is not None:
-                shutil.copy(path, folder / picture)
+        _copy_plots(card.text, source, folder, token)
     else:
         card = _new_card(model, head, repo_id, source, card, unchanged)
     card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *(present.data.tags or [])]))
@@ -276,6 +280,16 @@ def _is_copy(weights: Path, source: str) -> bool:
     # A download only for this would be too much: what has been loaded is in the cache.
     file = _file_of(source, weights.name, local_files_only=True) if source else None
     return file is not None and filecmp.cmp(weights, file, shallow=False)
+
+
+def _copy_plots(text: str, source: str, folder: Path, token: Any) -> None:
+    """Copies the plots that a card shows. Somebody else may have written it: it cannot name any other file."""
+    for plot in re.findall(r"!\[[^]]*]\(([\w.-]+)\)", text):
+        path = _file_of(source, plot, token=token) if PLOT.fullmatch(plot) else None
+        # In a folder, a link may lead to any file of this machine. In the Hub's cache every file is a link.
+        is_link = path is not None and Path(source).is_dir() and Path(path).is_symlink()
+        if path is not None and not is_link and not os.path.lexists(folder / plot):
+            shutil.copyfile(path, folder / plot)
 
 
 def _rename(card: Any, name: str, head: Head) -> None:

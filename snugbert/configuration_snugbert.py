@@ -3,6 +3,7 @@
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before what other versions lack
 
 # isort: split
+import re
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -20,6 +21,7 @@ SIZES = {
     "large": (24, 1024, 16),
 }
 POSITION_EMBEDDING_TYPES = ("absolute", "sinusoidal")
+OUR_CODE = re.compile(r"(configuration|modeling)_snugbert\.SnugBert\w+")  # what an `auto_map` may name
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
@@ -119,6 +121,12 @@ class SnugBertConfig(PreTrainedConfig):
             "intermediate_size": 4 * hidden_size,
         }
         return cls(**{**fields, **overrides})
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, without foreign entries of `auto_map`, which may name another repository's code."""
+        auto_map = getattr(self, "auto_map", None) or {}
+        self.auto_map = {name: code for name, code in auto_map.items() if OUR_CODE.fullmatch(str(code))}
+        super().save_pretrained(*args, **kwargs)
 
     # Not a `validate_...` method, which transformers would run and wrap: its exception is no ValueError.
     def _check_ranges(self):

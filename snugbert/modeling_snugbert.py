@@ -388,9 +388,9 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         """As in transformers, and the code files with an `auto_map` that names every head go along.
 
         A folder that was saved with one head thus loads as any other, with `trust_remote_code=True` and without
-        snugbert installed.
+        snugbert installed. Entries that came with a checkpoint are dropped: they may name another repository's code.
         """
-        self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
+        self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(*args, **kwargs)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):

@@ -538,9 +538,6 @@ def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, cap
     pushed = {}
 
     class Hub:
-        def __init__(self, token):
-            pass
-
         def create_repo(self, name, **kwargs):
             return SimpleNamespace(repo_id=f"me/{name}")
 

@@ -104,6 +104,25 @@ def test_what_is_saved_says_snugbert_and_opens_in_stock_bert(head, tmp_path):
         assert torch.equal(back.state_dict()[name], tensor), name
 
 
+def test_a_foreign_auto_map_is_not_saved(tmp_path):
+    """It would send users of another Auto class to the code of a foreign repository."""
+    ours, _ = ours_and_stock("ForMaskedLM")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    parts = (ours, ours.config, snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)}))
+    for part in parts:
+        part.save_pretrained(tmp_path)
+    ours.save_pretrained(tmp_path)
+    before = {file: json.loads((tmp_path / file).read_text()) for file in ("config.json", "tokenizer_config.json")}
+    foreign = {"AutoModelForCausalLM": "evil/repo--modeling_evil.Evil", "AutoProcessor": "modeling_evil.Evil"}
+    for file, values in before.items():
+        (tmp_path / file).write_text(json.dumps({**values, "auto_map": {**values["auto_map"], **foreign}}))
+    for part in parts:
+        saved = tmp_path / type(part).__name__
+        type(part).from_pretrained(tmp_path).save_pretrained(saved)
+        for file in saved.glob("*config.json"):
+            assert json.loads(file.read_text())["auto_map"] == before[file.name]["auto_map"], (part, file)
+
+
 def test_tied_weights_are_stored_once(tmp_path):
     ours, _ = ours_and_stock("ForPreTraining")
     ours.save_pretrained(tmp_path)

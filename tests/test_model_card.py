@@ -1,6 +1,7 @@
 """The cards of what is pushed, as the Hub and people read them: every way to push, caught just before the network."""
 
 import json
+import os
 import random
 import re
 from concurrent.futures import Future
@@ -12,16 +13,19 @@ import torch
 import transformers
 from huggingface_hub import HfApi, ModelCard, constants, repocard
 from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 from parity import CONFIG, HEADS
 
 import snugbert
 from snugbert.card_snugbert import HEADS as CARDS
-from snugbert.card_snugbert import OWN_CARD, TEMPLATE, TRAINERS_CARD
+from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.cli import main
-from snugbert.trainers.finetuning.report import write_model_card
+from snugbert.trainers.finetuning.report import PICTURES, write_model_card
+from snugbert.trainers.pretraining.report import PICTURE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+SECRET = "hf_secret_token_of_the_owner"
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(CONFIG["vocab_size"] - 5))]
 TRAINED = {
     "name": "tagger",
@@ -46,6 +50,7 @@ def tokenizer():
 @pytest.fixture
 def hub(monkeypatch):
     """Repositories: what is pushed goes in, and a card that lies there is read."""
+    monkeypatch.setenv("HF_TOKEN", "")  # commands set it; restored after the test
     repositories: dict[str, dict[str, bytes]] = {}
 
     def create_commit(self, repo_id, operations, **_):
@@ -53,8 +58,9 @@ def hub(monkeypatch):
         repositories.setdefault(repo_id, {}).update(files)
 
     def upload_folder(self, repo_id, folder_path, ignore_patterns=(), commit_message="", **_):
-        files = {file.name: file.read_bytes() for file in Path(folder_path).iterdir() if file.is_file()}
-        repositories[f"{repo_id}: {commit_message}"] = files
+        files = {str(file.relative_to(folder_path)): file for file in Path(folder_path).rglob("*") if file.is_file()}
+        uploaded = filter_repo_objects(files, ignore_patterns=ignore_patterns)
+        repositories[f"{repo_id}: {commit_message}"] = {name: files[name].read_bytes() for name in uploaded}
         done: Future = Future()
         done.set_result(None)
         return done
@@ -157,6 +163,27 @@ def test_a_card_with_figures_goes_along_with_its_weights(way, hub, trained, tmp_
     assert "2 labels: `bad`, `good`" in card.text and "secret" not in card.content
 
 
+def test_only_plots_of_a_card_go_along(hub, trained, tmp_path):
+    """A card of somebody else may name any file of the repository, and a folder may hold links to any file."""
+    (tmp_path / "token").write_text(SECRET)
+    (trained / "eval_thresholds.png").symlink_to(tmp_path / "token")
+    for name in ("modeling_snugbert.py", "notes.png", "trainer_state.json"):
+        (trained / name).write_text("of somebody else")
+    named = ("modeling_snugbert.py", "notes.png", "trainer_state.json", "eval_thresholds.png")
+    with (trained / "README.md").open("a") as card:
+        card.write("".join(f"\n![x]({name})" for name in named))
+    transformers.AutoModelForSequenceClassification.from_pretrained(trained).push_to_hub("me/copy")
+    files = hub["me/copy"]
+    assert "0.93" in card_of(files).content and files["learning_curve.png"] == b"a picture"
+    assert not {"notes.png", "trainer_state.json", "eval_thresholds.png"} & files.keys()
+    assert files["modeling_snugbert.py"] == Path(snugbert.__file__).with_name("modeling_snugbert.py").read_bytes()
+
+
+def test_the_plots_of_all_commands_go_along():
+    plots = {PICTURE, *PICTURES, *(f"{of_set}_{name}" for of_set in ("eval", "predict_mm") for name in PICTURES)}
+    assert all(PLOT.fullmatch(name) for name in plots)
+
+
 @pytest.mark.parametrize(
     "text, stays",
     [
@@ -227,13 +254,22 @@ def pushes(hub, command: str, folder: Path, texts: Path, **arguments) -> dict[st
         "disable_tqdm": True,
         "push_to_hub": True,
         "hub_model_id": "me/model",
-        "hub_strategy": "every_save",
+        "hub_strategy": "checkpoint",
         "hub_always_push": True,
+        "hub_token": SECRET,
+        "token": SECRET,
         "output_dir": folder,
     } | arguments
     assert main([command, *(str(text) for name, value in arguments.items() for text in (f"--{name}", value))]) == 0
-    messages = ["Training in progress, step 2", "Training in progress, step 4", "End of training"]
-    assert list(hub) == [f"me/model: {message}" for message in messages]
+    assert os.environ["HF_TOKEN"] == SECRET
+    steps = ["Training in progress, step 2", "Training in progress, step 4"]
+    checkpoints = [f"me/model: {step}, checkpoint" for step in steps]
+    assert set(hub) == {*(f"me/model: {step}" for step in (*steps, "End of training")), *checkpoints}
+    written = {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    for files in (written, *hub.values()):
+        assert [name for name, content in files.items() if SECRET.encode() in content] == []
+        assert [name for name in files if "training_args" in name] == []
+    assert all({"optimizer.pt", "model.safetensors"} <= hub.pop(name).keys() for name in checkpoints)
     return dict(zip((2, 4, "end"), hub.values(), strict=True))
 
 

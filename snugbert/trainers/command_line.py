@@ -6,6 +6,7 @@ Arguments are dataclasses, as in transformers' own example scripts; those of `Tr
 
 import json
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -142,13 +143,24 @@ def set_up(training_args: TrainingArguments) -> None:
         training_args._n_gpu = 1
     if not torch.accelerator.is_available():
         training_args.dataloader_pin_memory = False  # torch warns at every epoch that there is nothing to pin for
+    move_hub_token(training_args)
     if training_args.push_to_hub and training_args.should_save:
-        _check_hub(training_args.hub_token)
+        _check_hub()
 
 
-def _check_hub(token: str | None) -> None:
+def move_hub_token(training_args: TrainingArguments) -> None:
+    """Moves `hub_token` from the arguments to the environment (`HF_TOKEN`), where huggingface_hub looks for it.
+
+    Trainer pickles its arguments into output folders and uploads them. A token among them would be published.
+    """
+    if training_args.hub_token is not None:
+        os.environ["HF_TOKEN"] = training_args.hub_token
+        training_args.hub_token = None
+
+
+def _check_hub() -> None:
     # The training would be done, or all runs of a sweep, before a push fails.
-    hub = HfApi(token=token)
+    hub = HfApi()
     try:
         hub.whoami()
     except (OSError, httpx.HTTPError) as error:

@@ -4,16 +4,24 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, HfApi, ModelCardData
 from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.utils import PushInProgress
 
 import snugbert
 from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose
+from snugbert.trainers.command_line import move_hub_token
+
+# The files of a checkpoint that make up a model: weights, configuration, tokenizer and code.
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
 class CardTrainer(Trainer):
@@ -24,20 +32,53 @@ class CardTrainer(Trainer):
     """
 
     write_card: Callable[[], None] | None = None
+    push_in_progress: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        move_hub_token(self.args)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """As in Trainer; nothing where a command has written the card, which is pushed as it is."""
         if self.write_card is None:
             super().create_model_card(*args, **kwargs)
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """As in Trainer, without `training_args.bin`: a pickle of every argument, with paths of this machine."""
+        super()._save(output_dir, state_dict)
+        (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """As in Trainer (`hub_strategy`), with a card and with the model's code, which it leaves behind."""
-        if self.is_world_process_zero():
-            for code in Path(checkpoint_folder).glob("*.py"):
-                shutil.copy(code, str(self.args.output_dir))
-            if self.write_card is not None:
-                self.write_card()
-        super()._push_from_checkpoint(checkpoint_folder)
+        """As in Trainer (`hub_strategy`), with the card and the model's code, and without `training_args.bin`."""
+        args, checkpoint, output_dir = self.args, Path(checkpoint_folder), Path(str(self.args.output_dir))
+        busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
+            return
+        if busy and not args.hub_always_push:
+            return
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        for file in checkpoint.iterdir():
+            if file.suffix in MODEL_SUFFIXES and file.name != TRAINER_STATE_NAME:
+                shutil.copy(file, output_dir)
+        if self.write_card is not None:
+            self.write_card()
+        upload = partial(
+            HfApi().upload_folder, repo_id=self.hub_model_id, revision=args.hub_revision, run_as_future=True
+        )
+        by_epoch = args.save_strategy == SaveStrategy.EPOCH
+        done = f"epoch {int(self.state.epoch or 0)}" if by_epoch else f"step {self.state.global_step}"
+        message = f"Training in progress, {done}"
+        # As in Trainer: what begins with "_" is unfinished.
+        ignored = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME]
+        jobs = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=ignored)]
+        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
+            message += ", checkpoint"
+            jobs.append(upload(folder_path=checkpoint, path_in_repo=folder, commit_message=message))
+        if busy:
+            self.push_in_progress.jobs.extend(jobs)
+        else:
+            self.push_in_progress = PushInProgress(jobs)
 
     def last_figures(self) -> dict[str, float]:
         """The figures of the last evaluation during training, without their prefix; none before the first."""

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from accelerate import PartialState
 from datasets import Dataset
 from huggingface_hub import HfApi
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from snugbert.trainers.command_line import InputError, clear_output_dir, files_of_a_run
 from snugbert.trainers.finetuning import report
@@ -152,10 +153,10 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
         report.write_results(output_dir, {**best.results, "sweep": summary}, tables)
         print(f"\n{tables}", flush=True)
         if repository is not None:
-            HfApi(token=args.hub_token).upload_folder(
+            HfApi().upload_folder(
                 repo_id=repository,
                 folder_path=output_dir,
-                ignore_patterns=["runs/*"],
+                ignore_patterns=["runs/*", PLAN, TRAINING_ARGS_NAME],
                 commit_message="Best of a sweep",
             )
 
@@ -294,7 +295,7 @@ def _hand_over(output_dir: Path, best: Run) -> None:
 def _create_repository(output_dir: Path, args: FineTuningArguments) -> str:
     """On the Hub, if it is not there yet; its full name."""
     name = args.hub_model_id or output_dir.resolve().name
-    return HfApi(token=args.hub_token).create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
+    return HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
 
 
 # --- results ----------------------------------------------------------------------------------------------------
