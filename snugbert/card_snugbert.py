@@ -25,7 +25,7 @@ TRAINERS_CARD = "<!-- This model card has been generated automatically according
 TAGS = ["snugbert", "bert"]
 # The plots of SnugBERT's commands. Those of an evaluation set have its name in front.
 PLOT = re.compile(
-    r"training\.png|((eval|predict)_(\w+_)?)?"
+    r"training\.png|((eval|predict)_((mm|ax)_)?)?"
     r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds)\.png"
 )
 LISTED_LABELS = 50

@@ -558,6 +558,22 @@ def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, cap
         sweep.run(make_task(tokenizer), model_args, given)
 
 
+def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args, tmp_path):
+    settings = {"sweep": "fixed", "max_steps": 1}
+    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path, **settings))
+    theirs = tmp_path / "runs" / "batch-32_rate-3e-05_epochs-2_seed-1" / "results.json"
+    mine = ("checkpoint-notes/a", "my_results.json", "eval_my_learning_curve.png", "cola/checkpoint-notes/a", "cola/a")
+    mine += ("runs/mine/results.json", "runs/mine/model.safetensors", "runs/mine/checkpoint-1/a", "runs/batch-mine/a")
+    for file in (*(tmp_path / name for name in mine), theirs):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    args = arguments(tmp_path, **settings, overwrite_output_dir=True)
+    sweep.run(make_task(tokenizer), model_args, args)
+    sweep.claim({}, args, [tmp_path, tmp_path / "cola"])  # as a suite does
+    assert all((tmp_path / name).read_text() == "mine" for name in mine) and not theirs.exists()
+    assert not (tmp_path / "results.json").exists() and not list((tmp_path / "runs").glob("batch-*_seed-*"))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import logging
 import shutil
 
 import numpy as np
@@ -244,9 +245,30 @@ def test_an_output_folder_with_a_run_is_kept(small_run, tmp_path, capsys):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
     assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
     assert (tmp_path / "model.safetensors").read_bytes() == weights
+    # It removes what the run wrote, and nothing of the user's with a similar name.
+    mine = [tmp_path / "checkpoint-notes" / "notes.txt", tmp_path / "my_results.json", tmp_path / "checkpoint-4.txt"]
+    mine[0].parent.mkdir()
+    for file in mine:
+        file.write_text("mine")
     assert run(small_run, output_dir=tmp_path, seed=1, save_strategy="no", overwrite_output_dir="true") == 0
     assert (tmp_path / "model.safetensors").read_bytes() != weights
-    assert not list(tmp_path.glob("checkpoint-*"))
+    assert all(file.read_text() == "mine" for file in mine)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4.txt", "checkpoint-notes"]
+
+
+def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
+    mine = tmp_path / "checkpoint-2-best"  # Trainer would count it, and remove it as the oldest
+    mine.mkdir()
+    with caplog.at_level(logging.INFO, logger="snugbert"):
+        assert run(small_run, output_dir=tmp_path, save_steps=1) == 0
+    assert "checkpoints kept: the newest 3 (--save_total_limit)" in caplog.text
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
+        mine.name,
+        *(f"checkpoint-{n}" for n in (6, 7, 8)),
+    }
+    more = {"resume_from_checkpoint": "true", "max_steps": 12, "save_steps": 1, "save_total_limit": 0}
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 1 + 3 + 4
 
 
 def test_a_run_goes_on_from_its_newest_whole_checkpoint(small_run, tmp_path, caplog):

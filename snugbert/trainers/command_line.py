@@ -7,6 +7,7 @@ Arguments are dataclasses, as in transformers' own example scripts; those of `Tr
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -25,6 +26,14 @@ RENAMED_FLAGS = {
     "--evaluation_strategy": "--eval_strategy",
     "--no_cuda": "--use_cpu",
 }
+
+
+# The names that a run writes next to its model. Everything else in an output folder belongs to the user.
+WRITTEN_BY_A_RUN = re.compile(
+    r"checkpoint-\d+|((train|all|(eval|predict)(_(mm|ax))?)_)?results\.json|results\.md|"
+    r"(trainer_state|config|plan)\.json",
+    re.ASCII,
+)
 
 
 class InputError(ValueError):
@@ -206,40 +215,36 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
 
 
 def clear_output_dir(training_args: TrainingArguments) -> None:
-    """Removes the checkpoints and figures of an earlier run; call it when nothing can go wrong any more.
-
-    Its weights stay until the new ones replace them.
-    """
+    """Removes the checkpoints and results of an earlier run. Call it when nothing can go wrong any more."""
     if training_args.should_save:
-        for path in files_of_a_run(Path(training_args.output_dir or "")):
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != "config.json":
-                path.unlink()
+        remove_run(Path(training_args.output_dir or ""))
+
+
+def remove_run(output_dir: Path) -> None:
+    """Removes the checkpoints and results of a run. Its model stays until a new one replaces it."""
+    for path in files_of_a_run(output_dir):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "config.json":
+            path.unlink()
 
 
 def files_of_a_run(output_dir: Path) -> list[Path]:
-    """The checkpoints, figures and configuration of the run that is in the folder; none if there is no run."""
-    patterns = (
-        "checkpoint-*",
-        "*_results.json",
-        "results.json",
-        "results.md",
-        "trainer_state.json",
-        "config.json",
-        "plan.json",
-    )
-    return [path for pattern in patterns for path in output_dir.glob(pattern)]
+    """The checkpoints, results and configuration of the run in `output_dir`. Empty if there is no run."""
+    if not output_dir.is_dir():
+        return []
+    return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
+
+
+def checkpoints_in(output_dir: Path) -> list[Path]:
+    """The folders `checkpoint-<step>` of a run, in the order of their steps."""
+    folders = [path for path in files_of_a_run(output_dir) if path.name.startswith("checkpoint-") and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
     """The whole checkpoint of the highest step in `output_dir`; half-written ones are passed over with a warning."""
-    steps = {}
-    for folder in output_dir.glob("checkpoint-*"):
-        step = folder.name.removeprefix("checkpoint-")
-        if step.isdigit():
-            steps[int(step)] = folder
-    for _, folder in sorted(steps.items(), reverse=True):
+    for folder in reversed(checkpoints_in(output_dir)):
         if _is_whole(folder):
             return folder
         logging.getLogger(__name__).warning("%s is not a whole checkpoint and is passed over", folder)

@@ -354,7 +354,7 @@ def run_suite(
     if training_args.class_weights is not None:
         raise InputError("--class_weights: not all tasks of GLUE have classes; give it with one --task_name.")
     plan = sweep.plan_of(model_args, training_args, asdict(data_args))
-    sweep.claim(output_dir, plan, training_args, [output_dir / name for name in TASKS])
+    sweep.claim(plan, training_args, [output_dir, *(output_dir / name for name in TASKS)])
     for number, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", number, len(names), TASKS[name].folder)
         if training_args.sweeps or not (output_dir / name / DONE).exists():  # a sweep knows what it has done
@@ -363,7 +363,7 @@ def run_suite(
     if training_args.should_save and "validation" in wanted:
         write_table(output_dir, names)
     if training_args.should_save and "test" in wanted:
-        gather_predictions(output_dir)
+        gather_predictions(output_dir, names)
 
 
 def tasks_with_data(data_args: DataArguments, wanted: tuple[str, ...]) -> list[str]:
@@ -418,15 +418,15 @@ def write_table(output_dir: Path, names: list[str]) -> None:
     print(f"\n{table}", flush=True)
 
 
-def gather_predictions(output_dir: Path) -> None:
-    """Copies the test predictions of all tasks to the folder submission, as gluebenchmark.com wants them in a zip."""
+def gather_predictions(output_dir: Path, names: list[str]) -> None:
+    """Copies the test predictions of the tasks `names` to the folder `submission`, for the leaderboard."""
     folder = output_dir / "submission"
     folder.mkdir(exist_ok=True)
     missing = []
     for name, task in TASKS.items():
         for stem in task.leaderboard.values() or (task.folder,):
             file = output_dir / name / f"{stem}.tsv"
-            if file.exists():
+            if name in names and file.exists():
                 shutil.copy2(file, folder)
             else:
                 missing.append(file.name)

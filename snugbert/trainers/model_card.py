@@ -1,5 +1,6 @@
 """What the model cards of all commands have in common: when they are written and pushed, tables, versions."""
 
+import logging
 import platform
 import re
 import shutil
@@ -18,14 +19,19 @@ from transformers.utils import PushInProgress
 
 import snugbert
 from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose
-from snugbert.trainers.command_line import move_hub_token
+from snugbert.trainers.command_line import checkpoints_in, move_hub_token
+
+logger = logging.getLogger(__name__)
 
 # The files of a checkpoint that make up a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
 class CardTrainer(Trainer):
-    """A Trainer that pushes the card of its command instead of its own.
+    """A Trainer that pushes the card of its command instead of its own, and writes no secrets.
+
+    `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
+    only folders named `checkpoint-<step>`.
 
     Attributes:
         write_card: writes the card of the model as it is now into the output folder.
@@ -38,10 +44,39 @@ class CardTrainer(Trainer):
         super().__init__(*args, **kwargs)
         move_hub_token(self.args)
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer; the log tells how many checkpoints are kept."""
+        if self.args.save_strategy != SaveStrategy.NO:
+            limit = self.args.save_total_limit or 0
+            logger.info("checkpoints kept: %s (--save_total_limit)", f"the newest {limit}" if limit > 0 else "all")
+        return super().train(*args, **kwargs)
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """As in Trainer; nothing where a command has written the card, which is pushed as it is."""
         if self.write_card is None:
             super().create_model_card(*args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # Trainer would also remove other folders that begin with "checkpoint-".
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save and limit is not None and limit > 0:
+            self._remove_old_checkpoints(limit)
+
+    def _remove_old_checkpoints(self, limit: int) -> None:
+        """Keeps the newest `limit` checkpoints, and the best one if there is one."""
+        newest_first = sorted(
+            checkpoints_in(Path(str(self.args.output_dir))), key=lambda folder: folder.stat().st_mtime_ns, reverse=True
+        )
+        best = self.state.best_model_checkpoint
+        kept = [folder for folder in newest_first if best and folder.samefile(best)]
+        kept += [folder for folder in newest_first if folder not in kept][: max(limit - len(kept), 1)]
+        for folder in newest_first:
+            if folder not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """As in Trainer, without `training_args.bin`: a pickle of every argument, with paths of this machine."""
@@ -70,7 +105,7 @@ class CardTrainer(Trainer):
         message = f"Training in progress, {done}"
         # As in Trainer: what begins with "_" is unfinished.
         ignored = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME]
-        jobs = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=ignored)]
+        jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=ignored)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             message += ", checkpoint"

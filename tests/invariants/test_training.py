@@ -68,6 +68,7 @@ def make_trainer(
         "learning_rate": 1e-3,
         "logging_steps": 5,
         "save_steps": 3,
+        "save_total_limit": 0,
         "eval_steps": 3,
         "eval_strategy": "steps",
         "per_device_eval_batch_size": 2,

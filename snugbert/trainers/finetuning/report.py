@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_snugbert import FAULTS, HEADS, REGRESSION, TAGS, base_model_of, how_to_load
+from snugbert.card_snugbert import FAULTS, HEADS, PLOT, REGRESSION, TAGS, base_model_of, how_to_load
 from snugbert.trainers.model_card import eval_result, save_model_card, table
 from snugbert.trainers.pictures import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
 
@@ -74,8 +74,8 @@ Baselines = Mapping[str, tuple[str, Mapping[str, float]]]
 
 def pictures_in(output_dir: Path, picture: str) -> list[Path]:
     """The pictures of one kind: that of "eval", and those of other sets, whose names they begin with."""
-    sets = [file for kind in ("eval", "predict") for file in output_dir.glob(f"{kind}_*{picture}")]
-    return [file for file in (output_dir / picture, *sorted(sets)) if file.exists()]
+    sets = [file for file in sorted(output_dir.glob(f"*_{picture}")) if PLOT.fullmatch(file.name)]
+    return [file for file in (output_dir / picture, *sets) if file.exists()]
 
 
 def remove_pictures(output_dir: Path) -> None:

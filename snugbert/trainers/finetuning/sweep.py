@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import logging
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ from datasets import Dataset
 from huggingface_hub import HfApi
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from snugbert.trainers.command_line import InputError, clear_output_dir, files_of_a_run
+from snugbert.trainers.command_line import InputError, files_of_a_run, remove_run
 from snugbert.trainers.finetuning import report
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import (
@@ -45,6 +46,7 @@ EPOCHS = (2.0, 3.0, 4.0)
 
 PLAN = "plan.json"  # in the output folder: what the runs have in common
 DONE = "results.json"  # in a run's folder, written last
+FOLDER_OF_A_RUN = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", re.ASCII)  # see `Job.name`
 
 
 class Setting(NamedTuple):
@@ -124,7 +126,7 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
     seeds = range(args.seed, args.seed + args.seeds)
     jobs = [Job(setting, seed, output_dir) for setting, seed in itertools.product(settings_of_sweep(args), seeds)]
     plan = {**plan_of(model_args, args, task.settings), **_examples(task)}
-    claim(output_dir, plan, args, list((output_dir / "runs").glob("batch-*_rate-*_epochs-*_seed-*")))
+    claim(plan, args, [output_dir])
     for number, job in enumerate(jobs, start=1):
         if not job.is_done:
             logger.info("run %d of %d: %s", number, len(jobs), job.name)
@@ -212,23 +214,23 @@ def plan_of(model_args: FineTunedModelArguments, args: FineTuningArguments, data
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in where}))
 
 
-def claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> None:
+def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> None:
     """Makes sure that what is in the output folder was begun with this plan, or removes it if that was asked for.
 
     There may be more seeds than before. Not fewer: the weights that were kept may be those of a seed that is left out.
 
     Args:
-        output_dir: the folder.
         plan: from [`plan_of`].
-        args: whether to replace what is there.
-        folders: those of runs in the output folder, which are removed with it.
+        args: the output folder, and whether to replace what is there.
+        folders: where runs and sweeps are written. If they are replaced, only what runs write is removed.
 
     Raises:
         InputError: the folder holds something else, and to replace it was not asked for.
     """
+    output_dir = Path(str(args.output_dir))
     file = output_dir / PLAN
     # A plan alone is that of a command that was refused before its first run began.
-    begun = any(path != file for path in files_of_a_run(output_dir)) or any(folder.exists() for folder in folders)
+    begun = any(path != file for folder in folders for path in (*files_of_a_run(folder), *run_folders(folder)))
     remedy = "choose another folder or replace it (--overwrite_output_dir)."
     goes_on = begun and file.exists() and not args.overwrite_output_dir
     if goes_on:
@@ -245,13 +247,23 @@ def claim(output_dir: Path, plan: dict[str, Any], args: FineTuningArguments, fol
     PartialState().wait_for_everyone()  # all have looked at what was there before
     if args.should_save:
         if not goes_on:
-            clear_output_dir(args)
-            report.remove_pictures(output_dir)
             for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_runs(folder)
         output_dir.mkdir(parents=True, exist_ok=True)
         report.write_atomically(file, json.dumps(plan, indent=1))
     PartialState().wait_for_everyone()
+
+
+def run_folders(output_dir: Path) -> list[Path]:
+    """The folders of a sweep's runs in `output_dir`."""
+    return [path for path in (output_dir / "runs").glob("*") if FOLDER_OF_A_RUN.fullmatch(path.name)]
+
+
+def _remove_runs(output_dir: Path) -> None:
+    remove_run(output_dir)
+    report.remove_pictures(output_dir)
+    for folder in run_folders(output_dir):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _examples(task: Task) -> dict[str, str]:
@@ -274,13 +286,12 @@ def _digest(dataset: Dataset) -> str:
 
 
 def _keep_best_weights(output_dir: Path, best: Run) -> None:
-    for weights in (output_dir / "runs").glob("*/*.safetensors"):
-        folder = weights.parent
-        if folder.name != best.folder.name and (folder / DONE).exists():
-            weights.unlink()
-    for checkpoint in (output_dir / "runs").glob("*/checkpoint-*"):
-        if (checkpoint.parent / DONE).exists():
-            shutil.rmtree(checkpoint)
+    for folder in run_folders(output_dir):
+        if (folder / DONE).exists():
+            for weights in [] if folder.name == best.folder.name else folder.glob("*.safetensors"):
+                weights.unlink()
+            for checkpoint in folder.glob("checkpoint-*"):
+                shutil.rmtree(checkpoint)
 
 
 def _hand_over(output_dir: Path, best: Run) -> None:

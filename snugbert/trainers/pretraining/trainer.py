@@ -74,6 +74,9 @@ class PretrainingArguments(TrainingArguments):
         metadata={"help": "lamb (large batches), muon, or any optimizer that transformers knows."},
     )
     logging_steps: float = field(default=100, metadata={"help": "Steps between two lines of the log."})
+    save_total_limit: int | None = field(
+        default=3, metadata={"help": "Keep the newest checkpoints, at most so many; 0 keeps all."}
+    )
 
     def __post_init__(self):
         # The collator needs what the model does not. Evaluation gives sums of sequences, to be added up over all
