@@ -181,6 +181,20 @@ def _code(head: Head, model: str, more: str = "", first_line: str = "") -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is, on one line: no heading, link, image, code or HTML can begin in it."""
+    text = re.sub(r"([\\`*{}\[\]<>#|!~$&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # within a word it is a letter like any other
+
+
+def code_span(text: str) -> str:
+    """Text as inline code, on one line; longer backticks enclose it than it has itself."""
+    text = " ".join(text.split()) or " "
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if "`" in (text[0], text[-1]) else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
 def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
     """A card of ours.
 
@@ -297,8 +311,8 @@ def _rename(card: Any, name: str, head: Head) -> None:
     title = re.search(rf"{re.escape(OWN_CARD)}\n\n# (.+)\n", card.text)
     if title is not None:
         start, end = title.span(1)
-        old = title[1]
-        card.text = (card.text[:start] + name + card.text[end:]).replace(
+        old = re.sub(r"\\(.)", r"\1", title[1])
+        card.text = (card.text[:start] + escape(name) + card.text[end:]).replace(
             how_to_load(old, head), how_to_load(name, head)
         )
     if card.data.model_name is not None:
@@ -310,6 +324,7 @@ def _new_card(
 ) -> ModelCard:
     base_model: Any
     base_model, base_name = base_model_of(source) if source else (None, "")
+    base_name = escape(base_name)
     base = ModelCardData() if base_card is None else base_card.data
     if base_model is None or base_model == name:
         base_model = base.base_model
@@ -335,7 +350,7 @@ def _new_card(
     return compose(
         header,
         [
-            f"# {name}",
+            f"# {escape(name)}",
             f"A BERT encoder that {head.ability}.",
             _facts(model, head),
             how_to_load(name, head),
@@ -354,7 +369,7 @@ def _facts(model: PreTrainedModel, head: Head) -> str:
         f"a vocabulary of {config.vocab_size:,} word pieces",
     ]
     if head.limits is CLASSIFIES:
-        labels = [f"`{config.id2label[index]}`" for index in sorted(config.id2label)]
+        labels = [code_span(str(config.id2label[index])) for index in sorted(config.id2label)]
         more = f" and {len(labels) - LISTED_LABELS} more" if len(labels) > LISTED_LABELS else ""
         facts.append(f"{len(labels)} labels: {', '.join(labels[:LISTED_LABELS])}{more}")
     return "\n".join(f"- {fact}" for fact in facts)

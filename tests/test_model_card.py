@@ -1,5 +1,6 @@
 """The cards of what is pushed, as the Hub and people read them: every way to push, caught just before the network."""
 
+import html
 import json
 import os
 import random
@@ -14,14 +15,16 @@ import transformers
 from huggingface_hub import HfApi, ModelCard, constants, repocard
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
+from markdown_it import MarkdownIt
 from parity import CONFIG, HEADS
 
 import snugbert
 from snugbert.card_snugbert import HEADS as CARDS
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.cli import main
-from snugbert.trainers.finetuning.report import PICTURES, write_model_card
+from snugbert.trainers.finetuning.report import PICTURES, write_model_card, write_results
 from snugbert.trainers.pretraining.report import PICTURE
+from snugbert.trainers.pretraining.report import write_model_card as write_pretraining_card
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -182,6 +185,53 @@ def test_only_plots_of_a_card_go_along(hub, trained, tmp_path):
 def test_the_plots_of_all_commands_go_along():
     plots = {PICTURE, *PICTURES, *(f"{of_set}_{name}" for of_set in ("eval", "predict_mm") for name in PICTURES)}
     assert all(PLOT.fullmatch(name) for name in plots)
+
+
+HOSTILE = [
+    "![x](https://evil.example/x.png)",
+    "` ![x](https://evil.example/x.png) `",
+    "``",
+    "a\n\n# Heading\n\n![x](https://evil.example/x.png)",
+    "a\r\rb | c | <img src=x> <!-- -->",
+    "[x](https://evil.example) **b** __b__ ~~s~~ &lt; $x$ a_b_c",
+    "\\`![x](y.png)`\\",
+]
+
+
+def rendered(text: str) -> tuple[list[str], str]:
+    """The HTML tags and the text of Markdown, by an independent renderer; code blocks left out."""
+    text = re.sub(r"```python\n.*?\n```\n", "", text, flags=re.DOTALL)
+    page = MarkdownIt("gfm-like", {"linkify": False}).render(text)
+    tags = re.findall(r"<(\w+)", page)
+    return tags, " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_no_markdown_comes_from_labels_and_names(hostile, hub, tmp_path):
+    def harmless(text: str, expected: int) -> bool:
+        tags, words = rendered(text)
+        return (
+            {"img", "a", "strong", "s"}.isdisjoint(tags) and tags.count("h1") == 1 and words.count(plain) == expected
+        )
+
+    plain = " ".join(hostile.split())
+    model = new_model("ForSequenceClassification", id2label={0: hostile, 1: "good"})
+    model.config.name_or_path = "a folder/" + hostile.replace("/", ":")  # of a path, a card has the last part
+    model.push_to_hub("me/model")
+    assert harmless(card_of(hub["me/model"]).text, expected=1 if "/" in hostile else 2)
+
+    words = {"name": hostile, "dataset": (hostile, None, None), "labels": [hostile], "settings": {"text": hostile}}
+    results = {"figures": {"eval": {"accuracy": 0.5}}, "baselines": {"eval": (hostile, {"accuracy": 0.5})}}
+    write_model_card(tmp_path, **TRAINED | words | results)
+    # In the title, twice as the data, as a label, as a setting and as the baseline.
+    assert harmless(ModelCard.load(tmp_path / "README.md").text, expected=6)
+    results = {"task": hostile, "examples": {"eval": 1}, "figures": {}, "baselines": {}}
+    write_results(tmp_path, results)
+    assert harmless((tmp_path / "results.md").read_text(encoding="utf-8"), expected=1)
+    (tmp_path / "README.md").unlink()
+    table = {"text": hostile}
+    write_pretraining_card(tmp_path, name=hostile, language=None, data=table, settings=table, base_model=None)
+    assert harmless(ModelCard.load(tmp_path / "README.md").text, expected=3)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveS
 from transformers.utils import PushInProgress
 
 import snugbert
-from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose
+from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose, escape
 from snugbert.trainers.command_line import checkpoints_in, move_hub_token
 
 logger = logging.getLogger(__name__)
@@ -177,4 +177,4 @@ def _cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:g}"
-    return re.sub(r"([|*_<\\])", r"\\\1", str(value)).replace("\n", " ")  # as it stands, not as Markdown
+    return escape(str(value))

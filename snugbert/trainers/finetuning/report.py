@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_snugbert import FAULTS, HEADS, PLOT, REGRESSION, TAGS, base_model_of, how_to_load
+from snugbert.card_snugbert import FAULTS, HEADS, PLOT, REGRESSION, TAGS, base_model_of, code_span, escape, how_to_load
 from snugbert.trainers.model_card import eval_result, save_model_card, table
 from snugbert.trainers.pictures import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
 
@@ -415,7 +415,7 @@ def write_results(output_dir: Path, results: Mapping[str, Any], sweep: str | Non
         sweep: the tables of a sweep.
     """
     baselines = {name: (of["answer"], of) for name, of in results["baselines"].items()}
-    parts = [f"# {results['task']}", results_table(results["figures"], baselines, results["examples"])]
+    parts = [f"# {escape(results['task'])}", results_table(results["figures"], baselines, results["examples"])]
     write_atomically(output_dir / "results.md", "\n\n".join([*parts, *([sweep] if sweep else [])]) + "\n")
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / "results.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
@@ -483,12 +483,13 @@ def write_model_card(
     )
     rows = [(name.replace("_", " "), value) for name, value in used.items()]
     sections = [
-        f"# {name}",
-        f"A BERT encoder that {head.ability}. It was fine-tuned from {start} on {dataset[0]} with SnugBERT.",
+        f"# {escape(name)}",
+        f"A BERT encoder that {head.ability}. It was fine-tuned from {escape(start)} on {escape(dataset[0])} with "
+        "SnugBERT.",
         how_to_load(name, head),
     ]
     if labels is not None:
-        sections.append(f"The labels: {', '.join(f'`{label}`' for label in labels)}.")
+        sections.append(f"The labels: {', '.join(map(code_span, labels))}.")
     if any(figures.values()):
         sections.append(f"## Results\n\n{results_table(figures, baselines, examples)}")
     if sweep is not None:
@@ -500,8 +501,8 @@ def write_model_card(
             sections.append(f"![{text}{of_examples}]({file.name})")
     sections += [
         f"## Training\n\n{table(('setting', 'value'), rows)}",
-        f"## Limits\n\n{head.limits} The figures are those of {dataset[0]}; text of another kind may fare worse. "
-        f"{FAULTS}",
+        f"## Limits\n\n{head.limits} The figures are those of {escape(dataset[0])}; text of another kind may fare "
+        f"worse. {FAULTS}",
     ]
     save_model_card(output_dir, header, sections)
 

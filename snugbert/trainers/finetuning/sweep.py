@@ -23,6 +23,7 @@ from datasets import Dataset
 from huggingface_hub import HfApi
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from snugbert.card_snugbert import escape
 from snugbert.trainers.command_line import InputError, files_of_a_run, remove_run
 from snugbert.trainers.finetuning import report
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
@@ -367,7 +368,7 @@ def _tables(summary: dict[str, Any], best: Run) -> str:
         examples = report.split_name(set_name).replace("_", " ")
         figures += [{"examples": examples, "figure": name.replace("_", " "), **value} for name, value in rows.items()]
     best_setting = Setting(*(summary["best_setting"][name] for name in Setting._fields))
-    failures = "".join(f"\n\nWithout a score: {failure}" for failure in summary["failures"])
+    failures = "".join(f"\n\nWithout a score: {escape(failure)}" for failure in summary["failures"])
     return (
         f"Chosen by {summary['chosen_by']}.\n\n"
         f"{report.means_table((*Setting._fields, 'seeds'), summary['settings'])}{failures}\n\n"

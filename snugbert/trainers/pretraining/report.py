@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_snugbert import FAULTS, HEADS, TAGS, base_model_of, how_to_load
+from snugbert.card_snugbert import FAULTS, HEADS, TAGS, base_model_of, escape, how_to_load
 from snugbert.trainers.model_card import eval_result, save_model_card, table
 from snugbert.trainers.pictures import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
 
@@ -160,8 +160,8 @@ def write_model_card(
         eval_results=results or None,
     )
     sections = [
-        f"# {name}",
-        f"A BERT encoder that {head.ability}. It was pretrained on text with SnugBERT, from {start}.",
+        f"# {escape(name)}",
+        f"A BERT encoder that {head.ability}. It was pretrained on text with SnugBERT, from {escape(start)}.",
         how_to_load(name, head),
         f"## Text\n\n{table(('what', 'value'), data.items())}",
         f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
