@@ -26,8 +26,9 @@ from snugbert import SnugBertTokenizer
 from snugbert.trainers.command_line import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, class_weights, fine_tune
+from snugbert.trainers.finetuning.run import EvaluationSet, Task, class_weights, fine_tune, settings_of_data
 from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
+from snugbert.trainers.glue_data import DataArguments
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 LABELS = ["few", "some", "many"]
@@ -556,6 +557,24 @@ def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, cap
     (tmp_path / "run" / "plan.json").unlink()
     with pytest.raises(InputError, match="already holds a run; choose another folder"):
         sweep.run(make_task(tokenizer), model_args, given)
+
+
+def test_no_path_of_this_machine_is_in_the_results(tokenizer, tmp_path):
+    checkpoint = tmp_path / "secret" / "pretrained"
+    checkpoint.mkdir(parents=True)
+    model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint))
+    task = make_task(tokenizer)
+    task.settings = settings_of_data(DataArguments(dataset_name=str(tmp_path / "secret")))
+    folder = tmp_path / "run"
+    given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
+    sweep.run(task, model_args, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
+    assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
+    assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
+    assert json.loads((folder / "results.json").read_text())["model"] == "pretrained"
+    other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
+    with pytest.raises(InputError, match="was begun with other --model_name_or_path"):
+        sweep.run(task, other, arguments(folder, **given, save_strategy="steps", save_steps=1))
 
 
 def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args, tmp_path):

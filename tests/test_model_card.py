@@ -319,6 +319,9 @@ def pushes(hub, command: str, folder: Path, texts: Path, **arguments) -> dict[st
     for files in (written, *hub.values()):
         assert [name for name, content in files.items() if SECRET.encode() in content] == []
         assert [name for name in files if "training_args" in name] == []
+    of_model = [files for name, files in hub.items() if name not in checkpoints]
+    paths = [str(folder).encode(), str(texts).encode()]
+    assert [name for files in of_model for name, content in files.items() if any(p in content for p in paths)] == []
     assert all({"optimizer.pt", "model.safetensors"} <= hub.pop(name).keys() for name in checkpoints)
     return dict(zip((2, 4, "end"), hub.values(), strict=True))
 

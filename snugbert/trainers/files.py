@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import logging
+import os
 import re
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -85,6 +86,11 @@ def check_sources(files: Mapping[str, Iterable[Path]], dataset_name: str | None)
 def hub_id(dataset_name: str | None) -> str | None:
     """The name of a data set as one of the Hub; None if it is a folder, or there is none."""
     return None if dataset_name is None or Path(dataset_name).exists() else dataset_name
+
+
+def name_of_data_set(name: str) -> str:
+    """What results and cards call a data set: its id on the Hub, or a folder's name without its path."""
+    return Path(name).resolve().name if os.path.isabs(name) or Path(name).exists() else name
 
 
 def name_of_file(file: Path) -> str:

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from snugbert.trainers.command_line import InputError, newest_checkpoint, parse_arguments, set_up
-from snugbert.trainers.files import hub_id, name_of_file
+from snugbert.trainers.files import hub_id, name_of_data_set, name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
@@ -324,8 +324,8 @@ def names_of(data_args: DataArguments) -> tuple[str, tuple[str, str | None, str 
     ]
     task = data_args.task.folder if data_args.task is not None else None
     if data_args.dataset_name is not None:
-        name = data_args.dataset_name
-        return task or name, (name, hub_id(name), data_args.dataset_config_name)
+        name = name_of_data_set(data_args.dataset_name)
+        return task or name, (name, hub_id(data_args.dataset_name), data_args.dataset_config_name)
     if files:
         name = name_of_file(Path(files[0]))
         return task or name, (name, None, None)

@@ -56,6 +56,13 @@ class CardTrainer(Trainer):
         if self.write_card is None:
             super().create_model_card(*args, **kwargs)
 
+    def save_state(self) -> None:
+        """As in Trainer; the best checkpoint is stored by its name, without the path of its folder."""
+        best = self.state.best_model_checkpoint
+        self.state.best_model_checkpoint = best and Path(best).name
+        super().save_state()
+        self.state.best_model_checkpoint = best
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # Trainer would also remove other folders that begin with "checkpoint-".
         limit, self.args.save_total_limit = self.args.save_total_limit, None

@@ -23,7 +23,7 @@ from transformers import (
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.command_line import parse_arguments, set_up
-from snugbert.trainers.files import hub_id, name_of_file
+from snugbert.trainers.files import hub_id, name_of_data_set, name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
@@ -326,7 +326,10 @@ def make_task(
     types = (
         sorted(splits["validation"].types) if data_args.return_entity_level_metrics and "validation" in splits else []
     )
-    dataset_name = data_args.dataset_name or name_of_file(next(iter(data_args.files.values())))
+    if data_args.dataset_name is not None:
+        dataset_name = name_of_data_set(data_args.dataset_name)
+    else:
+        dataset_name = name_of_file(next(iter(data_args.files.values())))
     return Task(
         name=dataset_name,
         make_model=model_maker(AutoModelForTokenClassification, model_args, config, trained="train" not in splits),

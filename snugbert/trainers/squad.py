@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from snugbert.trainers.command_line import InputError, parse_arguments, set_up
-from snugbert.trainers.files import hub_id, name_of_file
+from snugbert.trainers.files import hub_id, name_of_data_set, name_of_file
 from snugbert.trainers.finetuning import report, sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
@@ -99,7 +99,7 @@ def make_task(
         return EvaluationSet(NAMES[split], windows[split].features, judge, len(splits[split]), baseline)
 
     names = dict.fromkeys(name_of_file(file) for files in data_args.files.values() for file in files)
-    dataset_name = data_args.dataset_name or ", ".join(names)
+    dataset_name = name_of_data_set(data_args.dataset_name) if data_args.dataset_name else ", ".join(names)
     on_hub = hub_id(data_args.dataset_name)
     return Task(
         name=ON_THE_HUB.get((on_hub or "").removeprefix("rajpurkar/"), dataset_name),

@@ -12,7 +12,9 @@ import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from snugbert.card_snugbert import base_model_of
 from snugbert.trainers.command_line import InputError, claim_output_dir, clear_output_dir
+from snugbert.trainers.files import name_of_data_set
 from snugbert.trainers.finetuning import report
 from snugbert.trainers.finetuning.arguments import MAIN_METRIC, FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
@@ -335,6 +337,8 @@ def settings_of_data(data_args: Any) -> dict[str, Any]:
     """How data are read, as JSON values; of files the names alone, as results may be published."""
 
     def value(name: str, told: Any) -> Any:
+        if told is not None and name == "dataset_name":
+            return name_of_data_set(told)
         if told is None or not name.endswith(("_file", "_dir")):
             return told
         return [Path(file).name for file in told] if isinstance(told, list) else Path(told).name
@@ -354,8 +358,8 @@ def results_of(
     return {
         "task": task.name,
         "dataset": task.dataset[0],
-        "model": model_args.model_name_or_path,  # None: random weights
-        "config": model_args.config_name,
+        "model": base_model_of(model_args.model_name_or_path)[1],
+        "config": base_model_of(model_args.config_name)[1] if model_args.config_name else None,
         "figures": figures,
         "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
         "examples": {s.name: s.num_examples for s in task.evaluation_sets},
@@ -380,7 +384,7 @@ def write_report(
         report.draw_learning_curve(
             trainer.state.log_history, str(args.metric_for_best_model), output_dir / "learning_curve.png"
         )
-        write_card(task, output_dir, results, trainer.hub_model_id or args.hub_model_id)
+        write_card(task, model_args, output_dir, results, trainer.hub_model_id or args.hub_model_id)
     report.write_results(output_dir, results)
 
 
@@ -392,16 +396,22 @@ def write_interim_card(task: Task, model_args: FineTunedModelArguments, trainer:
     of_sets = {} if during_training is None else {during_training.name: figures}
     results = results_of(task, model_args, args, {"step": trainer.state.global_step}, of_sets)
     results["settings"]["steps_done"] = f"{trainer.state.global_step:,} of {trainer.state.max_steps:,}"
-    write_card(task, Path(str(args.output_dir)), results, trainer.hub_model_id or args.hub_model_id)
+    write_card(task, model_args, Path(str(args.output_dir)), results, trainer.hub_model_id or args.hub_model_id)
 
 
 def write_card(
-    task: Task, output_dir: Path, results: dict[str, Any], name: str | None, sweep: str | None = None
+    task: Task,
+    model_args: FineTunedModelArguments,
+    output_dir: Path,
+    results: dict[str, Any],
+    name: str | None,
+    sweep: str | None = None,
 ) -> None:
     """Writes the model card.
 
     Args:
         task: what was learned.
+        model_args: the checkpoint that training began from.
         output_dir: the folder of the model and its pictures.
         results: of the run that made the model, see [`results_of`].
         name: on the Hub; None: that of the folder.
@@ -414,7 +424,7 @@ def write_card(
         pipeline_tag=task.pipeline_tag,
         dataset=task.dataset,
         language=None,
-        base_model=results["model"],
+        base_model=model_args.model_name_or_path,
         labels=task.labels,
         examples=results["examples"],
         settings=results["settings"],

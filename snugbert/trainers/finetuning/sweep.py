@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 import re
 import shutil
 from dataclasses import asdict
@@ -152,7 +153,7 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
         _keep_best_weights(output_dir, best)  # an interruption may have come in between
         _hand_over(output_dir, best)
         repository = _create_repository(output_dir, args) if args.push_to_hub else None
-        write_card(task, output_dir, best.results, repository or args.hub_model_id, tables)
+        write_card(task, model_args, output_dir, best.results, repository or args.hub_model_id, tables)
         report.write_results(output_dir, {**best.results, "sweep": summary}, tables)
         print(f"\n{tables}", flush=True)
         if repository is not None:
@@ -211,8 +212,16 @@ def plan_of(model_args: FineTunedModelArguments, args: FineTuningArguments, data
         data: how the data are read.
     """
     plan = {**asdict(model_args), **data, **settings_of(args, DECIDES), "seeds": args.seeds, "sweeps": args.sweeps}
+    plan = {name: _without_folder(value) for name, value in plan.items()}
     where = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in where}))
+
+
+def _without_folder(value: Any) -> Any:
+    """An absolute path as its last part and a digest of the whole; a plan may be published."""
+    if not isinstance(value, str) or not os.path.isabs(value):
+        return value
+    return f"{Path(value).name} ({hashlib.sha256(value.encode()).hexdigest()[:8]})"
 
 
 def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> None:

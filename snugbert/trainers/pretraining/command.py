@@ -6,6 +6,7 @@ would have seen.
 
 import logging
 import math
+import os
 import shutil
 import tempfile
 import textwrap
@@ -35,6 +36,7 @@ from snugbert.trainers.command_line import (
     parse_arguments,
     set_up,
 )
+from snugbert.trainers.files import hub_id, name_of_data_set
 from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.pretraining.batches import Phase, parse_phases, plan_phases
 from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPreTraining
@@ -411,7 +413,7 @@ def _data_settings(
     """All that decides which examples a step sees, as a checkpoint remembers it."""
     names = ("short_seq_prob", "mlm_probability", "mask_replace_prob", "random_replace_prob", "whole_word_mask")
     settings: dict[str, Any] = {
-        "text": corpus.sources,
+        "text": _without_folders(corpus.sources),
         **corpus.settings,
         "objective": data_args.objective,
         "recipe": RECIPE_VERSION,
@@ -423,6 +425,14 @@ def _data_settings(
     if len(phases) > 1:  # where one phase ends; a single one may go on for longer
         settings["steps"] = [phase.steps for phase in phases]
     return settings
+
+
+def _without_folders(sources: dict[str, str]) -> dict[str, str]:
+    """Digests by the paths below the folder that all files share: a checkpoint may be published."""
+    if not all(map(os.path.isabs, sources)):  # a dataset
+        return {name_of_data_set(name.removeprefix("dataset ")): digest for name, digest in sources.items()}
+    folder = os.path.commonpath([os.path.dirname(name) for name in sources])
+    return {os.path.relpath(name, folder): digest for name, digest in sources.items()}
 
 
 # --- evaluation and report --------------------------------------------------------------------------------------
@@ -508,7 +518,7 @@ def _write_card(
         figures=figures,
         baselines=baselines,
         validation_name=_validation_name(data_args, validation),
-        dataset_name=data_args.dataset_name,
+        dataset_name=hub_id(data_args.dataset_name),
         base_model=model_args.model_name_or_path,
         next_sentences=not data_args.no_nsp,
     )
@@ -518,7 +528,7 @@ def _validation_name(data_args: DataArguments, validation: Corpus | None) -> str
     if validation is None:
         return "validation text"
     if data_args.dataset_name is not None and not data_args.validation_file:
-        return f"{data_args.dataset_name}, held out"
+        return f"{name_of_data_set(data_args.dataset_name)}, held out"
     return _names(validation)
 
 
@@ -526,14 +536,14 @@ def _facts_of_text(data_args: DataArguments, train: Corpus | None, validation: C
     """What the model card says of the text."""
     facts = {}
     if train is not None:
-        facts["training text"] = f"{data_args.dataset_name or _names(train)}: {train}"
+        facts["training text"] = f"{_names(train)}: {train}"
     if validation is not None:
         facts["validation text"] = f"{_names(validation)}: {validation}"
     return facts
 
 
 def _names(corpus: Corpus) -> str:
-    names = sorted(Path(name).name for name in corpus.sources)
+    names = sorted(name_of_data_set(name.removeprefix("dataset ")) for name in corpus.sources)
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
