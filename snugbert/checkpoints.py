@@ -9,7 +9,6 @@ shape or not known is refused by name.
 """
 
 import functools
-import json
 import os
 import pickle
 import re
@@ -25,10 +24,11 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.trainer_pt_utils import safe_globals
 
 import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.trainers.command_line import InputError
+from snugbert.trainers.command_line import InputError, parse_json
 
 # Head -> the parts it has beside the encoder.
 PARTS: dict[str, set[str]] = {
@@ -263,17 +263,29 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
             return load_file(file)
         except SafetensorError as error:
             raise InputError(f"{file} is cut short, or is no safetensors file ({error}).") from error
-    try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            f"{file} is cut short, or holds more than tensors, which could run any code; it is not opened."
-        ) from error
-    except (RuntimeError, EOFError) as error:
-        raise InputError(f"{file} is cut short, or is no file of torch.") from error
+    tensors = read_torch_file(file)
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise InputError(f"{file} holds other things than tensors by their names.")
     return tensors
+
+
+def read_torch_file(file: Path) -> Any:
+    """What `torch.save` wrote to a file, on the CPU. Nothing in the file can run code.
+
+    Raises:
+        InputError: the file is missing or damaged, or holds objects that could run code.
+    """
+    try:
+        with safe_globals():  # NumPy's arrays, which the random states of a checkpoint are
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"{file} is damaged, or holds more than tensors, which could run any code; it is not opened."
+        ) from error
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {file}.") from error
+    except Exception as error:  # a damaged archive or pickle can raise anything
+        raise InputError(f"{file} is damaged, or not a file of torch.") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -283,7 +295,7 @@ def read_json(file: Path) -> dict[str, Any]:
         InputError: there is no such file, or it holds something else.
     """
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = parse_json(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"there is no {file.name} in {file.parent}.") from error
     except ValueError as error:

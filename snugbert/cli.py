@@ -3,6 +3,7 @@
 A command is a function `main(argv)` in a module of its own, imported only when it is called.
 """
 
+import os
 import sys
 from importlib import import_module
 
@@ -38,9 +39,21 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs `snugbert` with `argv` (default: the process's own) and returns its exit status.
 
-    0: done; 2: something the user gave cannot be used, said in one sentence; 130: interrupted.
+    0: done; 2: something the user gave cannot be used, said in one sentence; 130: interrupted; 141: nobody reads the
+    output any more, as with `| head`.
     """
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more when it exits, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -63,6 +76,8 @@ def main(argv: list[str] | None = None) -> int:
         import_module(COMMANDS[command][0]).main(rest)
     # SafetensorError: a disk that is full; TransportError: a network that was lost.
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stdout.flush()  # raises it again if it is the output that nobody reads
         message = " ".join(str(error).split())  # the Hub's own have several lines
         print(f"snugbert {command}: error: {message}", file=sys.stderr)
         return 2

@@ -668,7 +668,7 @@ CASES = {
         cut("model-00002-of-00002.safetensors"),
         r"model-00002-of-00002\.safetensors is cut short",
     ),
-    "short bin": ({"binary": True}, cut("pytorch_model.bin"), r"source/pytorch_model\.bin is cut short"),
+    "short bin": ({"binary": True}, cut("pytorch_model.bin"), r"source/pytorch_model\.bin is damaged"),
     "no weights": ({}, lambda folder: (folder / "model.safetensors").unlink(), "there are no weights in .*source"),
     "no config": ({}, lambda folder: (folder / "config.json").unlink(), r"there is no config\.json in .*source\.$"),
     "short config": ({}, cut("config.json"), r"config\.json is not JSON"),

@@ -318,7 +318,7 @@ def test_labels_of_ones_own_data(tmp_path):
     with pytest.raises(InputError, match=message):
         labels([0.5, 1, "n/a", 0.5, "?"])
     assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
-    with pytest.raises(InputError, match=r"row 2: the label 'n/a' is not a number"):
+    with pytest.raises(InputError, match=r"row 2: 'n/a' is not a finite number"):
         labels([0.5, "n/a"], regression=True)
 
 
@@ -384,6 +384,39 @@ def test_resumed_run_equals_straight_run(run, workshop, tmp_path):
     glue.main(arguments(workshop, output_dir, save_steps=15, resume_from_checkpoint="true"))
     straight, resumed = (load_file(folder / "model.safetensors") for folder in (run, output_dir))
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+class Malicious:
+    """A pickle that writes a file when it is opened."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("owned"),)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run / "checkpoint-15", tmp_path / "out" / "checkpoint-15")
+    again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
+    for content, message in ((Malicious(), "could run any code; it is not opened"), ({}, "does not fit this run")):
+        torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
+        with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
+            glue.main(again)
+    assert not Path("owned").exists()
+
+
+@pytest.mark.parametrize("content", [Malicious(), b"torn"])
+def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, workshop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(run, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    if isinstance(content, bytes):
+        (folder / "pytorch_model.bin").write_bytes(content)
+    else:
+        torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"pytorch_model.bin is damaged"):
+        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(folder)))
+    assert not Path("owned").exists()
 
 
 def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):

@@ -4,9 +4,11 @@ import gzip
 import json
 import logging
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
 
@@ -223,6 +225,43 @@ def test_a_run_does_not_go_on_with_other_data_unless_told(small_run, tmp_path, c
     # The same batch in other pieces is no change.
     more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     assert run(small_run | resume | {"max_steps": 8}, **more) == 0
+
+
+class Malicious:
+    """A pickle that writes a file when it is opened."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("owned"),)
+
+
+def damage(file: Path, how: str) -> None:
+    """Leaves a file as a full disk, a torn copy, somebody else's program or an attacker might."""
+    if how == "empty":
+        file.write_bytes(b"")
+    elif how == "cut short":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    else:
+        torch.save({"malicious": Malicious(), "no state": {}, "a list": [1]}[how], file)
+
+
+@pytest.fixture(scope="module")
+def with_checkpoint(small_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    assert run(small_run | {"validation_file": None}, output_dir=folder, save_steps=4, max_steps=4) == 0
+    return folder
+
+
+@pytest.mark.parametrize("how", ["empty", "cut short", "malicious", "no state", "a list"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_damaged_checkpoint_is_one_sentence(name, how, small_run, with_checkpoint, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
+    damage(folder / "checkpoint-4" / name, how)
+    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
+    assert run(small_run | more, output_dir=folder) == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert line.startswith("snugbert pretrain: error: ") and "checkpoint-4" in line and name in line
+    assert ("could run any code" in line) == (how == "malicious") and not Path("owned").exists()
 
 
 def test_examples_are_shown(small_run, capsys):

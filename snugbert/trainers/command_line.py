@@ -107,25 +107,53 @@ def _arguments_of_yaml(file: Path) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: there is no file {file}.")
     try:
-        text = file.read_text(encoding="utf-8")
-        content = yaml.load(text, yaml.BaseLoader) or {}  # words as they stand: `no` is a strategy, not False
+        root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {error}") from error
-    if not isinstance(content, dict):
+    except RecursionError as error:
+        raise InputError(f"--config: {file} is nested too deeply.") from error
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in root.value):
         raise InputError(f"--config: {file} must hold `name: value` lines.")
     arguments = []
-    for name, value in content.items():
+    for name, value in ((key.value, _value_of_yaml(node, file)) for key, node in root.value):
         if name == "config":
             raise InputError(f"--config: {file} names another file with `config`; put its arguments here.")
         if value in ("", "~", "null"):
             continue
         arguments.append(_renamed(f"--{name}"))
-        if isinstance(value, list):
-            arguments.extend(value)
-        else:
-            # An argument that is a dictionary is given as JSON, with its numbers as such.
-            arguments.append(json.dumps(yaml.safe_load(text)[name]) if isinstance(value, dict) else value)
+        arguments.extend(value if isinstance(value, list) else [value])
     return arguments
+
+
+def _value_of_yaml(node: yaml.Node, file: Path) -> str | list[str]:
+    """Words as they are written, so that `no` is a strategy and not False; a dictionary as JSON."""
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        return [item.value for item in node.value]
+    if isinstance(node, yaml.ScalarNode):
+        return node.value
+    try:
+        return json.dumps(yaml.safe_load(yaml.serialize(node)))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        line = node.start_mark.line + 1
+        raise InputError(f"--config: {file}, line {line}: not a value that an argument can have ({error}).") from error
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text, as `json.loads` has it.
+
+    Raises:
+        ValueError: not JSON. The standard library has other exceptions and words for two cases.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except ValueError as error:
+        raise ValueError("a number has too many digits") from error
 
 
 def set_up(training_args: TrainingArguments) -> None:
@@ -255,7 +283,7 @@ def _is_whole(checkpoint: Path) -> bool:
     # Trainer writes trainer_state.json after everything else, so a checkpoint that has it was written to the end. One
     # without an optimizer (--save_only_model) is whole, but nothing to resume from.
     try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        parse_json((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return any(True for pattern in ("optimizer*", "global_step*") for _ in checkpoint.glob(pattern))

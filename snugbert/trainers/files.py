@@ -3,7 +3,6 @@
 import csv
 import gzip
 import io
-import json
 import logging
 import os
 import re
@@ -16,10 +15,13 @@ import pyarrow
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetsError
 
-from snugbert.trainers.command_line import InputError
+from snugbert.trainers.command_line import InputError, parse_json
 
 logger = logging.getLogger(__name__)
 
+# In bytes: a few kilobytes of gzip can hold a line of gigabytes. To tokenize a line takes some 30 times its size. A
+# JSON file may be a single line: that of SQuAD v2.0's training set has 42 MB.
+LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 SPLITS = ("train", "validation", "test")
 
 
@@ -100,17 +102,24 @@ def name_of_file(file: Path) -> str:
     return file.resolve().parent.name if stem.lower() in usual else stem
 
 
-def lines_of(file: Path) -> Iterator[str]:
+def lines_of(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """The lines of a UTF-8 file, plain, .gz or .zst, one after the other, each with its end.
 
+    Args:
+        file: the file.
+        longest: bytes that a line may have.
+
     Raises:
-        InputError: bytes that are not UTF-8, or a compressed file cut short; with file and line.
+        InputError: bytes that are not UTF-8, a line that is too long, or a compressed file cut short; with file and
+            line.
     """
     number = 0
     with _open(file) as stream:
         try:
             # Decoded line by line, so that an error can name its line.
-            for number, line in enumerate(stream, start=1):
+            for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
+                if len(line) > longest:
+                    raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. Split the line.")
                 # A byte order mark at the start of a file is not text.
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -225,16 +234,18 @@ def json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _json_values(file: Path) -> Iterator[tuple[int, Any]]:
-    lines = ((row, line) for row, line in enumerate(lines_of(file), start=1) if line.strip())
+    numbered = enumerate(lines_of(file, LONGEST_LINE_OF_JSON), start=1)
+    lines = ((row, line) for row, line in numbered if line.strip())
     for position, (row, line) in enumerate(lines):
         if position == 0 and line.lstrip().startswith("["):  # one list of all rows
+            text = "".join([line, *(rest for _, rest in lines)])
             try:
-                values = json.loads("".join([line, *(rest for _, rest in lines)]))
-            except json.JSONDecodeError as error:
+                values = parse_json(text)
+            except ValueError as error:
                 raise InputError(f"{file}: not JSON ({error}).") from error
             yield from enumerate(values, start=1)
             return
         try:
-            yield row, json.loads(line)
-        except json.JSONDecodeError as error:
+            yield row, parse_json(line)
+        except ValueError as error:
             raise InputError(f"{file}, row {row}: not JSON ({error}).") from error

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from snugbert.checkpoints import read_json
 from snugbert.trainers.command_line import InputError, newest_checkpoint, parse_arguments, set_up
 from snugbert.trainers.files import hub_id, name_of_data_set, name_of_file
 from snugbert.trainers.finetuning import report, sweep
@@ -398,7 +399,7 @@ def arguments_of_task(args: FineTuningArguments, name: str) -> FineTuningArgumen
 
 def write_table(output_dir: Path, names: list[str]) -> None:
     """Prints the figures of all tasks with their average, and writes them to results.md and results.json."""
-    results = {name: json.loads((output_dir / name / DONE).read_text(encoding="utf-8")) for name in names}
+    results = {name: read_json(output_dir / name / DONE) for name in names}
     figures = {name: of_task["figures"] for name, of_task in results.items()}
     table = report.suite_table(figures)
     if any("sweep" in of_task for of_task in results.values()):

@@ -4,9 +4,11 @@ Examples are held in memory, 393,000 at most in GLUE (MNLI).
 """
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -493,7 +495,7 @@ def choose_labels(
         values = train.data["label"][:]
         labels = sorted({label for value in values for label in value} if train.multi_label else set(values))
         if all(INTEGER.fullmatch(label) for label in labels):
-            labels.sort(key=int)
+            labels.sort(key=Decimal)  # `int` takes at most 4,300 digits
         elif regression is None and not train.multi_label and _are_numbers(train, values):
             return None
         if len(labels) < 2:
@@ -540,9 +542,9 @@ def encode_labels(split: Split, labels: list[str] | None) -> list[int] | list[fl
                     f"{split.source}, row {row}: the label {label!r} is unknown; known, by the task or from training, "
                     f"are {known}{more}; mend or remove the row."
                 )
-            if not labels and not NUMBER.fullmatch(label):
+            if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
                 raise InputError(
-                    f"{split.source}, row {row}: the label {label!r} is not a number; mend or remove the row."
+                    f"{split.source}, row {row}: {label[:50]!r} is not a finite number. Fix or remove the row."
                 )
     if not labels:
         return [float(value) for value in values]

@@ -4,7 +4,8 @@ import logging
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from transformers.utils import PushInProgress
 
 import snugbert
 from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose, escape
-from snugbert.trainers.command_line import checkpoints_in, move_hub_token
+from snugbert.checkpoints import read_torch_file
+from snugbert.trainers.command_line import InputError, checkpoints_in, move_hub_token
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +46,27 @@ class CardTrainer(Trainer):
         super().__init__(*args, **kwargs)
         move_hub_token(self.args)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; the log tells how many checkpoints are kept."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer; the log tells how many checkpoints are kept.
+
+        Raises:
+            InputError: a file of the checkpoint is damaged, or holds objects that could run code.
+        """
+        if isinstance(resume_from_checkpoint, str):
+            for file in sorted(Path(resume_from_checkpoint).glob("*.pt*")):
+                read_torch_file(file)
         if self.args.save_strategy != SaveStrategy.NO:
             limit = self.args.save_total_limit or 0
             logger.info("checkpoints kept: %s (--save_total_limit)", f"the newest {limit}" if limit > 0 else "all")
-        return super().train(*args, **kwargs)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with _resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with _resuming_from(checkpoint, "rng_state.pth"):
+            super()._load_rng_state(checkpoint)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """As in Trainer; nothing where a command has written the card, which is pushed as it is."""
@@ -126,6 +143,20 @@ class CardTrainer(Trainer):
         """The figures of the last evaluation during training, without their prefix; none before the first."""
         lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
+
+
+@contextmanager
+def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
+    """Turns any error about the content of a checkpoint's `files` into an [`InputError`]."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{checkpoint}: {files} does not fit this run ({type(error).__name__}: {error}). Resume from another "
+            f"checkpoint, or start from its weights (--model_name_or_path {checkpoint})."
+        ) from error
 
 
 def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]) -> None:

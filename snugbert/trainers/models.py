@@ -167,7 +167,7 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
             tokenizer = SnugBertTokenizer.from_pretrained(name, do_lower_case=is_uncased(folder / "vocab.txt"))
         else:
             tokenizer = AutoTokenizer.from_pretrained(name, **args.hub)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the tokenizers library raises a bare Exception, JSON a RecursionError
         raise InputError(f"the tokenizer of {name} cannot be used: {error}") from error
     missing = [token for token in SPECIAL_TOKENS if getattr(tokenizer, token) is None]
     if missing:
@@ -227,6 +227,9 @@ def load_model(
                 "--ignore_mismatched_sizes replaces it"
             )
         raise InputError(f"the weights of {name} do not fit its configuration{remedy}.") from error
+    except Exception:  # a damaged pickle can raise anything
+        _check_files(name)
+        raise
     unknown = sorted(key for key in info["unexpected_keys"] if not OTHER_HEADS.match(key))
     if unknown and trained:
         raise InputError(

@@ -13,8 +13,17 @@ from typing import Any, Literal, NamedTuple
 
 from datasets import Dataset
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import SPLITS, check_sources, json_rows, lines_of, load_data_set, read_rows, wanted_splits
+from snugbert.trainers.command_line import InputError, parse_json
+from snugbert.trainers.files import (
+    LONGEST_LINE_OF_JSON,
+    SPLITS,
+    check_sources,
+    json_rows,
+    lines_of,
+    load_data_set,
+    read_rows,
+    wanted_splits,
+)
 from snugbert.trainers.finetuning.arguments import ExampleLimits
 
 logger = logging.getLogger(__name__)
@@ -187,10 +196,11 @@ def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, An
 
 def _object_in(file: Path) -> dict[str, Any] | None:
     """The object that a JSON file is; None if it is made of lines, or is a list."""
+    text = "".join(lines_of(file, LONGEST_LINE_OF_JSON)).strip()
     try:
-        content = json.loads("".join(lines_of(file)).strip() or "null")
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # behind the first line's object
+        content = parse_json(text or "null")
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":  # after the first line's object
             return None
         raise InputError(
             f"{file}: not JSON ({error}); questions are in SQuAD's own JSON or in lines of JSON objects."
@@ -324,7 +334,7 @@ def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:
     Returns:
         Its first character and the one behind its last, neither of them white space; None if it is not there.
     """
-    if start < 0:
+    if not 0 <= start <= len(context):
         return None
     begin = start + len(text) - len(text.lstrip())
     if context.startswith(text.strip(), begin):

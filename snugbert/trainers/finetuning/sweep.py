@@ -25,6 +25,7 @@ from huggingface_hub import HfApi
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from snugbert.card_snugbert import escape
+from snugbert.checkpoints import read_json
 from snugbert.trainers.command_line import InputError, files_of_a_run, remove_run
 from snugbert.trainers.finetuning import report
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
@@ -107,7 +108,7 @@ class Job(NamedTuple):
     @property
     def run(self) -> Run:
         """What it gave, once it is done."""
-        return Run(self.setting, self.folder, json.loads((self.folder / DONE).read_text(encoding="utf-8")))
+        return Run(self.setting, self.folder, read_json(self.folder / DONE))
 
 
 def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
@@ -244,7 +245,7 @@ def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) 
     remedy = "choose another folder or replace it (--overwrite_output_dir)."
     goes_on = begun and file.exists() and not args.overwrite_output_dir
     if goes_on:
-        before = json.loads(file.read_text(encoding="utf-8"))
+        before = read_json(file)
         changed = [name for name in plan if plan[name] != before.get(name) and name != "--seeds"]
         if changed:
             # One run is no sweep of one seed: its model is in the output folder.

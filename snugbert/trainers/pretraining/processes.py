@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from transformers import PreTrainedModel, Trainer
 
+from snugbert.checkpoints import read_torch_file
 from snugbert.trainers.command_line import InputError
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class ProcessesTrainer(Trainer):
         if self.args.process_index == 0:
             state = _load_optimizer_state(Path(checkpoint) / "optimizer.pt", optimizer)
         set_optimizer_state_dict(self.model, optimizer, state, options=self._spread)
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
+        self.lr_scheduler.load_state_dict(read_torch_file(Path(checkpoint) / "scheduler.pt"))
 
     @property
     def _is_sharded(self) -> bool:
@@ -158,7 +159,7 @@ def _unsharded(model: Any, weights: Any) -> PreTrainedModel:
 
 def _load_optimizer_state(file: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What [`ProcessesTrainer`] wrote to `file`; refuses what it did not write, or for another optimizer."""
-    content = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
+    content = read_torch_file(file) if file.is_file() else {}
     name = content.pop("optimizer", None)
     if name is None:
         raise InputError(
