@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from io import BytesIO
 from itertools import permutations
 from pathlib import Path
@@ -21,9 +22,11 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import gradio as gr
 import pytest
 import torch
 import transformers
+from gradio_client import Client
 from PIL import Image
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
@@ -35,7 +38,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, RobertaConfig, pi
 import snugbert
 from snugbert.cli import main
 from snugbert.demo import answers
-from snugbert.demo.page import LAUNCH, MOST_TOKENS, build_page
+from snugbert.demo.page import MOST_BYTES, MOST_CHARACTERS, MOST_TOKENS, build_page, serve
 from snugbert.modeling_snugbert import AUTO_CLASSES
 
 PROGRAMS = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
@@ -277,6 +280,76 @@ def test_answers_are_those_of_transformers(checkpoints):
     torch.testing.assert_close(ours, weights, atol=1e-5, rtol=0)
 
 
+# --- over HTTP --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[gr.Blocks]:
+    page = build_page(folder.name, answers.load_checkpoint(str(folder)))
+    serve(page, "127.0.0.1")
+    try:
+        yield page
+    finally:
+        page.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def tagging_page(checkpoints) -> Iterator[gr.Blocks]:
+    with served(checkpoints["tags"]) as page:
+        yield page
+
+
+def ask(port: int, path: str, body: bytes | Iterator[bytes] | None = None, **headers: str) -> int:
+    """The status of the answer to a GET, or to a POST if there is a body; an iterator is sent without its length."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    fields = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    with closing(connection):
+        connection.request("GET" if body is None else "POST", path, body, fields)
+        return connection.getresponse().status
+
+
+CALL = "/gradio_api/call/answered"
+TYPED = json.dumps({"data": ["a"]}).encode()
+
+
+def test_only_our_own_pages_and_programs_are_answered(tagging_page):
+    port = tagging_page.server_port
+    for host, status in (
+        (f"127.0.0.1:{port}", 200),
+        (f"localhost:{port}", 200),
+        (f"[::1]:{port}", 200),
+        ("localhost:9000", 200),  # a tunnel's other end
+        (f"evil.example:{port}", 400),  # DNS rebinding
+        ("localhost.evil.example", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("", 400),
+    ):
+        assert (ask(port, "/", Host=host), ask(port, CALL, TYPED, Host=host)) == (status, status), host
+    for origin in ("http://evil.example", "null", f"http://localhost:{port + 1}", f"http://localhost:{port}"):
+        assert (ask(port, "/config", Origin=origin), ask(port, CALL, TYPED, Origin=origin)) == (403, 403), origin
+    assert ask(port, CALL, TYPED, Origin=f"http://127.0.0.1:{port}") == 200
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+        assert ask(port, CALL, TYPED, Sec_Fetch_Site=site) == status
+    assert ask(port, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate") == 200  # a link to the page
+    client = Client(tagging_page.local_url, verbose=False, analytics_enabled=False)
+    marked = client.predict(TAGGED[2][0], api_name="/answered")
+    assert [(piece["token"], piece["class_or_confidence"]) for piece in marked][::2] == [
+        ("London", "LOC"),
+        ("Paris", "LOC"),
+    ]
+
+
+def test_large_requests_and_files_are_refused(tagging_page):
+    port = tagging_page.server_port
+    largest = TYPED + b" " * (MOST_BYTES - len(TYPED))
+    assert ask(port, CALL, largest) == 200
+    assert ask(port, CALL, largest + b" ") == 413
+    assert ask(port, CALL, iter([largest])) == 200
+    assert ask(port, CALL, iter([largest, b" "])) == 413
+    file = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\na\r\n--b--\r\n'
+    assert ask(port, "/gradio_api/upload", file, Content_Type="multipart/form-data; boundary=b") == 413
+
+
 # --- in the browser ---------------------------------------------------------------------------------------------
 
 
@@ -301,21 +374,17 @@ class Visitor:
         self.profile.cleanup()
 
     @contextmanager
-    def at(self, folder: Path) -> Iterator[None]:
+    def at(self, folder: Path, host: str = "127.0.0.1") -> Iterator[None]:
         """Opens the page of a checkpoint, and sees to it that it asks nobody else for anything."""
-        page = build_page(folder.name, answers.load_checkpoint(str(folder)))
-        page.launch(prevent_thread_lock=True, **LAUNCH)
-        try:
+        with served(folder) as page:
             self.browser.get_log("performance")
-            self.browser.get(page.local_url)
+            self.browser.get(f"http://{host}:{page.server_port}/")
             self.until(lambda: bool(self.all("button[role=tab]")), True)
             yield
             messages = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
             asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
             hosts = {urlsplit(url).hostname for url in asked if not url.startswith(("data:", "blob:", "chrome:"))}
-            assert hosts == {"127.0.0.1"}
-        finally:
-            page.close(verbose=False)
+            assert hosts == {host}
 
     def all(self, selector: str) -> list:
         """What of it can be seen."""
@@ -471,7 +540,7 @@ def test_texts_are_classified(checkpoints, visitor):
 
 
 def test_entities_are_coloured(checkpoints, visitor):
-    with visitor.at(checkpoints["tags"]):
+    with visitor.at(checkpoints["tags"], "localhost"):
         visitor.type("Text", TAGGED[0][0])
         visitor.click("Tag")
         visitor.until(
@@ -576,6 +645,14 @@ def test_what_cannot_be_answered_is_said_in_a_sentence(checkpoints, visitor, cap
         visitor.click("Does it follow?")
         visitor.until(visitor.message, "There is no second sentence: type one.")
     with visitor.at(checkpoints["answers"]):
+        fill = (
+            "[field, text] = arguments; field.value = text; field.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        visitor.browser.execute_script(fill, visitor.all("textarea")[1], "a" * (MOST_CHARACTERS + 1))
+        visitor.click("Answer")
+        visitor.until(
+            visitor.message, "The text has 100,001 characters, and the page takes 100,000 at most: shorten it."
+        )
         visitor.type("Text of any length", "<b>Ada</b>")
         visitor.type("Question", "<i>milk</i>" * 20)
         visitor.click("Answer")
@@ -586,18 +663,48 @@ def test_what_cannot_be_answered_is_said_in_a_sentence(checkpoints, visitor, cap
 # --- the command ------------------------------------------------------------------------------------------------
 
 
-def test_a_process_serves_until_ctrl_c(checkpoints):
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    command = [sys.executable, "-m", "snugbert", "demo", "--model", str(checkpoints["tags"]), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        address = f"http://127.0.0.1:{port}/"
-        assert process.stdout.readline() == f"{checkpoints['tags']} is on {address} until Ctrl-C.\n"
-        with urlopen(address) as response:
-            assert "tags · SnugBERT" in response.read().decode()
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, output, errors) == (130, "", "")
+        return server.getsockname()[1]
+
+
+def test_a_process_serves_until_ctrl_c(checkpoints):
+    """To this machine, or to all: there by any name, and with a warning."""
+    model = str(checkpoints["tags"])
+    processes = {}
+    for host in ("127.0.0.1", "0.0.0.0"):
+        port = free_port()
+        command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", host, "--port", str(port)]
+        processes[port] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ended = []
+    try:
+        for port, process in processes.items():
+            served_at = process.stdout.readline()
+            with urlopen(f"http://127.0.0.1:{port}/") as response:
+                assert "tags · SnugBERT" in response.read().decode()
+            statuses = [
+                ask(port, CALL, TYPED, Host="a.lan:1", Origin=origin)
+                for origin in ("http://a.lan:1", "http://b.lan:1")
+            ]
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=PATIENCE)
+            ended.append((served_at, statuses, process.returncode, output, errors))
+    finally:
+        for process in processes.values():
+            process.kill()
+    local, open_to_all = processes
+    assert ended == [
+        (f"{model} is on http://127.0.0.1:{local}/ until Ctrl-C.\n", [400, 400], 130, "", ""),
+        (
+            f"{model} is on http://localhost:{open_to_all}/ until Ctrl-C.\n",
+            [200, 403],
+            130,
+            "",
+            "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
+            "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
+            f"ssh -L {open_to_all}:127.0.0.1:{open_to_all} THIS_MACHINE.\n",
+        ),
+    ]
 
 
 def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):

@@ -2,8 +2,10 @@
 
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
@@ -25,7 +27,7 @@ class DemoArguments:
     model: str = field(metadata={"help": "The checkpoint, SnugBERT's or any BERT's: a folder or a Hub name."})
     host: str = field(
         default="127.0.0.1",
-        metadata={"help": "Address to serve on; 0.0.0.0 lets in everybody who can reach this machine."},
+        metadata={"help": "Address to serve on. At 0.0.0.0 anyone who can reach this machine can use the model."},
     )
     port: int | None = field(default=None, metadata={"help": "Port; default: the first free one from 7860 on."})
     inbrowser: bool = field(default=False, metadata={"help": "Open the page in the browser of this machine."})
@@ -43,11 +45,11 @@ def main(argv: list[str]) -> None:
         SystemExit: Ctrl-C, with its usual exit status.
     """
     (args,) = parse_arguments((DemoArguments,), argv, "snugbert demo", "Open a page to try a checkpoint on.")
-    _check_address(args.host, args.port)
+    address = _check_address(args.host, args.port)
     # Read when Gradio is imported: it reports its use otherwise, and keeps what was typed in the browser.
     os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_RUN_HISTORY": "False"}
     try:
-        from snugbert.demo.page import LAUNCH, build_page
+        from snugbert.demo.page import build_page, serve
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
@@ -56,9 +58,9 @@ def main(argv: list[str]) -> None:
     transformers_logging.disable_progress_bar()
     name = Path(os.path.abspath(args.model)).name  # also of "."; a link keeps its own
     page = build_page(name, load_checkpoint(args.model))
-    page.launch(
-        server_name=args.host, server_port=args.port, inbrowser=args.inbrowser, prevent_thread_lock=True, **LAUNCH
-    )
+    serve(page, args.host, args.port, args.inbrowser)
+    if not ip_address(address).is_loopback:
+        _warn(args.host, page.server_port)
     print(f"{args.model} is on {page.local_url} until Ctrl-C.", flush=True)
     try:
         while True:
@@ -68,10 +70,21 @@ def main(argv: list[str]) -> None:
         raise SystemExit(INTERRUPTED) from None
 
 
-def _check_address(host: str, port: int | None) -> None:
+def _check_address(host: str, port: int | None) -> str:
+    """The numeric address of a host, after a check that it is this machine's and that the port is free."""
     # Gradio would try a hundred ports at an address that is not this machine's, and name its own arguments.
     try:
-        socket.create_server((host, port or 0)).close()
+        with socket.create_server((host, port or 0)) as server:
+            return server.getsockname()[0]
     except OSError as error:
         flags = f"--host {host}" + ("" if port is None else f" --port {port}")
         raise InputError(f"{flags}: the page cannot be served there: {error.strerror}.") from error
+
+
+def _warn(host: str, port: int) -> None:
+    print(
+        f"snugbert demo: warning: --host {host}: anyone who can reach this machine can use the model. There is no "
+        "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
+        f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE.",
+        file=sys.stderr,
+    )

@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 import torch
 from gradio.components import Component, FormComponent
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snugbert.demo import answers
 from snugbert.demo.answers import Checkpoint
@@ -52,20 +58,15 @@ table.attention tbody td { background-clip: content-box; height: var(--cell); mi
 .marked .line-break { display: block; }
 .marked .text { font-size: var(--text-md); }
 """
-# How `snugbert demo` and the tests serve the page: to this machine, with the fonts of the browser.
-LAUNCH: dict[str, Any] = {
-    "share": False,
-    "quiet": True,
-    "footer_links": ["gradio", "settings"],
-    "theme": gr.themes.Soft(
-        primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
-    ),
-    "css": STYLE,
-}
+# The names of this machine that no name server can point elsewhere.
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+# Of an input: 20,000 words of English. To answer a question on that many full stops, a token each, takes up to 1 GB.
+MOST_CHARACTERS = 100_000
+MOST_BYTES = 2**20  # of a request: so many characters of any script fit
 
 
 def build_page(name: str, checkpoint: Checkpoint) -> gr.Blocks:
-    """The page of a checkpoint, to be launched with [`LAUNCH`].
+    """The page of a checkpoint, for [`serve`].
 
     Args:
         name: what the page calls it.
@@ -79,6 +80,72 @@ def build_page(name: str, checkpoint: Checkpoint) -> gr.Blocks:
         with gr.Tab("Attention"):
             attention_tab(checkpoint)
     return page
+
+
+# --- serving ----------------------------------------------------------------------------------------------------
+
+
+def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool = False) -> None:
+    """Serves a page in a thread until it is closed. Refuses large requests, uploads and requests from other websites.
+
+    Args:
+        page: from [`build_page`].
+        host: the address to serve on. The `Host` header of a request must be this address or a loopback name. At
+            0.0.0.0 any name is accepted, because the names of the machine are unknown.
+        port: default: the first free one from 7860 on.
+        inbrowser: open the page in the browser of this machine.
+    """
+    # A website can point its own name at this machine (DNS rebinding). Its scripts would then share our origin.
+    hosts = ["*"] if host == "0.0.0.0" else [*LOOPBACK_NAMES, host]
+    guards = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+        Middleware(SameOriginMiddleware),
+        Middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BYTES),
+    ]
+    page.launch(
+        server_name=host,
+        server_port=port,
+        inbrowser=inbrowser,
+        prevent_thread_lock=True,
+        share=False,
+        quiet=True,
+        footer_links=["gradio", "settings"],
+        # The fonts of the browser: others would be fetched.
+        theme=gr.themes.Soft(
+            primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+        ),
+        css=STYLE,
+        app_kwargs={"middleware": guards},
+        max_file_size=0,  # the page takes no files
+        # The environment could ask for a second server, which has no guards.
+        ssr_mode=False,
+        num_workers=0,
+    )
+
+
+class SameOriginMiddleware:
+    """Answers 403 to requests that a browser sends for another website.
+
+    curl and gradio_client send neither `Origin` nor `Sec-Fetch-Site`. They are answered.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        app = self.app
+        if scope["type"] == "http" and is_foreign(scope["method"], Headers(scope=scope)):
+            app = PlainTextResponse("Requests from other websites are refused.", status_code=403)
+        await app(scope, receive, send)
+
+
+def is_foreign(method: str, headers: Headers) -> bool:
+    """Whether another website made a browser send this request. Following a link to the page is allowed."""
+    origin = headers.get("origin")
+    if origin is not None:
+        return origin.partition("://")[2] != headers.get("host")
+    return method not in ("GET", "HEAD") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
 
 # --- tabs -------------------------------------------------------------------------------------------------------
@@ -309,16 +376,30 @@ def run(
 
 
 def shown(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose [`InputError`] becomes a message on the page."""
+    """`function`, whose [`InputError`] becomes a message on the page, as does a text that is too long."""
 
     @wraps(function)
     def answered(*inputs: Any) -> Any:
         try:
+            check_length(inputs)
             return function(*inputs)
         except InputError as error:  # may quote what was typed, and the page takes messages for HTML
             raise gr.Error(html.escape(str(error)), print_exception=False) from None
 
     return answered
+
+
+def check_length(inputs: Sequence[Any]) -> None:
+    """Checks texts before they are tokenized, which takes thousands of bytes a character.
+
+    Raises:
+        InputError: more characters than the page takes.
+    """
+    longest = max((len(text) for text in inputs if isinstance(text, str)), default=0)
+    if longest > MOST_CHARACTERS:
+        raise InputError(
+            f"The text has {longest:,} characters, and the page takes {MOST_CHARACTERS:,} at most: shorten it."
+        )
 
 
 TABS: dict[type, dict[str, Callable[[Checkpoint], None]]] = {
