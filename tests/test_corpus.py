@@ -592,3 +592,19 @@ def test_a_table_of_examples_that_was_cut_off_is_made_again(small, words_tokeniz
         table.write_bytes(whole[:length])
         assert len(pairs(corpus, tmp_path / "epochs")) == expected
         assert table.read_bytes() == whole
+
+
+# --- other systems ----------------------------------------------------------------------------------------------
+
+
+def test_processes_that_are_not_forked_do_the_same(small, words_tokenizer, tmp_path, monkeypatch):
+    """As on macOS and Windows: what they need is pickled. The files are the same, byte for byte."""
+    written = []
+    for system in ("linux", "darwin"):
+        monkeypatch.setattr(corpus_module, "sys", SimpleNamespace(platform=system))
+        folder = tmp_path / system
+        corpus = prepare(folder, words_tokenizer, small.text, language=None, num_workers=2)
+        pairs(corpus, folder)
+        written.append([file.read_bytes() for file in sorted(folder.iterdir()) if "lock" not in file.name])
+    assert len(written[0]) == 2 and written[0][1] == small.bytes
+    assert written[0] == written[1]

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -526,7 +527,7 @@ def _prepare(
         stream.write(END_OF_STREAM)
         stream.flush()
         os.fsync(stream.fileno())
-    partial.rename(folder / part.name)
+    partial.replace(folder / part.name)
 
 
 def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> int:
@@ -613,14 +614,20 @@ class _Worker:
         self.vocab_size = len(tokenizer)
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         definition = _definition(tokenizer)
-        self.backend = Tokenizer.from_str(json.dumps(definition))
-        self.backend.encode_special_tokens = True  # "[MASK]" in a text is three pieces, not the token
+        self.backend = _backend(json.dumps(definition))
         kinds = [(definition[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
         self.by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and all(
             token["special"] for token in definition["added_tokens"]
         )
         self.known: dict[str, bytes] = {}
         self.known_characters = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For a process that is not forked. A pickled tokenizer loses `encode_special_tokens`.
+        return self.__dict__ | {"backend": self.backend.to_str(), "known": {}, "known_characters": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state | {"backend": _backend(state["backend"])}
 
     def __call__(self, batch: list[tuple[int, list[str]]]) -> _Pieces:
         documents = [
@@ -656,6 +663,12 @@ class _Worker:
         return [np.array(encoding.ids, self.dtype).tobytes() for encoding in encodings]
 
 
+def _backend(definition: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three pieces, not the token
+    return tokenizer
+
+
 def in_order(function: Callable[[Any], Any], items: Iterator[Any], num_workers: int) -> Iterator[Any]:
     """`map`, in as many processes as pay: for a single item, or within a data worker, in none but this."""
     first, second = next(items, None), next(items, None)
@@ -664,9 +677,9 @@ def in_order(function: Callable[[Any], Any], items: Iterator[Any], num_workers: 
     if second is None or num_workers == 1 or multiprocessing.current_process().daemon:
         yield from map(function, chain([first], [] if second is None else [second], items))
         return
-    # Forked where that exists: a process then starts at once and shares what the function holds.
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
-    context = multiprocessing.get_context(method)
+    # A forked process starts at once and shares what the function holds, but is safe on Linux only: macOS's own
+    # libraries may crash in it.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(function,)) as executor:
         try:
             pending: deque = deque()
