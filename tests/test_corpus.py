@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import multiprocessing
 import os
+import pickle
+import random
 import resource
 import shutil
 import subprocess
@@ -10,6 +13,7 @@ import sys
 import time
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -30,6 +34,7 @@ from snugbert.trainers.pretraining.documents import (
     read_lines,
     split_sentences,
 )
+from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset
 from snugbert.trainers.pretraining.prepare import prepare_in_cache
 
 DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
@@ -370,3 +375,312 @@ def test_a_dataset_is_prepared_by_rows_and_notices_a_change(tmp_path, tokenizer)
     os.utime(data / "train.parquet", (1, 1))
     _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
     assert changed.num_documents == 5
+
+
+# --- a damaged corpus -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def words_tokenizer():
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", *(f"w{number}" for number in range(90))]
+    return snugbert.SnugBertTokenizer({piece: index for index, piece in enumerate(pieces)})
+
+
+@pytest.fixture
+def small(tmp_path, words_tokenizer, monkeypatch):
+    """A corpus of a few short blocks: its folder, its only file and that file's bytes."""
+    monkeypatch.setattr(corpus_module, "BLOCK_TOKENS", 60)
+    monkeypatch.setattr(corpus_module, "BATCH_CHARACTERS", 100)
+    rng = random.Random(0)
+    documents = [
+        [" ".join(f"w{rng.randrange(90)}" for _ in range(rng.randint(2, 7))) for _ in range(rng.randint(1, 4))]
+        for _ in range(20)
+    ]
+    documents[3][0] += " [MASK] w5"
+    (tmp_path / "text.txt").write_text("\n\n".join("\n".join(lines) for lines in documents))
+    prepare(tmp_path / "corpus", words_tokenizer, tmp_path / "text.txt", language=None, num_workers=1)
+    (file,) = (tmp_path / "corpus").glob("*.arrow")
+    return SimpleNamespace(folder=tmp_path / "corpus", file=file, bytes=file.read_bytes(), text=tmp_path / "text.txt")
+
+
+def metadata_of(stream: bytes) -> list[int]:
+    """The positions of an Arrow stream that are not values: its schema, and the layout of each block."""
+    positions, start = [], 0
+    while start < len(stream):
+        length = int.from_bytes(stream[start + 4 : start + 8], "little")
+        positions += range(start, start + 8 + length)
+        has_body = len(positions) > 8 + length and length > 0
+        start += 8 + length + (len(pa.ipc.read_message(stream[start:]).body) if has_body else 0)
+    return positions
+
+
+def patches(stream: bytes, number: int) -> list[bytes]:
+    """The stream with a bit, byte, 32-bit or 64-bit number of its metadata changed, or cut off."""
+    rng = random.Random(0)
+    positions = metadata_of(stream)
+    patched = []
+    for _ in range(number):
+        position, size = rng.choice(positions), rng.choice((0, 1, 1, 4, 8))
+        position -= position % max(size, 1)
+        value = rng.choice((0, 1, 2, -1, 8, 2**size, 10**9, -(2**31), 2**62)) % 256**size
+        if size == 1 and rng.random() < 0.5:
+            value = stream[position] ^ 1 << rng.randrange(8)
+        rest = stream[position + size :] if size else b""
+        patched.append(stream[:position] + value.to_bytes(size, "little") + rest)
+    return patched
+
+
+def open_patched(small, tokenizer, log):
+    """Opens patched files, and goes on with patched unfinished ones; names in `log` what it is trying."""
+    corpus_module.BLOCK_TOKENS, corpus_module.BATCH_CHARACTERS = 60, 100  # as in the fixture
+    expected = content(open_corpus(small.folder, tokenizer))
+    for number, patched in enumerate(patches(small.bytes, 1500)):
+        log.write_text(f"case {number}")
+        small.file.write_bytes(patched)
+        try:
+            assert content(open_corpus(small.folder, tokenizer)) == expected
+        except InputError as error:
+            assert "\n" not in str(error)
+        if number % 15 == 0:
+            small.file.rename(f"{small.file}.partial")
+            corpus = prepare(small.folder, tokenizer, small.text, language=None, num_workers=1)
+            assert content(corpus) == expected
+
+
+def test_a_patched_file_is_refused_or_the_same(small, words_tokenizer, tmp_path):
+    """In a process of its own: before files were validated, a patched length ended it with a signal."""
+    log = tmp_path / "log"
+    process = multiprocessing.get_context("spawn").Process(target=open_patched, args=(small, words_tokenizer, log))
+    process.start()
+    process.join(120)
+    process.kill()
+    assert process.exitcode == 0, log.read_text()
+
+
+def test_a_patched_length_is_refused(small, words_tokenizer):
+    """A billion word pieces instead of a few in the first block."""
+    tokens = open_corpus(small.folder, words_tokenizer).blocks[0].tokens
+    at = small.bytes.index(len(tokens).to_bytes(8, "little"), len(pa.ipc.open_stream(small.bytes).schema.serialize()))
+    small.file.write_bytes(small.bytes[:at] + (10**9).to_bytes(8, "little") + small.bytes[at + 8 :])
+    with pytest.raises(InputError, match=r"part-00000-of-00001.arrow is damaged .*Remove it and prepare"):
+        open_corpus(small.folder, words_tokenizer)
+
+
+def documents_of(sentences=(0, 2, 3, 4), documents=(0, 2, 3), tokens=(5, 6, 7, 8), kind=None):
+    nested = pa.array(tokens, kind or pa.uint16())
+    for offsets in (sentences, documents):
+        nested = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), nested)
+    return nested
+
+
+DAMAGED = {
+    "id": ("word piece id 98 is outside the vocabulary of 98", documents_of(tokens=(5, 6, 98, 8))),
+    "empty sentence": ("overlap, are empty", documents_of(sentences=(0, 2, 2, 4))),
+    "empty document": ("overlap, are empty", documents_of(documents=(0, 0, 3))),
+    "offset back": ("Offset invariant failure|non-monotonic", documents_of(sentences=(0, 3, 2, 4))),
+    "offset beyond": ("Offset invariant failure|out of bounds", documents_of(sentences=(0, 2, 10**9, 4))),
+    "no id": ("missing values", documents_of(tokens=(5, None, 7, 8))),
+    "no document": ("missing values", pa.array([[[5]], None], pa.list_(pa.list_(pa.uint16())))),
+    "signed": ("other columns", documents_of(kind=pa.int16())),
+    "flat": ("other columns", pa.array([[5], [6]], pa.list_(pa.uint16()))),
+}
+
+
+def write_part(file, columns, metadata):
+    schema = pa.schema([(name, column.type) for name, column in columns.items()], metadata)
+    with pa.ipc.new_stream(file, schema) as stream:
+        stream.write(pa.record_batch(list(columns.values()), schema=schema))
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_broken_promise_is_refused(small, words_tokenizer, case):
+    message, sentences = DAMAGED[case]
+    metadata = pa.ipc.open_stream(small.bytes).schema.metadata
+    write_part(small.file, {"document": pa.array([0, 4]), "sentences": documents_of()}, metadata)
+    assert content(open_corpus(small.folder, words_tokenizer)) == [[[5, 6], [7]], [[8]]]
+    write_part(small.file, {"document": pa.array([0, 4]), "sentences": sentences}, metadata)
+    with pytest.raises(InputError, match=f"part-00000-of-00001.arrow is damaged .*({message}).* prepare the text"):
+        open_corpus(small.folder, words_tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((0, 2, 3, 4), (1, 2, 3, 4)), ((0, 2, 3, 4), (0, 1, 2, 3)), ((0, 2, 3, 0), (0, 1, 2, 0))]
+)
+def test_offsets_that_leave_text_out_are_refused(small, words_tokenizer, old, new):
+    """In place, because Arrow writes only what the offsets span."""
+    metadata = pa.ipc.open_stream(small.bytes).schema.metadata
+    write_part(small.file, {"document": pa.array([0, 4]), "sentences": documents_of()}, metadata)
+    part, (old, new) = small.file.read_bytes(), (np.array(offsets, np.int32).tobytes() for offsets in (old, new))
+    small.file.write_bytes(part[: part.rindex(old)] + new + part[part.rindex(old) + len(old) :])
+    with pytest.raises(InputError, match="leave word pieces out"):
+        open_corpus(small.folder, words_tokenizer)
+
+
+def test_documents_out_of_order_and_a_missing_end_are_refused(small, words_tokenizer):
+    metadata = pa.ipc.open_stream(small.bytes).schema.metadata
+    for numbers in ([4, 4], [4, 3], [-1, 3]):
+        write_part(small.file, {"document": pa.array(numbers), "sentences": documents_of()}, metadata)
+        with pytest.raises(InputError, match="documents are not in order"):
+            open_corpus(small.folder, words_tokenizer)
+    write_part(small.file, {"sentences": documents_of()}, metadata)
+    with pytest.raises(InputError, match="other columns"):
+        open_corpus(small.folder, words_tokenizer)
+    small.file.write_bytes(small.bytes[:-8])  # after the last block, where Arrow sees a whole stream
+    with pytest.raises(InputError, match="its end is missing"):
+        open_corpus(small.folder, words_tokenizer)
+    small.file.rename(small.folder / "part-x.arrow")
+    with pytest.raises(InputError, match=r"part-x\.arrow does not belong"):
+        open_corpus(small.folder, words_tokenizer)
+
+
+ORIGINS = [
+    "no JSON",
+    "\xff",
+    "[" * 100_000,
+    "[]",
+    "null",
+    '{"settings": 3}',
+    '{"settings": {"format": 1}, "sources": []}',
+]
+
+
+@pytest.mark.parametrize("change", [*ORIGINS, "tokenizer", "sources", "name", "identity"])
+def test_metadata_of_another_form_is_refused(small, words_tokenizer, change):
+    """`prepare` makes such a part again, if it may replace what is there."""
+    expected = content(open_corpus(small.folder, words_tokenizer))
+    schema = pa.ipc.open_stream(small.bytes).schema
+    origin = json.loads(schema.metadata[b"snugbert"])
+    if change == "tokenizer":
+        origin["settings"]["tokenizer"] = ["a list"]
+    elif change == "sources":
+        origin["sources"] = {"name": "text.txt"}
+    elif change in ("name", "identity"):
+        origin["sources"][0][change] = [["a", "list"]]
+    metadata = {b"snugbert": change.encode("latin-1") if change in ORIGINS else json.dumps(origin).encode()}
+    header = schema.with_metadata(metadata).serialize().to_pybytes()
+    small.file.write_bytes(header + small.bytes[len(schema.serialize()) :])
+    with pytest.raises(InputError, match=r"is damaged \(it is not a part of a corpus"):
+        open_corpus(small.folder, words_tokenizer)
+    with pytest.raises(InputError, match="--overwrite_output_dir"):
+        prepare(small.folder, words_tokenizer, small.text, language=None)
+    assert content(prepare(small.folder, words_tokenizer, small.text, language=None, replace=True)) == expected
+
+
+def test_a_data_worker_does_not_validate_again(small, words_tokenizer):
+    corpus = open_corpus(small.folder, words_tokenizer)
+    last_token = corpus.blocks[-1].tokens[-1:].tobytes()
+    at = small.bytes.rindex(last_token, 0, -8)
+    with small.file.open("r+b") as stream:
+        stream.seek(at)
+        stream.write(b"\xff\xff")
+    assert pickle.loads(pickle.dumps(corpus)).blocks[-1].tokens[-1] == 2**16 - 1
+    with pytest.raises(InputError, match="id 65535 is outside the vocabulary of 98"):
+        open_corpus(small.folder, words_tokenizer)
+
+
+def pairs(corpus, folder):
+    return PretrainingDataset(corpus, 2, 3, folder, max_seq_length=16)
+
+
+def test_a_table_of_examples_that_was_cut_off_is_made_again(small, words_tokenizer, tmp_path):
+    corpus = open_corpus(small.folder, words_tokenizer)
+    expected = len(pairs(corpus, tmp_path / "epochs"))
+    (table,) = (tmp_path / "epochs").glob("*.examples")
+    whole = table.read_bytes()
+    assert len(whole) == expected * ROW.itemsize
+    for length in (0, 20, len(whole) - 1):
+        table.write_bytes(whole[:length])
+        assert len(pairs(corpus, tmp_path / "epochs")) == expected
+        assert table.read_bytes() == whole
+
+
+# --- other systems ----------------------------------------------------------------------------------------------
+
+
+def test_processes_that_are_not_forked_do_the_same(small, words_tokenizer, tmp_path, monkeypatch):
+    """As on macOS and Windows: what they need is pickled. The files are the same, byte for byte."""
+    written = []
+    for system in ("linux", "darwin"):
+        monkeypatch.setattr(corpus_module, "sys", SimpleNamespace(platform=system))
+        folder = tmp_path / system
+        corpus = prepare(folder, words_tokenizer, small.text, language=None, num_workers=2)
+        pairs(corpus, folder)
+        written.append([file.read_bytes() for file in sorted(folder.iterdir()) if "lock" not in file.name])
+    assert len(written[0]) == 2 and written[0][1] == small.bytes
+    assert written[0] == written[1]
+
+
+# --- the cache --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(small, words_tokenizer, tmp_path):
+    """The folders of two prepared texts, a whole one and an unfinished one that was used later."""
+    other = tmp_path / "other.txt"
+    other.write_text("w1 w2\n\nw3\n")
+    folders = []
+    for file in (small.text, other):
+        folder, _ = prepare_in_cache(
+            text_of(file), words_tokenizer, None, str(tmp_path / "cache"), num_workers=1, show_progress=False
+        )
+        folders.append(folder)
+    (part,) = folders[1].glob("*.arrow")
+    part.rename(f"{part}.partial")
+    os.utime(folders[0], (0, 0))
+    return folders
+
+
+def test_the_cache_is_listed(cache, tmp_path, capsys):
+    arguments = ["prepare", "--cache_dir", str(tmp_path / "cache")]
+    assert snugbert_command([*arguments, "--list"]) == 0
+    header, whole, unfinished, total = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "size", "last", "used", "state", "text", "settings"]
+    assert whole.startswith(f"{cache[0].name}  ") and unfinished.startswith(f"{cache[1].name}  ")
+    assert " 1970-01-01 " in whole and " whole " in whole and " text.txt " in whole
+    assert " unfinished " in unfinished and " other.txt " in unfinished and " lines, all, tokenizer " in unfinished
+    assert total.startswith("2 prepared texts, ") and total.endswith(str(tmp_path / "cache" / "snugbert"))
+    (part,) = cache[0].glob("*.arrow")
+    part.write_bytes(b"nothing")
+    assert snugbert_command([*arguments, "--list"]) == 0
+    assert " damaged" in capsys.readouterr().out
+    assert snugbert_command(["prepare", "--list", "--cache_dir", str(tmp_path / "nowhere")]) == 0
+    assert "0 prepared texts" in capsys.readouterr().out
+
+
+def test_the_cache_is_cleaned_and_nothing_else(cache, tmp_path, capsys):
+    root = cache[0].parent
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "part-00000-of-00001.arrow").write_text("precious")
+    (root / ("0" * 32)).symlink_to(elsewhere)  # named like ours
+    (root / "model").mkdir()
+    (root / "notes.txt").write_text("precious")
+    foreign = root / ("1" * 32)  # named like ours, but with something that we do not write
+    foreign.mkdir()
+    (foreign / "part-00000-of-00001.arrow").symlink_to(elsewhere / "part-00000-of-00001.arrow")
+    kept = {*elsewhere.rglob("*"), root / ("0" * 32), root / "model", root / "notes.txt", *foreign.iterdir()}
+    clean = ["prepare", "--cache_dir", str(tmp_path / "cache"), "--clean"]
+
+    assert snugbert_command([*clean, cache[0].name, "2" * 32]) == 2  # an unknown name: nothing is removed
+    assert f"no prepared text {'2' * 32} in {root}" in capsys.readouterr().err
+    assert snugbert_command([*clean, "0" * 32]) == 2
+    size = sum(file.stat().st_size for file in cache[0].iterdir())
+    with FileLock(cache[1] / ".part-00000-of-00001.arrow.lock"):
+        assert snugbert_command([*clean, "all"]) == 2
+    output = capsys.readouterr()
+    assert not cache[0].exists() and list(cache[1].glob("*.partial"))
+    assert f"removed {cache[0].name}" in output.out and f"{size / 1000:.2f}kB freed" in output.out
+    assert f"{cache[1].name} (a process is preparing it)" in output.err
+    assert f"{foreign.name} (part-00000-of-00001.arrow in it is not ours)" in output.err
+    assert snugbert_command([*clean, cache[1].name, "--list"]) == 0
+    assert not cache[1].exists()
+    assert "1 prepared texts" in capsys.readouterr().out  # the foreign one
+    assert all(path.exists() for path in kept)
+    assert (elsewhere / "part-00000-of-00001.arrow").read_text() == "precious"
+
+
+def test_only_the_cache_needs_no_text(tmp_path, capsys):
+    assert snugbert_command(["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt"]) == 2
+    assert "--output_dir" in capsys.readouterr().err
+    assert snugbert_command(["prepare", "--train_file", "text.txt", "--clean", "all"]) == 2
+    assert "--clean and --list prepare no text" in capsys.readouterr().err

@@ -14,7 +14,9 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ BLOCK_TOKENS = 2**22  # word pieces of a block, at least, but for the last of a 
 BATCH_CHARACTERS = 2**20  # of text that a process tokenizes at a time, at least
 MOST_PARTS = 256  # each is a file to open and map
 PART_BYTES = 2**26  # of text files to a part, as long as that makes no more than MOST_PARTS
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of an Arrow stream
+DAMAGE = (pa.ArrowException, OSError)  # what reading a damaged file raises
 REMEMBERED_CHARACTERS = 2**22  # of words whose pieces a process remembers, some 100 MB; 80 books have 2 million
 
 
@@ -120,26 +124,49 @@ class Corpus:
 
 
 def open_corpus(folder: Path, tokenizer: Any) -> Corpus:
-    """The corpus that [`prepare_corpus`] left in `folder`; nothing is read but boundaries and what it was made from.
+    """Opens the corpus that [`prepare_corpus`] left in `folder`, and reads all of it once to validate it.
+
+    Args:
+        folder: of the prepared corpus.
+        tokenizer: the one that it was prepared with.
 
     Raises:
         InputError: there is none, a part is missing, unfinished or damaged, parts do not belong together, or it was
             made with another tokenizer.
     """
-    corpus = _open(folder)
-    if corpus.settings["tokenizer"] != digest_of_tokenizer(tokenizer):
+    return _open(folder, tokenizer=tokenizer)
+
+
+def _open(folder: Path, digest: str | None = None, tokenizer: Any = None) -> Corpus:
+    """Opens a corpus: with `tokenizer` to validate it, with `digest` to open again what this run has validated."""
+    files = _files_of_parts(folder)
+    origins = [read_origin(file) for file in files]
+    settings = origins[0]["settings"]
+    for file, origin in zip(files, origins, strict=True):
+        if origin["settings"] != settings:
+            raise InputError(f"{file} was prepared with other settings or another tokenizer than {files[0].name}.")
+    if tokenizer is not None and settings["tokenizer"] != digest_of_tokenizer(tokenizer):
         raise InputError(
             f"the corpus in {folder} was prepared with another tokenizer; give that one, or prepare the text again."
         )
+    sources = {source["name"]: source["digest"] for origin in origins for source in origin["sources"]}
+    content = [[source["digest"] for source in origin["sources"]] for origin in origins]
+    vocab_size = None if tokenizer is None else len(tokenizer)
+    blocks = list(chain.from_iterable(_read_blocks(file, vocab_size) for file in files))
+    corpus = Corpus(blocks, digest_of([settings, content]), folder, sources, settings)
+    if digest not in (None, corpus.digest):
+        raise InputError(f"the corpus in {folder} was replaced while it was in use; start again.")
     return corpus
 
 
-def _open(folder: Path, digest: str | None = None) -> Corpus:
+def _files_of_parts(folder: Path) -> list[Path]:
+    """The files of a corpus, all of them."""
     files = sorted(folder.glob("part-*.arrow"))
     if not files:
         raise InputError(f"{folder} holds no prepared corpus; make one with `snugbert prepare`.")
-    number_of_parts = files[0].stem.rpartition("-")[2]
-    expected = [f"part-{part:05d}-of-{number_of_parts}.arrow" for part in range(int(number_of_parts))]
+    names = [re.fullmatch(r"part-\d{5}-of-(\d{5})\.arrow", file.name) for file in files]
+    number_of_parts = next((int(name[1]) for name in names if name), 0)
+    expected = [f"part-{part:05d}-of-{number_of_parts:05d}.arrow" for part in range(number_of_parts)]
     if stray := {file.name for file in files} - set(expected):
         raise InputError(f"{folder}: {min(stray)} does not belong to the {number_of_parts} parts of the others.")
     missing = [name for name in expected if not (folder / name).exists()]
@@ -149,26 +176,91 @@ def _open(folder: Path, digest: str | None = None) -> Corpus:
             f"{folder}: {missing[0]}{unfinished} ({len(missing)} of {len(expected)} parts are not there); run "
             "`snugbert prepare` again, for all shards."
         )
-    blocks: list[Block] = []
-    sources: dict[str, str] = {}
-    origins = []
-    for file in files:
-        try:
-            with pa.memory_map(str(file)) as stream:
-                reader = pa.ipc.open_stream(stream)
-                origins.append(_origin(reader.schema))
-                blocks += [_block(batch) for batch in reader]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise InputError(f"{file} is damaged ({error}); remove it and run `snugbert prepare` again.") from error
-        if origins[-1]["settings"] != origins[0]["settings"]:
-            raise InputError(f"{file} was prepared with other settings or another tokenizer than {files[0].name}.")
-        sources |= {source["name"]: source["digest"] for source in origins[-1]["sources"]}
-    settings = origins[0]["settings"]
-    content = [[source["digest"] for source in origin["sources"]] for origin in origins]
-    corpus = Corpus(blocks, digest_of([settings, content]), folder, sources, settings)
-    if digest not in (None, corpus.digest):
-        raise InputError(f"the corpus in {folder} was replaced while it was in use; start again.")
-    return corpus
+    return files
+
+
+def read_origin(file: Path) -> dict[str, Any]:
+    """What a part was made from: `settings`, and `sources` by name, digest and identity.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        with pa.memory_map(str(file)) as stream:
+            return _origin(pa.ipc.read_schema(stream))
+    except DAMAGE as error:
+        raise _damaged(file, error) from error
+
+
+def _read_blocks(file: Path, vocab_size: int | None) -> list[Block]:
+    """The blocks of a part, memory-mapped. They are validated if `vocab_size` is given."""
+    blocks = []
+    last_document = -1
+    try:
+        with pa.memory_map(str(file)) as stream:
+            for batch in _reader(stream):
+                if vocab_size is not None:
+                    last_document = _validate(batch, last_document, vocab_size)
+                blocks.append(_block(batch))
+            if stream.tell() != stream.size() or stream.read_at(8, stream.size() - 8) != END_OF_STREAM:
+                raise pa.ArrowInvalid("its end is missing")
+    except DAMAGE as error:
+        raise _damaged(file, error) from error
+    return blocks
+
+
+def _damaged(file: Path, error: Exception) -> InputError:
+    return InputError(f"{file} is damaged ({error}). Remove it and prepare the text again.")
+
+
+def _reader(stream: Any) -> Any:
+    reader = pa.ipc.open_stream(stream)
+    if not any(reader.schema.equals(_schema(dtype)) for dtype in (np.uint16, np.uint32)):
+        raise pa.ArrowInvalid("it has other columns than a corpus")
+    return reader
+
+
+def _schema(dtype: Any, metadata: dict[bytes, bytes] | None = None) -> pa.Schema:
+    sentences = pa.list_(pa.list_(pa.from_numpy_dtype(dtype)))
+    return pa.schema([("document", pa.int64()), ("sentences", sentences)], metadata=metadata)
+
+
+def _validate(batch: pa.RecordBatch, last_document: int, vocab_size: int) -> int:
+    """Refuses a block that breaks a promise of [`Block`] or [`Corpus`].
+
+    Args:
+        batch: the block as it was read.
+        last_document: number of the document before it in the same part, or -1.
+        vocab_size: all word piece ids must be below.
+
+    Returns:
+        The number of its last document.
+
+    Raises:
+        pyarrow.ArrowInvalid: the file is damaged.
+    """
+    batch.validate(full=True)  # before anything looks into it: buffers are as long as the numbers of rows need
+    numbers, documents = batch.columns
+    buffers = numbers.buffers() + documents.buffers()
+    if not len(numbers) or any(buffer is not None for buffer in buffers[::2]):
+        raise pa.ArrowInvalid("it has empty or missing values")
+    # A buffer that begins elsewhere would show the bytes of another one.
+    if any(after.address != buffer.address + -(-buffer.size // 8) * 8 for buffer, after in pairwise(buffers[1::2])):
+        raise pa.ArrowInvalid("its columns are not where they were written")
+    block = _block(batch)
+    for offsets, end in ((block.documents, len(block.sentences) - 1), (block.sentences, len(block.tokens))):
+        if offsets[0] != 0 or offsets[-1] != end or not _increases(offsets):
+            raise pa.ArrowInvalid("its sentences or documents overlap, are empty, or leave word pieces out")
+    numbers = numbers.to_numpy()
+    if numbers[0] <= last_document or not _increases(numbers):
+        raise pa.ArrowInvalid("its documents are not in order")
+    if (highest := block.tokens.max()) >= vocab_size:
+        raise pa.ArrowInvalid(f"word piece id {highest} is outside the vocabulary of {vocab_size}")
+    return int(numbers[-1])
+
+
+def _increases(values: np.ndarray) -> bool:
+    return bool((values[1:] > values[:-1]).all())
 
 
 def _block(batch: pa.RecordBatch) -> Block:
@@ -182,11 +274,23 @@ def _block(batch: pa.RecordBatch) -> Block:
 
 
 def _origin(schema: pa.Schema) -> dict[str, Any]:
-    """What a part was made from: `settings`, and `sources` by name and digest."""
-    origin = json.loads((schema.metadata or {}).get(b"snugbert", b"{}"))
-    if origin.get("settings", {}).get("format") != FORMAT:
+    try:
+        origin = json.loads((schema.metadata or {})[b"snugbert"])
+        settings, sources = origin["settings"], origin["sources"]
+        is_ours = settings["format"] == FORMAT and isinstance(settings["tokenizer"], str)
+        is_ours = is_ours and isinstance(sources, list) and len(sources) > 0 and all(map(_is_source, sources))
+    except (ValueError, LookupError, TypeError, RecursionError):  # not JSON, or of another form
+        is_ours = False
+    if not is_ours:
         raise pa.ArrowInvalid("it is not a part of a corpus, or of another version of this program")
     return origin
+
+
+def _is_source(source: Any) -> bool:
+    match source:
+        case {"name": str(), "digest": str()}:
+            return all(isinstance(number, int) for number in source.get("identity", []))
+    return False
 
 
 def digest_of_tokenizer(tokenizer: Any) -> str:
@@ -375,7 +479,7 @@ def _known(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         with pa.memory_map(str(file)) as stream:
             origin = _origin(pa.ipc.read_schema(stream))
-    except (OSError, pa.ArrowInvalid):
+    except DAMAGE:
         return []
     return origin["sources"] if origin["settings"] == settings else []
 
@@ -399,11 +503,9 @@ def _prepare(
     folder: Path, part: Part, origin: dict[str, Any], worker: "_Worker", num_workers: int, show_progress: bool
 ) -> None:
     """Writes the Arrow stream of a part, from where an earlier attempt stopped."""
-    kind = pa.list_(pa.list_(pa.from_numpy_dtype(worker.dtype)))
-    metadata = {b"snugbert": json.dumps(origin).encode()}
-    schema = pa.schema([("document", pa.int64()), ("sentences", kind)], metadata=metadata)
+    schema = _schema(worker.dtype, {b"snugbert": json.dumps(origin).encode()})
     partial = folder / f"{part.name}.partial"
-    last_document = _cut_to_whole_blocks(partial, schema)
+    last_document = _cut_to_whole_blocks(partial, schema, worker.vocab_size)
     batches = (batch for batch in _batches(part.documents()) if batch[0][0] > last_document)
     with (
         partial.open("ab") as stream,
@@ -422,25 +524,29 @@ def _prepare(
                 block, tokens = [], 0
         if tokens:
             _write_block(stream, block, schema)
-        stream.write(b"\xff\xff\xff\xff\x00\x00\x00\x00")  # end of an Arrow stream
+        stream.write(END_OF_STREAM)
         stream.flush()
         os.fsync(stream.fileno())
-    partial.rename(folder / part.name)
+    partial.replace(folder / part.name)
 
 
-def _cut_to_whole_blocks(partial: Path, schema: pa.Schema) -> int:
-    """Cuts off what an earlier attempt began and did not finish; the number of the last document that stays, or -1."""
+def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> int:
+    """Cuts off what an earlier attempt did not finish, or what is damaged, and all after it.
+
+    Returns:
+        The number of the last document that stays, or -1.
+    """
     last_document, end = -1, 0
     try:
         with pa.memory_map(str(partial)) as stream:
-            reader = pa.ipc.open_stream(stream)
-            if reader.schema.equals(schema, check_metadata=True):
-                end = stream.tell()
-                for batch in reader:
-                    last_document = batch.column("document")[-1].as_py()
+            header = schema.serialize().to_pybytes()
+            if stream.read_at(len(header), 0) == header:
+                end = len(header)
+                for batch in pa.ipc.open_stream(stream):
+                    last_document = _validate(batch, last_document, vocab_size)
                     end = stream.tell()
-    except (OSError, pa.ArrowInvalid):
-        pass  # none there, or cut off within a block
+    except DAMAGE:
+        pass  # there is none, or it was cut off within a block
     if partial.exists():
         os.truncate(partial, end)
     return last_document
@@ -505,16 +611,23 @@ class _Worker:
 
     def __init__(self, tokenizer: Any, language: str | None):
         self.language = language
-        self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+        self.vocab_size = len(tokenizer)
+        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         definition = _definition(tokenizer)
-        self.backend = Tokenizer.from_str(json.dumps(definition))
-        self.backend.encode_special_tokens = True  # "[MASK]" in a text is three pieces, not the token
+        self.backend = _backend(json.dumps(definition))
         kinds = [(definition[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
         self.by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and all(
             token["special"] for token in definition["added_tokens"]
         )
         self.known: dict[str, bytes] = {}
         self.known_characters = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For a process that is not forked. A pickled tokenizer loses `encode_special_tokens`.
+        return self.__dict__ | {"backend": self.backend.to_str(), "known": {}, "known_characters": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state | {"backend": _backend(state["backend"])}
 
     def __call__(self, batch: list[tuple[int, list[str]]]) -> _Pieces:
         documents = [
@@ -550,6 +663,12 @@ class _Worker:
         return [np.array(encoding.ids, self.dtype).tobytes() for encoding in encodings]
 
 
+def _backend(definition: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three pieces, not the token
+    return tokenizer
+
+
 def in_order(function: Callable[[Any], Any], items: Iterator[Any], num_workers: int) -> Iterator[Any]:
     """`map`, in as many processes as pay: for a single item, or within a data worker, in none but this."""
     first, second = next(items, None), next(items, None)
@@ -558,9 +677,9 @@ def in_order(function: Callable[[Any], Any], items: Iterator[Any], num_workers: 
     if second is None or num_workers == 1 or multiprocessing.current_process().daemon:
         yield from map(function, chain([first], [] if second is None else [second], items))
         return
-    # Forked where that exists: a process then starts at once and shares what the function holds.
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
-    context = multiprocessing.get_context(method)
+    # A forked process starts at once and shares what the function holds, but is safe on Linux only: macOS's own
+    # libraries may crash in it.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(function,)) as executor:
         try:
             pending: deque = deque()

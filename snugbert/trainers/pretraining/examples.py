@@ -166,7 +166,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         try:
             self.epochs_dir.mkdir(parents=True, exist_ok=True)
             with FileLock(self.epochs_dir / f"{name}.lock"):
-                if not file.exists():
+                if not _is_table(file):
                     self._write_epoch(epoch, file)
                     # Epoch 0 says how long an epoch is; with the one before, other workers may not be done. A table
                     # that is mapped somewhere stays there, and one that is missed is made again.
@@ -209,6 +209,12 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if self.objective == "sop":
             return sentence_order_pairs(block, number, length, share, rng)
         return full_sentences(block, number, length)
+
+
+def _is_table(file: Path) -> bool:
+    """Whether a table is there; one that was cut off within a row is not."""
+    size = file.stat().st_size if file.exists() else 0
+    return size > 0 and size % ROW.itemsize == 0
 
 
 def shuffled(position: int, number: int, key: str) -> int:

@@ -5,15 +5,25 @@ machines than those that train, or that takes one machine alone too long:
 
     snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared --shard 1/4
     snugbert pretrain --corpus prepared ...
+
+It also lists and cleans the cache:
+
+    snugbert prepare --list
+    snugbert prepare --clean all
 """
 
+import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from huggingface_hub.constants import HF_HOME
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.trainers.command_line import InputError, parse_arguments
@@ -26,8 +36,14 @@ from snugbert.trainers.pretraining.corpus import (
     open_corpus,
     parts_of,
     prepare_corpus,
+    read_origin,
 )
 from snugbert.trainers.pretraining.documents import TextArguments
+
+CACHED = re.compile(r"[0-9a-f]{32}")  # name of a folder in the cache
+PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
+LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock")
+Names = list[str]  # `list` is an argument below
 
 
 @dataclass(kw_only=True)
@@ -52,7 +68,7 @@ class PreparationArguments(TextArguments):
 class OutputArguments:
     """Where the corpus goes, and which share of the work is this machine's."""
 
-    output_dir: str = field(metadata={"help": "Folder for the prepared corpus."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder for the prepared corpus."})
     overwrite_output_dir: bool = field(
         default=False, metadata={"help": "Replace what was prepared there from another text or with other settings."}
     )
@@ -67,18 +83,41 @@ class OutputArguments:
         self.shard_number, self.shards = int(match[1]), int(match[2])
 
 
+@dataclass(kw_only=True)
+class CacheArguments:
+    """The cache of prepared text, instead of preparing text."""
+
+    clean: Names = field(
+        default_factory=list,
+        metadata={"help": "Remove prepared text from the cache: names that --list prints, or all; then stop."},
+    )
+    list: bool = field(
+        default=False, metadata={"help": "List the prepared text in the cache (--cache_dir names another); then stop."}
+    )
+
+
 def main(argv: list[str]) -> None:
     """Runs `snugbert prepare` with the arguments `argv`.
 
     Raises:
-        InputError: what the user gave cannot be used, see [`parts_of`] and [`prepare_corpus`].
+        InputError: what the user gave cannot be used, see [`parts_of`], [`prepare_corpus`] and [`clean_cache`].
     """
-    tokenizer_args, text_args, output_args = parse_arguments(
-        (TokenizerArguments, PreparationArguments, OutputArguments),
+    tokenizer_args, text_args, output_args, cache_args = parse_arguments(
+        (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments),
         argv,
         prog="snugbert prepare",
         description="Tokenizes a corpus once, to pretrain on it many times.",
     )
+    if cache_args.clean or cache_args.list:
+        if text_args.train_file or text_args.dataset_name or output_args.output_dir:
+            raise InputError("--clean and --list prepare no text. Give them without text and --output_dir.")
+        if cache_args.clean:
+            clean_cache(cache_folder(tokenizer_args.cache_dir), cache_args.clean)
+        if cache_args.list:
+            list_cache(cache_folder(tokenizer_args.cache_dir))
+        return
+    if output_args.output_dir is None:
+        raise InputError("which folder? Give --output_dir.")
     if tokenizer_args.tokenizer_name is None:
         raise InputError("which tokenizer? Give --tokenizer_name.")
     tokenizer = load_tokenizer(tokenizer_args)
@@ -104,6 +143,14 @@ def main(argv: list[str]) -> None:
             f"Next: snugbert pretrain --tokenizer_name {shlex.quote(tokenizer_args.tokenizer_name)} "
             f"--corpus {shlex.quote(str(folder))} --config_name mini --output_dir pretrained"
         )
+
+
+# --- the cache --------------------------------------------------------------------------------------------------
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """The folder of prepared text in `cache_dir`, or in `HF_HOME`."""
+    return Path(cache_dir or HF_HOME) / "snugbert"
 
 
 def prepare_in_cache(
@@ -134,6 +181,110 @@ def prepare_in_cache(
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
     names = [str(file.resolve()) for part in parts for file in part.files]
     key = digest_of([dataset, names, text.text_column_name, digest_of_tokenizer(tokenizer), language, documents])
-    folder = Path(cache_dir or HF_HOME) / "snugbert" / key
+    folder = cache_folder(cache_dir) / key
     prepare_corpus(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
+    os.utime(folder)  # `list_cache` prints when it was last used
     return folder, open_corpus(folder, tokenizer)
+
+
+def list_cache(cache: Path) -> None:
+    """Prints a table of the prepared text in the folder `cache`, the last used last."""
+    rows = [("name", "size", "last used", "state", "text", "settings")]
+    total = 0
+    for folder in _cached(cache):
+        size = sum(file.stat().st_size for file in os.scandir(folder) if PART.fullmatch(file.name))
+        total += size
+        used = datetime.fromtimestamp(folder.stat().st_mtime)
+        rows.append((folder.name, _bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
+    if len(rows) > 1:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(map(str.ljust, row, widths)).rstrip())
+    print(f"{len(rows) - 1} prepared texts, {_bytes(total)}, in {cache}")
+
+
+def clean_cache(cache: Path, names: Names) -> None:
+    """Removes prepared text from the folder `cache`, and prints what was removed.
+
+    Args:
+        cache: the folder.
+        names: of the folders to remove, or `["all"]`.
+
+    Raises:
+        InputError: a name is unknown, which removes nothing. Or a folder was kept, because a process is preparing it
+            or because it holds anything that we do not write. The others are removed.
+    """
+    cached = {folder.name: folder for folder in _cached(cache)}
+    if names == ["all"]:
+        names = list(cached)
+    if unknown := [name for name in names if name not in cached]:
+        raise InputError(f"--clean: no prepared text {unknown[0]} in {cache}. `snugbert prepare --list` lists it.")
+    freed, kept = 0, []
+    for name in dict.fromkeys(names):
+        try:
+            size = _remove(cached[name])
+        except InputError as error:
+            kept.append(f"{name} ({error})")
+        else:
+            freed += size
+            print(f"removed {name}, {_bytes(size)}")
+    print(f"{_bytes(freed)} freed in {cache}")
+    if kept:
+        raise InputError(f"--clean: kept {', '.join(kept)}.")
+
+
+def _cached(cache: Path) -> Iterator[Path]:
+    """The folders of prepared text, the last used last. No symlink is followed, so nothing elsewhere is removed."""
+    if cache.is_dir():
+        folders = [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]
+        for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
+            if CACHED.fullmatch(folder.name):
+                yield Path(folder)
+
+
+def _describe(folder: Path) -> tuple[str, str, str]:
+    """State, text and settings of prepared text."""
+    parts = [match for file in sorted(folder.iterdir()) if (match := PART.fullmatch(file.name))]
+    whole = [part for part in parts if not part[2]]
+    state = "whole" if whole and len(whole) == int(whole[0][1]) else "unfinished"
+    sources: list[str] = []
+    settings = ""
+    for part in parts:
+        try:
+            origin = read_origin(folder / part[0])
+        except InputError:
+            state = state if part[2] else "damaged"  # a part that was just begun is not
+        else:
+            sources += [Path(source["name"]).name for source in origin["sources"]]
+            used = origin["settings"]
+            settings = f"{used.get('language') or 'lines'}, {used.get('documents')}, tokenizer {used['tokenizer'][:8]}"
+    text = ", ".join(sources[:2]) + (f" and {len(sources) - 2} more" if len(sources) > 2 else "")
+    return state, _printable(text), _printable(settings)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _remove(folder: Path) -> int:
+    """Removes prepared text and returns its size in bytes."""
+    files = list(os.scandir(folder))
+    for file in files:
+        if not (PART.fullmatch(file.name) or LOCK.fullmatch(file.name)) or not file.is_file(follow_symlinks=False):
+            raise InputError(f"{file.name} in it is not ours")
+    size = sum(file.stat().st_size for file in files)
+    with ExitStack() as locks:
+        try:
+            for file in files:
+                if LOCK.fullmatch(file.name):
+                    locks.enter_context(FileLock(file.path, timeout=0))
+        except Timeout as error:
+            raise InputError("a process is preparing it") from error
+        for file in files:
+            os.unlink(file.path)
+    folder.rmdir()
+    return size
+
+
+def _bytes(size: int) -> str:
+    return tqdm.format_sizeof(size, "B") if size >= 1000 else f"{size}B"
