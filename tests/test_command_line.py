@@ -14,6 +14,7 @@ from datasets import Dataset
 from snugbert.trainers.command_line import InputError, parse_arguments, parse_json
 from snugbert.trainers.files import LONGEST_LINE, lines_of, read_rows
 from snugbert.trainers.glue_data import Split, choose_labels, encode_labels
+from snugbert.trainers.models import TokenizerArguments
 from snugbert.trainers.squad_data import check_answers, read_questions
 
 
@@ -37,6 +38,15 @@ def test_values_of_yaml_are_words_and_dictionaries_json(tmp_path):
     # As YAML 1.1 reads them, of which `yes` and `no` are truth values.
     assert json.loads(arguments.optim_args) == {"true": 1, "rate": 0.001, "name": False}
     assert parse("", tmp_path / "empty.yaml") == parse("# nothing\n", tmp_path / "empty.yaml") == Arguments()
+
+
+@pytest.mark.parametrize(("value", "warns"), [("true", True), ("True", True), ("false", False)])
+def test_a_file_that_trusts_remote_code_is_no_surprise(value, warns, tmp_path, caplog):
+    (tmp_path / "run.yaml").write_text(f"trust_remote_code: {value}\ntokenizer_name: x\n")
+    argv = ["--config", str(tmp_path / "run.yaml")]
+    (arguments,) = parse_arguments((TokenizerArguments,), argv, "snugbert test", "A test.")
+    assert arguments.trust_remote_code == warns
+    assert ("run.yaml sets trust_remote_code: code of the tokenizer's repository will run" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(

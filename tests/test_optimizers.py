@@ -1,5 +1,6 @@
 """LAMB, Muon and the schedule against their formulas; checkpoints that hold them, and that could not be written."""
 
+import importlib
 import resource
 import sys
 
@@ -206,9 +207,27 @@ def test_a_disk_without_room_for_a_file_is_one_sentence(tmp_path, file):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1000, limits[1]))
     try:
-        with pytest.raises(InputError, match=r"checkpoint-1 could not be written, .* \(.+\); make some") as error:
+        with pytest.raises(
+            InputError, match=r"checkpoint-1 could not be written: .+\. The disk is probably full"
+        ) as error:
             trainer.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
     assert newest_checkpoint(tmp_path / "second") is None  # nothing that could pass for a checkpoint
+
+
+def test_a_tokenizer_that_cannot_be_saved_is_no_full_disk(tmp_path, monkeypatch):
+    """Its code, which is saved with it, needs a file that is not there."""
+    (tmp_path / "custom_tokenizer.py").write_text(
+        "from snugbert import SnugBertTokenizer\n\n\nclass CustomTokenizer(SnugBertTokenizer):\n"
+        "    def helper(self):\n        from .missing import helper\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tokenizer = importlib.import_module("custom_tokenizer").CustomTokenizer()
+    tokenizer.register_for_auto_class()
+    trainer = make_trainer(tmp_path / "run", max_steps=1, save_steps=1)
+    trainer.processing_class = tokenizer
+    with pytest.raises(InputError, match=r"checkpoint-1 could not be written: .*missing\.py'\.$") as error:
+        trainer.train()
+    assert "disk" not in str(error.value) and "\n" not in str(error.value)

@@ -122,6 +122,10 @@ def _arguments_of_yaml(file: Path) -> list[str]:
             raise InputError(f"--config: {file} names another file with `config`; put its arguments here.")
         if value in ("", "~", "null"):
             continue
+        if name == "trust_remote_code" and str(value).lower() != "false":
+            logging.getLogger(__name__).warning(
+                "%s sets trust_remote_code: code of the tokenizer's repository will run on this machine", file
+            )
         arguments.append(_renamed(f"--{name}"))
         arguments.extend(value if isinstance(value, list) else [value])
     return arguments

@@ -94,6 +94,9 @@ def open_installed(folder: Path) -> tuple[dict, dict]:
         report["modules"][str(trust)] = sorted({type(thing).__module__ for thing in things})
         tensors[str(trust)] = outputs(pipe.model, pipe.tokenizer)
     report["remote"] = [name for name in sys.modules if name.startswith("transformers_modules")]
+    report["other tokenizer"] = refusal(
+        transformers.AutoTokenizer.from_pretrained, "org/other-tokenizer", trust_remote_code=True
+    )
 
     local = folder / "local"
     model = new_model("AutoModelForSequenceClassification")

@@ -100,6 +100,10 @@ def pushed(world) -> Visit:
     poison = {path: b"raise RuntimeError('remote code runs')\n" for path in model.files() if path.endswith(".py")}
     poisoned = world.hub.repositories["org/poisoned"] = type(model)("org/poisoned")
     poisoned.commit("main", "Code that must not run", model.files() | poison)
+    other = world.hub.repositories["org/other-tokenizer"] = type(model)("org/other-tokenizer")
+    settings = {"tokenizer_class": "Other", "auto_map": {"AutoTokenizer": ["other.Other", "other.Other"]}}
+    code = {"other.py": next(iter(poison.values())), "tokenizer_config.json": json.dumps(settings).encode()}
+    other.commit("main", "A tokenizer of another class", model.files() | code)
     return visit
 
 
@@ -274,7 +278,12 @@ def test_the_installed_classes_are_used_and_no_code_of_the_repository_runs(trust
     assert installed.report["modules"][trust] == [f"snugbert.{part}_snugbert" for part in parts]
     assert_same(installed.tensors[trust], pushed.tensors["AutoModelForMaskedLM"])
     assert installed.report["remote"] == []
-    assert not [path for _, path, _ in installed.requests if path.endswith(".py")]
+    assert not [path for _, path, _ in installed.requests if path.endswith(".py") and "other-tokenizer" not in path]
+
+
+def test_another_class_of_tokenizer_runs_the_code_of_its_repository(installed):
+    """Where it is trusted, as the README says."""
+    assert "remote code runs" in installed.report["other tokenizer"]
 
 
 # --- what commands say of what is not there -----------------------------------------------------------------------

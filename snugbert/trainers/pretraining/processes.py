@@ -6,6 +6,7 @@ other, and `from_pretrained` opens all of them. BERT is small enough to be gathe
 parameters, 4 GB with AdamW's state.
 """
 
+import errno
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -175,15 +176,17 @@ def _load_optimizer_state(file: Path, optimizer: torch.optim.Optimizer) -> dict[
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turns what goes wrong while `folder` is written, a full disk most often, into a sentence."""
+    """Turns an error while `folder` is written into a sentence."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # torch's writer does not say why a file could not be written, only that, in a RuntimeError as any other.
-        raised_in = extract_tb(error.__traceback__)[-1].filename
-        if isinstance(error, RuntimeError) and raised_in != torch.serialization.__file__:
+        # torch's writer gives no reason: it raises a RuntimeError like any other.
+        of_torch = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
+        if isinstance(error, RuntimeError) and not of_torch:
             raise
-        raise InputError(
-            f"{folder} could not be written, most likely for want of room ({str(error).splitlines()[0]}); "
-            "make some and resume (--resume_from_checkpoint true)."
-        ) from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = ""
+        # An OSError may come from a tokenizer or code that cannot be saved, with room to spare.
+        if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            remedy = " The disk is probably full. Free some space and resume (--resume_from_checkpoint true)."
+        raise InputError(f"{folder} could not be written: {reason}.{remedy}") from error
