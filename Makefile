@@ -2,8 +2,9 @@
 # wheels (PIP_EXTRA_INDEX_URL) to save a few gigabytes.
 PYTHON ?= python3
 BIN = .venv/bin
+PIP = pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check clean
+.PHONY: demo test check release-check clean
 
 demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in ten minutes
 	$(BIN)/python examples/demo.py demo-output
@@ -20,13 +21,27 @@ check: .venv/installed-dev  ## lint, format, types, and the commands of the READ
 # torch goes first and alone, so that no other requirement chooses its build.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/$(PIP) 'pip>=25.1'
+	$(BIN)/$(PIP) $$(grep '^torch==' constraints.txt)
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[train]'
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[train,demo,lamb,tensorflow]' --group dev
 	touch $@
 
+release-check: .venv/installed-dev  ## build a release, check it, and use it in an environment of its own
+	rm -rf dist .release
+	$(BIN)/$(PIP) --constraint constraints.txt --group release
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/release_check.py files dist
+	$(PYTHON) -m venv .release
+	.release/bin/$(PIP) $$(grep '^torch==' constraints.txt)
+	.release/bin/$(PIP) --constraint constraints.txt dist/*.whl
+	.release/bin/python tests/release_check.py light
+	.release/bin/$(PIP) --constraint constraints.txt "$$(echo dist/*.whl)[train]"
+	.release/bin/python tests/release_check.py train
+
 clean:
-	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf .venv .release dist demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info

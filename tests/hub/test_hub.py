@@ -6,17 +6,16 @@ Five processes do it all, each as somebody would who has nothing but a token; th
 import json
 import os
 import re
-import site
 import socket
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from environments import environment_without
 from hub.server import Hub, serve
 from hub.stranger import AUTO_CLASSES, PIPELINES
 from packaging.version import Version
@@ -79,18 +78,7 @@ class World:
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     with serve(tokens={"hf_owner": "org", "hf_stranger": "stranger"}) as hub:
-        yield World(hub, folder, environment_without_snugbert(folder / "environment"))
-
-
-def environment_without_snugbert(folder: Path) -> Path:
-    """A virtual environment with all that is installed in this one but snugbert, as links. Returns its Python."""
-    venv.create(folder, symlinks=True)
-    [packages] = folder.glob("lib/python*/site-packages")
-    for source in site.getsitepackages():
-        for entry in Path(source).iterdir():
-            if "snugbert" not in entry.name and entry.suffix != ".pth" and not (packages / entry.name).exists():
-                (packages / entry.name).symlink_to(entry)
-    return folder / "bin" / "python"
+        yield World(hub, folder, environment_without(folder / "environment", "snugbert"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,25 @@
+"""Virtual environments for tests of what is not installed."""
+
+import site
+import venv
+from pathlib import Path
+
+
+def environment_without(folder: Path, *names: str) -> Path:
+    """A virtual environment with all that is installed in this one, as links, but for some packages.
+
+    Args:
+        folder: of the new environment.
+        names: what is left out: all whose file or folder has one of these names, or begins with it and a dash.
+
+    Returns:
+        Its Python.
+    """
+    venv.create(folder, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for source in site.getsitepackages():
+        for entry in Path(source).iterdir():
+            is_left_out = entry.name.partition("-")[0] in names or entry.suffix == ".pth"  # of editable installations
+            if not is_left_out and not (packages / entry.name).exists():
+                (packages / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"

@@ -1,0 +1,106 @@
+"""`make release-check`: what a release contains, and that it works where nothing else of SnugBERT is.
+
+    python tests/release_check.py files dist    # the archives
+    python tests/release_check.py light         # in an environment with the wheel alone
+    python tests/release_check.py train         # the same, after `pip install 'snugbert[train]'`
+
+The last two work in a temporary folder, with the package and the command that are installed.
+"""
+
+import csv
+import json
+import os
+import pydoc_data.topics
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from importlib.metadata import metadata, packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SMALL = "--config_name tiny --max_steps 4 --logging_steps 1 --use_cpu --disable_tqdm true --max_seq_length 64"
+
+
+def check_files(dist: Path) -> None:
+    """The wheel and the source archive hold the whole package, and no tests, caches or other files."""
+    (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in (ROOT / "snugbert").rglob("*.py")}
+    package.add("snugbert/py.typed")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == package, names ^ package
+    with tarfile.open(source) as archive:
+        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    more = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md", "pyproject.toml"}
+    assert names - {".gitignore"} == package | more, names ^ (package | more)
+    print(f"{wheel.name} and {source.name}: {len(package)} files of the package")
+
+
+def check_light_installation() -> None:
+    """A model loads, runs, is saved and converted without what only training needs."""
+    import torch
+    import transformers
+
+    import snugbert
+
+    assert find_spec("snugbert").origin and "site-packages" in str(find_spec("snugbert").origin)
+    assert not {"datasets", "scipy", "sklearn", "matplotlib", "pyarrow"} & packages_distributions().keys()
+    links = re.findall(r"\]\(([^)]*)\)", metadata("snugbert").get_payload() or "")
+    assert len(links) > 5 and all(link.startswith("https://") for link in links), links
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "word"]
+    snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)}).save_pretrained("model")
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(words))
+    snugbert.SnugBertForMaskedLM(config).save_pretrained("model")
+    model = transformers.AutoModelForMaskedLM.from_pretrained("model").eval()
+    inputs = transformers.AutoTokenizer.from_pretrained("model")("a word", return_tensors="pt")
+    run("convert model bert --to bert")
+    stock = transformers.BertForMaskedLM.from_pretrained("bert").eval()
+    torch.testing.assert_close(model(**inputs).logits, stock(**inputs).logits)
+    for command in ("glue --help", "pretrain --help"):
+        assert "pip install 'snugbert[train]'" in run(command, status=2)
+    try:
+        _ = snugbert.PretrainingTrainer
+    except ImportError as error:
+        assert "pip install 'snugbert[train]'" in str(error)
+
+
+def check_training() -> None:
+    """Text -> vocabulary -> pretraining -> fine-tuning -> stock BERT, a few steps each."""
+    texts = [text for text in pydoc_data.topics.topics.values() if len(text) > 1000]
+    Path("text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    rows = [(line, name[0] < "i") for name, text in pydoc_data.topics.topics.items() for line in text.splitlines()[:4]]
+    with open("labels.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("sentence", "label"), *((text, int(label)) for text, label in rows if text)])
+    run("vocabulary --train_file text.txt --vocab_size 2000 --output_dir tokenizer")
+    run(f"pretrain --tokenizer_name tokenizer --train_file text.txt --output_dir pretrained {SMALL}")
+    run(
+        "glue --model_name_or_path pretrained --train_file labels.csv --validation_file labels.csv "
+        f"--output_dir classifier {SMALL.replace('--config_name tiny', '')}"
+    )
+    run("convert classifier bert --to bert")
+    assert json.loads(Path("classifier/results.json").read_text())["figures"]["eval"]["accuracy"] > 0
+    assert {"training.png", "README.md", "model.safetensors"} <= {path.name for path in Path("pretrained").iterdir()}
+
+
+def run(command: str, status: int = 0) -> str:
+    """The output of `snugbert` with these arguments, which must end with `status`."""
+    snugbert = Path(sys.executable).with_name("snugbert")
+    process = subprocess.run([snugbert, *command.split()], capture_output=True, text=True)
+    assert process.returncode == status, process.stdout + process.stderr
+    print(f"snugbert {command}", flush=True)
+    return process.stdout + process.stderr
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "files":
+        check_files(Path(sys.argv[2]))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["HF_HOME"] = folder
+            os.chdir(folder)
+            {"light": check_light_installation, "train": check_training}[sys.argv[1]]()
