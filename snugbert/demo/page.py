@@ -18,6 +18,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from snugbert.card_snugbert import escape
 from snugbert.demo import answers
 from snugbert.demo.answers import Checkpoint
 from snugbert.modeling_snugbert import (
@@ -73,7 +74,7 @@ def build_page(name: str, checkpoint: Checkpoint) -> gr.Blocks:
         checkpoint: from [`load_checkpoint`].
     """
     with gr.Blocks(title=f"{name} · SnugBERT", analytics_enabled=False) as page:
-        gr.Markdown(f"# {name}\n{answers.headline(checkpoint)}")
+        gr.Markdown(f"# {escape(name)}\n{answers.headline(checkpoint)}")
         for title, fill in TABS[type(checkpoint.model)].items():
             with gr.Tab(title):
                 fill(checkpoint)
