@@ -49,12 +49,12 @@ _OF_TRAINING = {
 
 
 def __getattr__(name: str) -> Any:
-    # Training needs libraries that take seconds to import, and that need not be installed to load a model.
+    # Imported on demand: training packages take seconds to import and may not be installed.
     if name in _OF_TRAINING:
         try:
             return getattr(import_module(f"snugbert.{_OF_TRAINING[name]}"), name)
         except ModuleNotFoundError as error:
-            message = f"snugbert.{name} needs the package {error.name}: pip install 'snugbert[train]'"
+            message = f"snugbert.{name} needs the package {error.name}. Run: pip install 'snugbert[train]'"
             raise ImportError(message) from error
     raise AttributeError(f"module 'snugbert' has no attribute {name!r}")
 

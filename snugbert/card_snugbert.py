@@ -23,7 +23,7 @@ OWN_CARD = "<!-- Written by `snugbert`, which replaces it as long as this line i
 TEMPLATE = "This is the model card of a 🤗 transformers model that has been pushed on the Hub."
 TRAINERS_CARD = "<!-- This model card has been generated automatically according to the information"
 TAGS = ["snugbert", "bert"]
-# The plots of SnugBERT's commands. Those of an evaluation set have its name in front.
+# The plots that commands write. The name of an evaluation set may come first.
 PLOT = re.compile(
     r"training\.png|((eval|predict)_((mm|ax)_)?)?"
     r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds)\.png"
@@ -182,13 +182,13 @@ def _code(head: Head, model: str, more: str = "", first_line: str = "") -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line: no heading, link, image, code or HTML can begin in it."""
+    """Escapes Markdown and HTML and joins lines, so that the text is shown literally."""
     text = re.sub(r"([\\`*{}\[\]<>#|!~$&])", r"\\\1", " ".join(text.split()))
     return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # within a word it is a letter like any other
 
 
 def code_span(text: str) -> str:
-    """Text as inline code, on one line; longer backticks enclose it than it has itself."""
+    """Formats text as inline code on one line, in more backticks than it contains."""
     text = " ".join(text.split()) or " "
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if "`" in (text[0], text[-1]) else ""
@@ -297,12 +297,13 @@ def _is_copy(weights: Path, source: str) -> bool:
 
 
 def _copy_plots(text: str, source: str, folder: Path, token: Any) -> None:
-    """Copies the plots that a card shows. Somebody else may have written it: it cannot name any other file."""
+    """Copies the plots that a card shows. A stranger may have written the card: only names in `PLOT` are copied."""
     for plot in re.findall(r"!\[[^]]*]\(([\w.-]+)\)", text):
-        path = _file_of(source, plot, token=token) if PLOT.fullmatch(plot) else None
-        # In a folder, a link may lead to any file of this machine. In the Hub's cache every file is a link.
-        is_link = path is not None and Path(source).is_dir() and Path(path).is_symlink()
-        if path is not None and not is_link and not os.path.lexists(folder / plot):
+        if not PLOT.fullmatch(plot) or os.path.lexists(folder / plot):
+            continue
+        path = _file_of(source, plot, token=token)
+        # A symlink in a local folder may point at any file. In the Hub's cache every file is a symlink.
+        if path is not None and not (Path(source).is_dir() and Path(path).is_symlink()):
             shutil.copyfile(path, folder / plot)
 
 
@@ -311,7 +312,7 @@ def _rename(card: Any, name: str, head: Head) -> None:
     title = re.search(rf"{re.escape(OWN_CARD)}\n\n# (.+)\n", card.text)
     if title is not None:
         start, end = title.span(1)
-        old = re.sub(r"\\(.)", r"\1", title[1])
+        old = re.sub(r"\\(.)", r"\1", title[1])  # undoes `escape`
         card.text = (card.text[:start] + escape(name) + card.text[end:]).replace(
             how_to_load(old, head), how_to_load(name, head)
         )

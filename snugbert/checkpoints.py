@@ -265,27 +265,26 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
             raise InputError(f"{file} is cut short, or is no safetensors file ({error}).") from error
     tensors = read_torch_file(file)
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{file} holds other things than tensors by their names.")
+        raise InputError(f"{file} must contain a dictionary of tensors.")
     return tensors
 
 
 def read_torch_file(file: Path) -> Any:
-    """What `torch.save` wrote to a file, on the CPU. Nothing in the file can run code.
+    """Loads a file that `torch.save` wrote, onto the CPU. Runs no code from it.
 
     Raises:
         InputError: the file is missing or damaged, or holds objects that could run code.
     """
     try:
-        with safe_globals():  # NumPy's arrays, which the random states of a checkpoint are
+        with safe_globals():  # random states are NumPy arrays
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InputError(
-            f"{file} is damaged, or holds more than tensors, which could run any code; it is not opened."
-        ) from error
+        raise InputError(f"{file} is damaged, or contains objects that could run code. It was not opened.") from error
     except FileNotFoundError as error:
-        raise InputError(f"there is no file {file}.") from error
+        raise InputError(f"{file} is missing.") from error
     except Exception as error:  # a damaged archive or pickle can raise anything
-        raise InputError(f"{file} is damaged, or not a file of torch.") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{file} is damaged or was not written by torch.save ({reason}).") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -39,18 +39,22 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs `snugbert` with `argv` (default: the process's own) and returns its exit status.
 
-    0: done; 2: something the user gave cannot be used, said in one sentence; 130: interrupted; 141: nobody reads the
-    output any more, as with `| head`.
+    0: done; 2: something the user gave cannot be used, said in one sentence; 130: interrupted; 141: the reader
+    closed the pipe, as `| head` does.
     """
     try:
         try:
             return _run(sys.argv[1:] if argv is None else argv)
         finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
+            if sys.stdout is not None:  # it may have been closed from the start
+                sys.stdout.flush()
+    except OSError as error:
         # The interpreter flushes once more when it exits, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"snugbert: error: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        return 2
 
 
 def _run(arguments: list[str]) -> int:
@@ -76,17 +80,15 @@ def _run(arguments: list[str]) -> int:
         module = import_module(COMMANDS[command][0])
     except ModuleNotFoundError as error:
         extra = "demo" if command == "demo" else "train"
-        print(
-            f"snugbert {command}: error: the package {error.name} is not installed: pip install 'snugbert[{extra}]'",
-            file=sys.stderr,
-        )
+        problem = f"the package {error.name} is not installed. Run: pip install 'snugbert[{extra}]'"
+        print(f"snugbert {command}: error: {problem}", file=sys.stderr)
         return 2
     try:
         module.main(rest)
     # SafetensorError: a disk that is full; TransportError: a network that was lost.
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
-        if isinstance(error, BrokenPipeError):
-            sys.stdout.flush()  # raises it again if it is the output that nobody reads
+        if isinstance(error, BrokenPipeError) and sys.stdout is not None:
+            sys.stdout.flush()  # raises again if stdout is the closed pipe
         message = " ".join(str(error).split())  # the Hub's own have several lines
         print(f"snugbert {command}: error: {message}", file=sys.stderr)
         return 2

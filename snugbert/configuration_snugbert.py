@@ -81,6 +81,7 @@ class SnugBertConfig(PreTrainedConfig):
     pooler_act: str = "tanh"
     classifier_dropout: float | int | None = None
     tie_word_embeddings: bool = True
+    problem_type: str | None = None  # type: ignore[assignment] # ours, so that `_check_ranges` reports a wrong one: it does so in a ValueError
 
     def __post_init__(self, **kwargs: Any):
         # A BERT checkpoint's own "bert" must not shadow the class attribute: what is saved says snugbert.
@@ -123,9 +124,10 @@ class SnugBertConfig(PreTrainedConfig):
         return cls(**{**fields, **overrides})
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers, without foreign entries of `auto_map`, which may name another repository's code."""
+        """As in transformers, without foreign `auto_map` entries and pipelines, which may name foreign code."""
         auto_map = getattr(self, "auto_map", None) or {}
         self.auto_map = {name: code for name, code in auto_map.items() if OUR_CODE.fullmatch(str(code))}
+        self.__dict__.pop("custom_pipelines", None)
         super().save_pretrained(*args, **kwargs)
 
     # Not a `validate_...` method, which transformers would run and wrap: its exception is no ValueError.

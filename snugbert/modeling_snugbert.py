@@ -238,7 +238,8 @@ class SnugBertResidual(nn.Module):
 def _in_autocast(hidden_states: torch.Tensor) -> torch.Tensor:
     """As autocast would convert them: once, not for queries, keys and values each, which it would keep three times."""
     device = hidden_states.device.type
-    if hidden_states.dtype != torch.float32 or not torch.amp.is_autocast_available(device):
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)  # torch 2.11 cannot trace it
+    if hidden_states.dtype != torch.float32 or not available:
         return hidden_states
     return hidden_states.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden_states
 

@@ -59,7 +59,7 @@ class SnugBertTokenizer(TokenizersBackend):
         strip_accents: bool | None = None,
         **kwargs: Any,
     ):
-        kwargs.pop("auto_map", None)  # would be saved with entries that name another repository's code
+        kwargs.pop("auto_map", None)  # may name another repository's code, and would be saved
         special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
         if vocab is None:
             if kwargs.get("name_or_path"):

@@ -1,4 +1,4 @@
-"""Virtual environments for tests of what is not installed."""
+"""Virtual environments that lack some installed packages."""
 
 import site
 import venv
@@ -10,7 +10,7 @@ def environment_without(folder: Path, *names: str) -> Path:
 
     Args:
         folder: of the new environment.
-        names: what is left out: all whose file or folder has one of these names, or begins with it and a dash.
+        names: packages to leave out, as in site-packages up to the first dash.
 
     Returns:
         Its Python.

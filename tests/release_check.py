@@ -18,7 +18,6 @@ import tarfile
 import tempfile
 import zipfile
 from importlib.metadata import metadata, packages_distributions
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +46,7 @@ def check_light_installation() -> None:
 
     import snugbert
 
-    assert find_spec("snugbert").origin and "site-packages" in str(find_spec("snugbert").origin)
+    assert "site-packages" in str(snugbert.__file__)
     assert not {"datasets", "scipy", "sklearn", "matplotlib", "pyarrow"} & packages_distributions().keys()
     links = re.findall(r"\]\(([^)]*)\)", metadata("snugbert").get_payload() or "")
     assert len(links) > 5 and all(link.startswith("https://") for link in links), links
@@ -67,6 +66,8 @@ def check_light_installation() -> None:
         _ = snugbert.PretrainingTrainer
     except ImportError as error:
         assert "pip install 'snugbert[train]'" in str(error)
+    else:
+        raise AssertionError("The training API was imported without its packages.")
 
 
 def check_training() -> None:

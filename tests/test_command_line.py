@@ -40,23 +40,27 @@ def test_values_of_yaml_are_words_and_dictionaries_json(tmp_path):
     assert parse("", tmp_path / "empty.yaml") == parse("# nothing\n", tmp_path / "empty.yaml") == Arguments()
 
 
-@pytest.mark.parametrize(("value", "warns"), [("true", True), ("True", True), ("false", False)])
-def test_a_file_that_trusts_remote_code_is_no_surprise(value, warns, tmp_path, caplog):
-    (tmp_path / "run.yaml").write_text(f"trust_remote_code: {value}\ntokenizer_name: x\n")
+@pytest.mark.parametrize(("value", "warns"), [("true", True), ("True", True), ("false", False), ("no", False)])
+@pytest.mark.parametrize("name", ["trust_remote_code", "trust-remote-code"])
+def test_a_file_that_trusts_remote_code_is_no_surprise(name, value, warns, tmp_path, caplog):
+    (tmp_path / "run.yaml").write_text(f"{name}: {value}\ntokenizer_name: x\n")
     argv = ["--config", str(tmp_path / "run.yaml")]
     (arguments,) = parse_arguments((TokenizerArguments,), argv, "snugbert test", "A test.")
     assert arguments.trust_remote_code == warns
-    assert ("run.yaml sets trust_remote_code: code of the tokenizer's repository will run" in caplog.text) == warns
+    assert ("run.yaml sets trust_remote_code: code from the tokenizer's repository will run" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("train_file: &a [x]\noptim_args: *a", r"run.yaml has aliases \(\*name\). Write the values out"),
+        ("train_file: [x, --trust_remote_code]", "a value of train_file begins with --"),
+        ("trust_remote_code=true: []", "run.yaml must hold `name: value` lines"),
         ("yes: {a: 1}", "unknown arguments: --yes"),
         ("- a", "run.yaml must hold `name: value` lines"),
         ("? [a]\n: 1", "run.yaml must hold `name: value` lines"),
-        ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml, line 1: not a value that an argument can have"),
-        ("train_file: a\noptim_args: {a: 2020-01-01}", "run.yaml, line 2: not a value that an argument can have"),
+        ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml, line 1: invalid value"),
+        ("train_file: a\noptim_args: {a: 2020-01-01}", "run.yaml, line 2: invalid value"),
         ("optim_args: " + "[" * 5000 + "]" * 5000, "run.yaml is nested too deeply"),
         ("optim_args: {a", "run.yaml is not a YAML file"),
     ],
@@ -101,7 +105,7 @@ def test_numbers_of_any_length_are_labels_answers_or_one_sentence(tmp_path):
 
 
 def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
-    """600 MB of text in 600 KB of gzip, read in a process of 2 GB."""
+    """600 MB of text in 600 KB of gzip are refused in less than 1 GB of memory."""
     files = [tmp_path / name for name in ("line.txt.gz", "line.jsonl.gz", "line.csv.gz")]
     content = gzip.compress(b"a" * 10**6)  # members of a gzip file follow each other
     for file in files:
@@ -115,7 +119,9 @@ def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
     )
     process = subprocess.run([sys.executable, "-c", script, *files], capture_output=True, text=True, check=True)
     *messages, megabytes = process.stdout.splitlines()
-    assert messages == [f"{file}, line 2: longer than 16 MiB. Split the line." for file in files]
+    assert messages == [
+        f"{file}, line 2: longer than 16 MiB. Split it; in JSON, write one object per line." for file in files
+    ]
     assert int(megabytes) < 1000  # most of it torch and its like
 
 
@@ -123,6 +129,14 @@ def test_a_line_may_be_as_long_as_the_limit(tmp_path):
     line = "a" * (LONGEST_LINE - 1) + "\n"
     (tmp_path / "long.txt").write_text(f"{line}b")
     assert [len(line) for line in lines_of(tmp_path / "long.txt")] == [LONGEST_LINE, 1]
+
+
+@pytest.mark.parametrize(("end", "status"), [(">&-", 0), ("> /dev/full", 2)])
+def test_output_that_goes_nowhere(end, status):
+    """A command that a service starts may have no standard output, or one that is full."""
+    command = f"{sys.executable} -m snugbert --version {end}"
+    process = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert process.returncode == status and "Traceback" not in process.stderr
 
 
 @pytest.mark.parametrize("command", [["--help"], ["--version"], ["glue", "--help"]])

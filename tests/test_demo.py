@@ -742,7 +742,7 @@ def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, mon
     monkeypatch.delitem(sys.modules, "snugbert.demo.page")
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo", "--model", folder]) == 2
-    assert "the page needs Gradio, which is not installed: pip install snugbert[demo]." in capsys.readouterr().err
+    assert "the page needs a current gradio. Run: pip install -U 'snugbert[demo]'" in capsys.readouterr().err
 
 
 def make_pictures(folder: Path, checkpoints: list[Path]) -> None:

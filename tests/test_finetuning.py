@@ -539,6 +539,9 @@ def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, cap
     pushed = {}
 
     class Hub:
+        def __init__(self, token):
+            assert token is None  # of `hf auth login`
+
         def create_repo(self, name, **kwargs):
             return SimpleNamespace(repo_id=f"me/{name}")
 
@@ -580,6 +583,14 @@ def test_no_path_of_this_machine_is_in_the_results(tokenizer, tmp_path):
 def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args, tmp_path):
     settings = {"sweep": "fixed", "max_steps": 1}
     sweep.run(make_task(tokenizer), model_args, arguments(tmp_path, **settings))
+    (run,) = (tmp_path / "runs").iterdir()
+    for name in ("my_adapter.safetensors", "checkpoint-notes.txt"):
+        (run / name).write_text("mine")
+    (run / "checkpoint-notes").mkdir()
+    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path, **settings, seeds=2))  # goes on
+    assert {"my_adapter.safetensors", "checkpoint-notes.txt", "checkpoint-notes"} <= {f.name for f in run.iterdir()}
+    assert not list(run.glob("model*.safetensors"))
+
     theirs = tmp_path / "runs" / "batch-32_rate-3e-05_epochs-2_seed-1" / "results.json"
     mine = ("checkpoint-notes/a", "my_results.json", "eval_my_learning_curve.png", "cola/checkpoint-notes/a", "cola/a")
     mine += ("runs/mine/results.json", "runs/mine/model.safetensors", "runs/mine/checkpoint-1/a", "runs/batch-mine/a")

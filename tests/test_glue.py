@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from hostile import Malicious
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForSequenceClassification,
@@ -386,19 +387,12 @@ def test_resumed_run_equals_straight_run(run, workshop, tmp_path):
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-class Malicious:
-    """A pickle that writes a file when it is opened."""
-
-    def __reduce__(self):
-        return Path.touch, (Path("owned"),)
-
-
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run / "checkpoint-15", tmp_path / "out" / "checkpoint-15")
     again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
-    for content, message in ((Malicious(), "could run any code; it is not opened"), ({}, "does not fit this run")):
+    for content, message in ((Malicious(), "could run code. It was not opened"), ({}, "does not fit this run")):
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
             glue.main(again)

@@ -41,7 +41,7 @@ def test_a_model_needs_no_package_of_training(light_python):
     shape, refusal = process.stdout.splitlines()
     assert shape == "torch.Size([1, 4, 9])"
     assert refusal.startswith("snugbert.PretrainingTrainer needs the package ")
-    assert refusal.endswith(": pip install 'snugbert[train]'")
+    assert refusal.endswith(". Run: pip install 'snugbert[train]'")
 
 
 def test_importing_adds_nothing_heavy_to_transformers():
@@ -58,4 +58,4 @@ def test_a_command_names_the_extra_that_it_needs(command, extra, light_python):
     assert process.returncode == 2
     *_, line = process.stderr.splitlines()
     assert line.startswith(f"snugbert {command}: error: the package ")
-    assert line.endswith(f" is not installed: pip install 'snugbert[{extra}]'")
+    assert line.endswith(f" is not installed. Run: pip install 'snugbert[{extra}]'")

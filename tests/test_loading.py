@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import snugbert
 from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
 from snugbert.versions_snugbert import WORKING_VERSIONS
 
 AUTO_CLASSES = ["AutoModel", *(f"AutoModel{head}" for head in HEADS[1:])]
@@ -107,6 +107,7 @@ def test_what_is_saved_says_snugbert_and_opens_in_stock_bert(head, tmp_path):
 def test_a_foreign_auto_map_is_not_saved(tmp_path):
     """It would send users of another Auto class to the code of a foreign repository."""
     ours, _ = ours_and_stock("ForMaskedLM")
+    ours.config.custom_pipelines = {"mine": {"impl": "evil/repo--pipe.Evil"}}
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
     parts = (ours, ours.config, snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)}))
     for part in parts:
@@ -121,6 +122,18 @@ def test_a_foreign_auto_map_is_not_saved(tmp_path):
         type(part).from_pretrained(tmp_path).save_pretrained(saved)
         for file in saved.glob("*config.json"):
             assert json.loads(file.read_text())["auto_map"] == before[file.name]["auto_map"], (part, file)
+            assert "evil" not in file.read_text()
+
+
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "PreTrainedTokenizerFast", "Unknown"])
+def test_a_foreign_auto_map_of_any_tokenizer_is_not_saved(tokenizer_class, tmp_path):
+    snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path)
+    transformers.BertConfig(**CONFIG).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": tokenizer_class, "auto_map": {"AutoTokenizer": ["evil/repo--tok.Evil", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path))).save_pretrained(tmp_path / "saved")
+    assert "evil" not in (tmp_path / "saved" / "tokenizer_config.json").read_text()
 
 
 def test_tied_weights_are_stored_once(tmp_path):

@@ -319,9 +319,9 @@ def pushes(hub, command: str, folder: Path, texts: Path, **arguments) -> dict[st
     for files in (written, *hub.values()):
         assert [name for name, content in files.items() if SECRET.encode() in content] == []
         assert [name for name in files if "training_args" in name] == []
-    of_model = [files for name, files in hub.items() if name not in checkpoints]
     paths = [str(folder).encode(), str(texts).encode()]
-    assert [name for files in of_model for name, content in files.items() if any(p in content for p in paths)] == []
+    uploaded = [item for files in hub.values() for item in files.items()]
+    assert [name for name, content in uploaded if any(path in content for path in paths)] == []
     assert all({"optimizer.pt", "model.safetensors"} <= hub.pop(name).keys() for name in checkpoints)
     return dict(zip((2, 4, "end"), hub.values(), strict=True))
 
@@ -358,6 +358,7 @@ def test_every_push_of_a_pretraining_has_a_card_and_the_code(hub, texts, tmp_pat
 
 def test_every_push_of_a_fine_tuning_has_a_card_and_the_code(hub, texts, tmp_path):
     run = {"train_file": texts / "reviews.csv", "validation_file": texts / "reviews.csv"}
+    run |= {"load_best_model_at_end": True}  # whose path must not be published
     for step, files in pushes(hub, "glue", tmp_path, texts, **run).items():
         assert {"config.json", "model.safetensors", "modeling_snugbert.py", "tokenizer.json"} <= files.keys()
         card = card_of(files)

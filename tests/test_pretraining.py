@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from hostile import Malicious
 from huggingface_hub import ModelCard
+from synthetic import make_trainer
 
 import snugbert
 from snugbert.cli import main as snugbert_command
@@ -227,13 +230,6 @@ def test_a_run_does_not_go_on_with_other_data_unless_told(small_run, tmp_path, c
     assert run(small_run | resume | {"max_steps": 8}, **more) == 0
 
 
-class Malicious:
-    """A pickle that writes a file when it is opened."""
-
-    def __reduce__(self):
-        return Path.touch, (Path("owned"),)
-
-
 def damage(file: Path, how: str) -> None:
     """Leaves a file as a full disk, a torn copy, somebody else's program or an attacker might."""
     if how == "empty":
@@ -251,6 +247,36 @@ def with_checkpoint(small_run, tmp_path_factory):
     return folder
 
 
+def with_state(file: Path, change) -> None:
+    state = torch.load(file, weights_only=True)
+    change(state)
+    torch.save(state, file)
+
+
+def shrink(state):
+    """A fused optimizer would write beyond these three numbers."""
+    values = next(iter(state["state"].values()))
+    values["exp_avg"] = values["exp_avg"].flatten()[:3].clone()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("optimizer.pt", shrink, "exp_avg has the shape [3]"),
+        ("optimizer.pt", lambda state: state["param_groups"][0].update(lr="x"), "the learning rate is not a number"),
+        ("scheduler.pt", lambda state: state.update(step=1), "step is not part of the state of a schedule"),
+    ],
+    ids=["shape", "rate", "method"],
+)
+def test_a_forged_checkpoint_is_one_sentence(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
+    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
+    with_state(folder / "checkpoint-4" / name, change)
+    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
+    assert run(small_run | more, output_dir=folder) == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert "checkpoint-4" in line and name in line and message in line
+
+
 @pytest.mark.parametrize("how", ["empty", "cut short", "malicious", "no state", "a list"])
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_a_damaged_checkpoint_is_one_sentence(name, how, small_run, with_checkpoint, tmp_path, capfd, monkeypatch):
@@ -261,7 +287,7 @@ def test_a_damaged_checkpoint_is_one_sentence(name, how, small_run, with_checkpo
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
     assert line.startswith("snugbert pretrain: error: ") and "checkpoint-4" in line and name in line
-    assert ("could run any code" in line) == (how == "malicious") and not Path("owned").exists()
+    assert ("could run code" in line) == (how == "malicious") and not Path("owned").exists()
 
 
 def test_examples_are_shown(small_run, capsys):
@@ -308,6 +334,38 @@ def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
     more = {"resume_from_checkpoint": "true", "max_steps": 12, "save_steps": 1, "save_total_limit": 0}
     assert run(small_run, output_dir=tmp_path, **more) == 0
     assert len(list(tmp_path.glob("checkpoint-*"))) == 1 + 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [(3, None, {4, 5, 6}), (3, 1, {1, 5, 6}), (1, 6, {6}), (1, 2, {2, 6}), (2, 9, {5, 6})],
+    ids=["newest", "best", "one that is the best", "one and the best", "the best is gone"],
+)
+def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
+    """Also where all have one time, as in a copy, which says nothing of their order."""
+    trainer = make_trainer(tmp_path)
+    trainer._checkpoints_kept, trainer.state.global_step = limit, 6
+    trainer.state.best_model_checkpoint = best and str(tmp_path / f"checkpoint-{best}")
+    folders = [tmp_path / f"checkpoint-{step}" for step in range(1, 7)]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders:
+        os.utime(folder, (1e9, 1e9))
+    trainer._remove_old_checkpoints(tmp_path)
+    assert {int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*")} == kept
+
+
+def test_the_best_checkpoint_is_found_where_the_folder_is_now(small_run, tmp_path):
+    best = {"load_best_model_at_end": "true", "metric_for_best_model": "loss", "eval_strategy": "steps"}
+    best |= {"eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
+    assert run(small_run | best, output_dir=tmp_path / "before") == 0
+    (tmp_path / "before/checkpoint-2-notes").mkdir()  # Trainer would remove it at the end of training
+    (tmp_path / "before").rename(tmp_path / "now")
+    more = {"resume_from_checkpoint": "true", "max_steps": 10, "learning_rate": 0}  # the best cannot change
+    assert run(small_run | best | more, output_dir=tmp_path / "now") == 0
+    state = json.loads((tmp_path / "now/trainer_state.json").read_text())
+    assert (tmp_path / "now" / state["best_model_checkpoint"] / "model.safetensors").exists()
+    assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
 
 
 def test_a_run_goes_on_from_its_newest_whole_checkpoint(small_run, tmp_path, caplog):

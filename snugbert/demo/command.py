@@ -45,22 +45,21 @@ def main(argv: list[str]) -> None:
         SystemExit: Ctrl-C, with its usual exit status.
     """
     (args,) = parse_arguments((DemoArguments,), argv, "snugbert demo", "Open a page to try a checkpoint on.")
-    address = _check_address(args.host, args.port)
+    address = _resolve_address(args.host, args.port)
     # Read when Gradio is imported: it reports its use otherwise, and keeps what was typed in the browser.
     os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_RUN_HISTORY": "False"}
     try:
         from snugbert.demo.page import build_page, serve
     except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        raise InputError("the page needs Gradio, which is not installed: pip install snugbert[demo].") from error
+        package = str(error.name).partition(".")[0]
+        raise InputError(f"the page needs a current {package}. Run: pip install -U 'snugbert[demo]'") from error
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     name = Path(os.path.abspath(args.model)).name  # also of "."; a link keeps its own
     page = build_page(name, load_checkpoint(args.model))
     serve(page, args.host, args.port, args.inbrowser)
     if not ip_address(address).is_loopback:
-        _warn(args.host, page.server_port)
+        _warn_of_open_host(args.host, page.server_port)
     print(f"{args.model} is on {page.local_url} until Ctrl-C.", flush=True)
     try:
         while True:
@@ -70,8 +69,8 @@ def main(argv: list[str]) -> None:
         raise SystemExit(INTERRUPTED) from None
 
 
-def _check_address(host: str, port: int | None) -> str:
-    """The numeric address of a host, after a check that it is this machine's and that the port is free."""
+def _resolve_address(host: str, port: int | None) -> str:
+    """The numeric address of a host. Refuses a host that is not this machine's, and a port in use."""
     # Gradio would try a hundred ports at an address that is not this machine's, and name its own arguments.
     try:
         with socket.create_server((host, port or 0)) as server:
@@ -81,7 +80,7 @@ def _check_address(host: str, port: int | None) -> str:
         raise InputError(f"{flags}: the page cannot be served there: {error.strerror}.") from error
 
 
-def _warn(host: str, port: int) -> None:
+def _warn_of_open_host(host: str, port: int) -> None:
     print(
         f"snugbert demo: warning: --host {host}: anyone who can reach this machine can use the model. There is no "
         "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "

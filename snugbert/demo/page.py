@@ -59,11 +59,11 @@ table.attention tbody td { background-clip: content-box; height: var(--cell); mi
 .marked .line-break { display: block; }
 .marked .text { font-size: var(--text-md); }
 """
-# The names of this machine that no name server can point elsewhere.
+# Names that DNS cannot point at another machine.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# Of an input: 20,000 words of English. To answer a question on that many full stops, a token each, takes up to 1 GB.
+# The longest text: about 20,000 English words. A question on 100,000 full stops, one token each, takes up to 1 GB.
 MOST_CHARACTERS = 100_000
-MOST_BYTES = 2**20  # of a request: so many characters of any script fit
+MOST_BYTES = 2**20  # the largest request: enough for the longest text in any script
 
 
 def build_page(name: str, checkpoint: Checkpoint) -> gr.Blocks:
@@ -134,7 +134,7 @@ class SameOriginMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the ASGI specification."""
+        """Passes the request on, or answers 403."""
         app = self.app
         if scope["type"] == "http" and is_foreign(scope["method"], Headers(scope=scope)):
             app = PlainTextResponse("Requests from other websites are refused.", status_code=403)
@@ -377,7 +377,7 @@ def run(
 
 
 def shown(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose [`InputError`] becomes a message on the page, as does a text that is too long."""
+    """Shows an [`InputError`] of `function` on the page. Refuses texts that are too long."""
 
     @wraps(function)
     def answered(*inputs: Any) -> Any:
@@ -391,16 +391,14 @@ def shown(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_length(inputs: Sequence[Any]) -> None:
-    """Checks texts before they are tokenized, which takes thousands of bytes a character.
+    """Refuses long texts before tokenizing, which takes kilobytes per character.
 
     Raises:
         InputError: more characters than the page takes.
     """
     longest = max((len(text) for text in inputs if isinstance(text, str)), default=0)
     if longest > MOST_CHARACTERS:
-        raise InputError(
-            f"The text has {longest:,} characters, and the page takes {MOST_CHARACTERS:,} at most: shorten it."
-        )
+        raise InputError(f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten it.")
 
 
 TABS: dict[type, dict[str, Callable[[Checkpoint], None]]] = {

@@ -17,7 +17,8 @@ import torch
 import yaml
 from huggingface_hub import HfApi
 from huggingface_hub.utils import httpx
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging as transformers_logging
 
 # Flags of transformers 4 that transformers 5 renamed. A command line somebody already has should keep working.
@@ -27,6 +28,8 @@ RENAMED_FLAGS = {
     "--no_cuda": "--use_cpu",
 }
 
+
+FALSE = ("false", "f", "no", "n", "0")  # as HfArgumentParser reads them
 
 # The names that a run writes next to its model. Everything else in an output folder belongs to the user.
 WRITTEN_BY_A_RUN = re.compile(
@@ -107,32 +110,42 @@ def _arguments_of_yaml(file: Path) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: there is no file {file}.")
     try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
+        text = file.read_text(encoding="utf-8")
+        root = yaml.compose(text, yaml.SafeLoader)
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            # A few lines of them can stand for gigabytes.
+            raise InputError(f"--config: {file} has aliases (*name). Write the values out.")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {error}") from error
     except RecursionError as error:
         raise InputError(f"--config: {file} is nested too deeply.") from error
     if root is None:
         return []
-    if not isinstance(root, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in root.value):
+    if not isinstance(root, yaml.MappingNode) or not all(
+        isinstance(key, yaml.ScalarNode) and re.fullmatch(r"[\w-]+", key.value) for key, _ in root.value
+    ):
         raise InputError(f"--config: {file} must hold `name: value` lines.")
     arguments = []
-    for name, value in ((key.value, _value_of_yaml(node, file)) for key, node in root.value):
+    for key, node in root.value:
+        name, value = key.value, _value_of_yaml(node, file)
         if name == "config":
             raise InputError(f"--config: {file} names another file with `config`; put its arguments here.")
         if value in ("", "~", "null"):
             continue
-        if name == "trust_remote_code" and str(value).lower() != "false":
+        if name.replace("-", "_") == "trust_remote_code" and str(value).lower() not in FALSE:
             logging.getLogger(__name__).warning(
-                "%s sets trust_remote_code: code of the tokenizer's repository will run on this machine", file
+                "%s sets trust_remote_code: code from the tokenizer's repository will run on this machine", file
             )
         arguments.append(_renamed(f"--{name}"))
-        arguments.extend(value if isinstance(value, list) else [value])
+        values = value if isinstance(value, list) else [value]
+        if any(each.startswith("--") for each in values):
+            raise InputError(f"--config: {file}: a value of {name} begins with --. Write arguments as `name: value`.")
+        arguments.extend(values)
     return arguments
 
 
 def _value_of_yaml(node: yaml.Node, file: Path) -> str | list[str]:
-    """Words as they are written, so that `no` is a strategy and not False; a dictionary as JSON."""
+    """Scalars as written, so that `no` stays a word and does not become False. Dictionaries as JSON."""
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
     if isinstance(node, yaml.ScalarNode):
@@ -141,14 +154,14 @@ def _value_of_yaml(node: yaml.Node, file: Path) -> str | list[str]:
         return json.dumps(yaml.safe_load(yaml.serialize(node)))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         line = node.start_mark.line + 1
-        raise InputError(f"--config: {file}, line {line}: not a value that an argument can have ({error}).") from error
+        raise InputError(f"--config: {file}, line {line}: invalid value ({error}).") from error
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text, as `json.loads` has it.
+    """Parses JSON.
 
     Raises:
-        ValueError: not JSON. The standard library has other exceptions and words for two cases.
+        ValueError: not JSON, nested too deeply, or a number with too many digits.
     """
     try:
         return json.loads(text)
@@ -186,7 +199,7 @@ def set_up(training_args: TrainingArguments) -> None:
         training_args.dataloader_pin_memory = False  # torch warns at every epoch that there is nothing to pin for
     move_hub_token(training_args)
     if training_args.push_to_hub and training_args.should_save:
-        _check_hub()
+        _check_hub(training_args.hub_token)
 
 
 def move_hub_token(training_args: TrainingArguments) -> None:
@@ -194,14 +207,15 @@ def move_hub_token(training_args: TrainingArguments) -> None:
 
     Trainer pickles its arguments into output folders and uploads them. A token among them would be published.
     """
-    if training_args.hub_token is not None:
+    if isinstance(training_args.hub_token, str):
         os.environ["HF_TOKEN"] = training_args.hub_token
-        training_args.hub_token = None
+        # Asks huggingface_hub for it even where HF_HUB_DISABLE_IMPLICIT_TOKEN is set.
+        training_args.hub_token = True  # type: ignore[assignment]
 
 
-def _check_hub() -> None:
+def _check_hub(token: Any) -> None:
     # The training would be done, or all runs of a sweep, before a push fails.
-    hub = HfApi()
+    hub = HfApi(token=token)
     try:
         hub.whoami()
     except (OSError, httpx.HTTPError) as error:
@@ -247,7 +261,7 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
 
 
 def clear_output_dir(training_args: TrainingArguments) -> None:
-    """Removes the checkpoints and results of an earlier run. Call it when nothing can go wrong any more."""
+    """Removes the checkpoints and results of an earlier run. Call it after everything that can fail."""
     if training_args.should_save:
         remove_run(Path(training_args.output_dir or ""))
 
@@ -287,7 +301,16 @@ def _is_whole(checkpoint: Path) -> bool:
     # Trainer writes trainer_state.json after everything else, so a checkpoint that has it was written to the end. One
     # without an optimizer (--save_only_model) is whole, but nothing to resume from.
     try:
-        parse_json((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        kinds = (int, list, dict)
+        if not all(map(isinstance, (state.global_step, state.log_history, state.stateful_callbacks), kinds)):
+            return False
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # not written to its end, or not by Trainer
         return False
     return any(True for pattern in ("optimizer*", "global_step*") for _ in checkpoint.glob(pattern))

@@ -19,8 +19,8 @@ from snugbert.trainers.command_line import InputError, parse_json
 
 logger = logging.getLogger(__name__)
 
-# In bytes: a few kilobytes of gzip can hold a line of gigabytes. To tokenize a line takes some 30 times its size. A
-# JSON file may be a single line: that of SQuAD v2.0's training set has 42 MB.
+# Limits in bytes. A megabyte of gzip can hold a line of a gigabyte, and tokenizing a line takes 30 times its size.
+# A JSON file may be one line: SQuAD v2.0's training set has 42 MB.
 LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 SPLITS = ("train", "validation", "test")
 
@@ -91,7 +91,7 @@ def hub_id(dataset_name: str | None) -> str | None:
 
 
 def name_of_data_set(name: str) -> str:
-    """What results and cards call a data set: its id on the Hub, or a folder's name without its path."""
+    """The name of a dataset in results and cards: its Hub id, or the last part of a folder's path."""
     return Path(name).resolve().name if os.path.isabs(name) or Path(name).exists() else name
 
 
@@ -107,7 +107,7 @@ def lines_of(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
 
     Args:
         file: the file.
-        longest: bytes that a line may have.
+        longest: the longest line allowed, in bytes.
 
     Raises:
         InputError: bytes that are not UTF-8, a line that is too long, or a compressed file cut short; with file and
@@ -119,7 +119,8 @@ def lines_of(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
             # Decoded line by line, so that an error can name its line.
             for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
                 if len(line) > longest:
-                    raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. Split the line.")
+                    advice = "Split it; in JSON, write one object per line"
+                    raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. {advice}.")
                 # A byte order mark at the start of a file is not text.
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import EvalResult, HfApi, ModelCardData
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
 
 import snugbert
 from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose, escape
-from snugbert.checkpoints import read_torch_file
+from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.trainers.command_line import InputError, checkpoints_in, move_hub_token
 
 logger = logging.getLogger(__name__)
@@ -45,24 +45,38 @@ class CardTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         move_hub_token(self.args)
+        self.add_callback(FindBestCheckpoint)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; the log tells how many checkpoints are kept.
+        """As in Trainer. Logs how many checkpoints are kept.
 
         Raises:
-            InputError: a file of the checkpoint is damaged, or holds objects that could run code.
+            InputError: a file of the checkpoint is damaged, contains objects that could run code, or does not fit.
         """
-        if isinstance(resume_from_checkpoint, str):
-            for file in sorted(Path(resume_from_checkpoint).glob("*.pt*")):
-                read_torch_file(file)
+        limit = self.args.save_total_limit
+        self._checkpoints_kept = max(limit or 0, 0)  # 0: all
         if self.args.save_strategy != SaveStrategy.NO:
-            limit = self.args.save_total_limit or 0
-            logger.info("checkpoints kept: %s (--save_total_limit)", f"the newest {limit}" if limit > 0 else "all")
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+            kept = f"the newest {self._checkpoints_kept}" if self._checkpoints_kept else "all"
+            logger.info("checkpoints kept: %s (--save_total_limit)", kept)
+        # Trainer would also remove other folders that begin with "checkpoint-".
+        self.args.save_total_limit = None
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with _resuming_from(resume_from_checkpoint, "the model"):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with _resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
+            before = set(vars(self.lr_scheduler))
             super()._load_optimizer_and_scheduler(checkpoint)
+            _check_optimizer(self.optimizer)
+            # Loading a schedule sets attributes of any name, which could replace its methods.
+            if replaced := (vars(self.lr_scheduler).keys() - before) & set(dir(type(self.lr_scheduler))):
+                raise ValueError(f"{min(replaced)} is not part of the state of a schedule")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with _resuming_from(checkpoint, "rng_state.pth"):
@@ -74,33 +88,30 @@ class CardTrainer(Trainer):
             super().create_model_card(*args, **kwargs)
 
     def save_state(self) -> None:
-        """As in Trainer; the best checkpoint is stored by its name, without the path of its folder."""
+        """As in Trainer, but stores only the name of the best checkpoint."""
         best = self.state.best_model_checkpoint
         self.state.best_model_checkpoint = best and Path(best).name
         super().save_state()
         self.state.best_model_checkpoint = best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # Trainer would also remove other folders that begin with "checkpoint-".
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
-        if self.args.should_save and limit is not None and limit > 0:
-            self._remove_old_checkpoints(limit)
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save and self._checkpoints_kept:
+            self._remove_old_checkpoints(Path(self._get_output_dir(trial)))
 
-    def _remove_old_checkpoints(self, limit: int) -> None:
-        """Keeps the newest `limit` checkpoints, and the best one if there is one."""
-        newest_first = sorted(
-            checkpoints_in(Path(str(self.args.output_dir))), key=lambda folder: folder.stat().st_mtime_ns, reverse=True
-        )
-        best = self.state.best_model_checkpoint
-        kept = [folder for folder in newest_first if best and folder.samefile(best)]
-        kept += [folder for folder in newest_first if folder not in kept][: max(limit - len(kept), 1)]
-        for folder in newest_first:
-            if folder not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
+    def _remove_old_checkpoints(self, output_dir: Path) -> None:
+        """Keeps as many checkpoints as `save_total_limit` allows: the last, the best, and the newest of the others."""
+        best = Path(self.state.best_model_checkpoint or "").name
+        last = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+
+        def rank(folder: Path) -> tuple[bool, float, int]:
+            # Equal times, which some file systems give, leave the order to the steps.
+            return folder.name in (last, best), folder.stat().st_mtime, int(folder.name.rpartition("-")[2])
+
+        ranked = sorted(checkpoints_in(output_dir), key=rank, reverse=True)
+        protected = sum(folder.name in (last, best) for folder in ranked)
+        for folder in ranked[max(self._checkpoints_kept, protected) :]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """As in Trainer, without `training_args.bin`: a pickle of every argument, with paths of this machine."""
@@ -121,9 +132,8 @@ class CardTrainer(Trainer):
                 shutil.copy(file, output_dir)
         if self.write_card is not None:
             self.write_card()
-        upload = partial(
-            HfApi().upload_folder, repo_id=self.hub_model_id, revision=args.hub_revision, run_as_future=True
-        )
+        hub = HfApi(token=args.hub_token)
+        upload = partial(hub.upload_folder, repo_id=self.hub_model_id, revision=args.hub_revision, run_as_future=True)
         by_epoch = args.save_strategy == SaveStrategy.EPOCH
         done = f"epoch {int(self.state.epoch or 0)}" if by_epoch else f"step {self.state.global_step}"
         message = f"Training in progress, {done}"
@@ -131,6 +141,7 @@ class CardTrainer(Trainer):
         ignored = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME]
         jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=ignored)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            _forget_folder(checkpoint / TRAINER_STATE_NAME)
             folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             message += ", checkpoint"
             jobs.append(upload(folder_path=checkpoint, path_in_repo=folder, commit_message=message))
@@ -145,14 +156,53 @@ class CardTrainer(Trainer):
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
 
 
+class FindBestCheckpoint(TrainerCallback):
+    """Finds the best checkpoint of a resumed run in its output folder, whatever the folder was called before."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step."""
+        best = Path(args.output_dir) / Path(state.best_model_checkpoint or "none").name
+        if state.best_model_checkpoint is not None and best.is_dir():
+            state.best_model_checkpoint = str(best)
+
+
+def _forget_folder(file: Path) -> None:
+    """Shortens the path of the best checkpoint in a `trainer_state.json` to its name, before it is published."""
+    state = TrainerState.load_from_json(str(file))
+    if state.best_model_checkpoint is not None:
+        state.best_model_checkpoint = Path(state.best_model_checkpoint).name
+        state.save_to_json(str(file))
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Refuses values that torch's fused kernels would take without a check, reading and writing beyond their memory.
+
+    Raises:
+        ValueError: a state of another shape than its parameter, or a setting that is not a number.
+    """
+    for group in optimizer.param_groups:
+        if not isinstance(group["lr"], int | float | torch.Tensor):
+            raise ValueError("the learning rate is not a number")
+        for parameter in group["params"]:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"{name} has the shape {list(value.shape)}, its parameter {list(parameter.shape)}"
+                    )
+
+
 @contextmanager
 def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
     """Turns any error about the content of a checkpoint's `files` into an [`InputError`]."""
     try:
         yield
-    except InputError:
+    except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        # These name the file that is damaged.
+        for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
+            read_torch_file(file)
+        read_weights(Path(str(checkpoint)))
         raise InputError(
             f"{checkpoint}: {files} does not fit this run ({type(error).__name__}: {error}). Resume from another "
             f"checkpoint, or start from its weights (--model_name_or_path {checkpoint})."

@@ -73,7 +73,8 @@ class FineTuningArguments(TrainingArguments):
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, not on biases and LayerNorm."})
     save_total_limit: int | None = field(
-        default=3, metadata={"help": "Keep the newest checkpoints, at most so many; 0 keeps all."}
+        default=3,
+        metadata={"help": "How many checkpoints to keep: the newest, and the best if there is one. 0 keeps all."},
     )
     layerwise_lr_decay: float = field(
         default=1.0, metadata={"help": "Learning rate of a layer: so many times that of the layer above it."}

@@ -336,14 +336,14 @@ def settings_of(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) ->
 def settings_of_data(data_args: Any) -> dict[str, Any]:
     """How data are read, as JSON values; of files the names alone, as results may be published."""
 
-    def value(name: str, told: Any) -> Any:
-        if told is not None and name == "dataset_name":
-            return name_of_data_set(told)
-        if told is None or not name.endswith(("_file", "_dir")):
-            return told
-        return [Path(file).name for file in told] if isinstance(told, list) else Path(told).name
+    def value(name: str, given: Any) -> Any:
+        if given is not None and name == "dataset_name":
+            return name_of_data_set(given)
+        if given is None or not name.endswith(("_file", "_dir")):
+            return given
+        return [Path(file).name for file in given] if isinstance(given, list) else Path(given).name
 
-    return {name: value(name, told) for name, told in asdict(data_args).items()}
+    return {name: value(name, given) for name, given in asdict(data_args).items()}
 
 
 def results_of(

@@ -26,7 +26,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from snugbert.card_snugbert import escape
 from snugbert.checkpoints import read_json
-from snugbert.trainers.command_line import InputError, files_of_a_run, remove_run
+from snugbert.trainers.command_line import InputError, checkpoints_in, files_of_a_run, remove_run
 from snugbert.trainers.finetuning import report
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import (
@@ -49,6 +49,7 @@ EPOCHS = (2.0, 3.0, 4.0)
 
 PLAN = "plan.json"  # in the output folder: what the runs have in common
 DONE = "results.json"  # in a run's folder, written last
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 FOLDER_OF_A_RUN = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", re.ASCII)  # see `Job.name`
 
 
@@ -158,7 +159,7 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
         report.write_results(output_dir, {**best.results, "sweep": summary}, tables)
         print(f"\n{tables}", flush=True)
         if repository is not None:
-            HfApi().upload_folder(
+            HfApi(token=args.hub_token).upload_folder(
                 repo_id=repository,
                 folder_path=output_dir,
                 ignore_patterns=["runs/*", PLAN, TRAINING_ARGS_NAME],
@@ -219,7 +220,7 @@ def plan_of(model_args: FineTunedModelArguments, args: FineTuningArguments, data
 
 
 def _without_folder(value: Any) -> Any:
-    """An absolute path as its last part and a digest of the whole; a plan may be published."""
+    """Shortens an absolute path to its last part and a digest, because a plan may be published."""
     if not isinstance(value, str) or not os.path.isabs(value):
         return value
     return f"{Path(value).name} ({hashlib.sha256(value.encode()).hexdigest()[:8]})"
@@ -233,7 +234,7 @@ def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) 
     Args:
         plan: from [`plan_of`].
         args: the output folder, and whether to replace what is there.
-        folders: where runs and sweeps are written. If they are replaced, only what runs write is removed.
+        folders: the output folder, and those of a suite's tasks. Replacing them removes only what runs write.
 
     Raises:
         InputError: the folder holds something else, and to replace it was not asked for.
@@ -274,7 +275,10 @@ def _remove_runs(output_dir: Path) -> None:
     remove_run(output_dir)
     report.remove_pictures(output_dir)
     for folder in run_folders(output_dir):
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _examples(task: Task) -> dict[str, str]:
@@ -299,9 +303,10 @@ def _digest(dataset: Dataset) -> str:
 def _keep_best_weights(output_dir: Path, best: Run) -> None:
     for folder in run_folders(output_dir):
         if (folder / DONE).exists():
-            for weights in [] if folder.name == best.folder.name else folder.glob("*.safetensors"):
-                weights.unlink()
-            for checkpoint in folder.glob("checkpoint-*"):
+            for file in [] if folder.name == best.folder.name else list(folder.iterdir()):
+                if WEIGHTS.fullmatch(file.name):
+                    file.unlink()
+            for checkpoint in checkpoints_in(folder):
                 shutil.rmtree(checkpoint)
 
 
@@ -317,7 +322,7 @@ def _hand_over(output_dir: Path, best: Run) -> None:
 def _create_repository(output_dir: Path, args: FineTuningArguments) -> str:
     """On the Hub, if it is not there yet; its full name."""
     name = args.hub_model_id or output_dir.resolve().name
-    return HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
+    return HfApi(token=args.hub_token).create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
 
 
 # --- results ----------------------------------------------------------------------------------------------------

@@ -428,7 +428,7 @@ def _data_settings(
 
 
 def _without_folders(sources: dict[str, str]) -> dict[str, str]:
-    """Digests by the paths below the folder that all files share: a checkpoint may be published."""
+    """Makes paths relative to their common folder, because a checkpoint may be published."""
     if not all(map(os.path.isabs, sources)):  # a dataset
         return {name_of_data_set(name.removeprefix("dataset ")): digest for name, digest in sources.items()}
     folder = os.path.commonpath([os.path.dirname(name) for name in sources])

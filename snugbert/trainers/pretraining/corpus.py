@@ -138,7 +138,7 @@ def open_corpus(folder: Path, tokenizer: Any) -> Corpus:
 
 
 def _open(folder: Path, digest: str | None = None, tokenizer: Any = None) -> Corpus:
-    """Opens a corpus: with `tokenizer` to validate it, with `digest` to open again what this run has validated."""
+    """Opens a corpus. Given a tokenizer, validates it. Given a digest, checks that it is still the same corpus."""
     files = _files_of_parts(folder)
     origins = [read_origin(file) for file in files]
     settings = origins[0]["settings"]
@@ -160,7 +160,7 @@ def _open(folder: Path, digest: str | None = None, tokenizer: Any = None) -> Cor
 
 
 def _files_of_parts(folder: Path) -> list[Path]:
-    """The files of a corpus, all of them."""
+    """The files of a corpus. Refuses a missing or stray one."""
     files = sorted(folder.glob("part-*.arrow"))
     if not files:
         raise InputError(f"{folder} holds no prepared corpus; make one with `snugbert prepare`.")
@@ -226,7 +226,7 @@ def _schema(dtype: Any, metadata: dict[bytes, bytes] | None = None) -> pa.Schema
 
 
 def _validate(batch: pa.RecordBatch, last_document: int, vocab_size: int) -> int:
-    """Refuses a block that breaks a promise of [`Block`] or [`Corpus`].
+    """Refuses a block that violates the invariants of [`Block`] or [`Corpus`].
 
     Args:
         batch: the block as it was read.
@@ -239,12 +239,12 @@ def _validate(batch: pa.RecordBatch, last_document: int, vocab_size: int) -> int
     Raises:
         pyarrow.ArrowInvalid: the file is damaged.
     """
-    batch.validate(full=True)  # before anything looks into it: buffers are as long as the numbers of rows need
+    batch.validate(full=True)  # first: makes the buffers safe to read
     numbers, documents = batch.columns
     buffers = numbers.buffers() + documents.buffers()
     if not len(numbers) or any(buffer is not None for buffer in buffers[::2]):
         raise pa.ArrowInvalid("it has empty or missing values")
-    # A buffer that begins elsewhere would show the bytes of another one.
+    # A wrong start would expose another buffer's bytes. Arrow pads buffers to 8 bytes.
     if any(after.address != buffer.address + -(-buffer.size // 8) * 8 for buffer, after in pairwise(buffers[1::2])):
         raise pa.ArrowInvalid("its columns are not where they were written")
     block = _block(batch)
@@ -477,9 +477,8 @@ def prepare_corpus(
 def _known(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """The sources of a part that is there, whole and of these settings; otherwise none."""
     try:
-        with pa.memory_map(str(file)) as stream:
-            origin = _origin(pa.ipc.read_schema(stream))
-    except DAMAGE:
+        origin = read_origin(file)
+    except InputError:
         return []
     return origin["sources"] if origin["settings"] == settings else []
 
@@ -677,8 +676,7 @@ def in_order(function: Callable[[Any], Any], items: Iterator[Any], num_workers: 
     if second is None or num_workers == 1 or multiprocessing.current_process().daemon:
         yield from map(function, chain([first], [] if second is None else [second], items))
         return
-    # A forked process starts at once and shares what the function holds, but is safe on Linux only: macOS's own
-    # libraries may crash in it.
+    # Forking is fast and shares memory, but on macOS system libraries can crash in the child.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(function,)) as executor:
         try:

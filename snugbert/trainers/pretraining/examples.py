@@ -212,7 +212,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
 
 def _is_table(file: Path) -> bool:
-    """Whether a table is there; one that was cut off within a row is not."""
+    """Whether the table exists and was not cut off within a row."""
     size = file.stat().st_size if file.exists() else 0
     return size > 0 and size % ROW.itemsize == 0
 

@@ -43,7 +43,7 @@ from snugbert.trainers.pretraining.documents import TextArguments
 CACHED = re.compile(r"[0-9a-f]{32}")  # name of a folder in the cache
 PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock")
-Names = list[str]  # `list` is an argument below
+Names = list[str]  # `list` is a field of CacheArguments
 
 
 @dataclass(kw_only=True)
@@ -85,7 +85,7 @@ class OutputArguments:
 
 @dataclass(kw_only=True)
 class CacheArguments:
-    """The cache of prepared text, instead of preparing text."""
+    """Arguments that list or clean the cache instead of preparing text."""
 
     clean: Names = field(
         default_factory=list,
@@ -117,7 +117,7 @@ def main(argv: list[str]) -> None:
             list_cache(cache_folder(tokenizer_args.cache_dir))
         return
     if output_args.output_dir is None:
-        raise InputError("which folder? Give --output_dir.")
+        raise InputError("--output_dir is missing. Name a folder for the prepared corpus.")
     if tokenizer_args.tokenizer_name is None:
         raise InputError("which tokenizer? Give --tokenizer_name.")
     tokenizer = load_tokenizer(tokenizer_args)
@@ -200,7 +200,7 @@ def list_cache(cache: Path) -> None:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  ".join(map(str.ljust, row, widths)).rstrip())
-    print(f"{len(rows) - 1} prepared texts, {_bytes(total)}, in {cache}")
+    print(f"total: {len(rows) - 1}, {_bytes(total)}, in {cache}")
 
 
 def clean_cache(cache: Path, names: Names) -> None:
@@ -218,7 +218,7 @@ def clean_cache(cache: Path, names: Names) -> None:
     if names == ["all"]:
         names = list(cached)
     if unknown := [name for name in names if name not in cached]:
-        raise InputError(f"--clean: no prepared text {unknown[0]} in {cache}. `snugbert prepare --list` lists it.")
+        raise InputError(f"--clean: no prepared text named {unknown[0]} in {cache}. Run snugbert prepare --list.")
     freed, kept = 0, []
     for name in dict.fromkeys(names):
         try:
@@ -230,7 +230,7 @@ def clean_cache(cache: Path, names: Names) -> None:
             print(f"removed {name}, {_bytes(size)}")
     print(f"{_bytes(freed)} freed in {cache}")
     if kept:
-        raise InputError(f"--clean: kept {', '.join(kept)}.")
+        raise InputError(f"--clean: kept {', '.join(kept)}. Remove it by hand, or wait for the other process.")
 
 
 def _cached(cache: Path) -> Iterator[Path]:
@@ -271,7 +271,7 @@ def _remove(folder: Path) -> int:
     files = list(os.scandir(folder))
     for file in files:
         if not (PART.fullmatch(file.name) or LOCK.fullmatch(file.name)) or not file.is_file(follow_symlinks=False):
-            raise InputError(f"{file.name} in it is not ours")
+            raise InputError(f"contains {file.name}, which SnugBERT did not write")
     size = sum(file.stat().st_size for file in files)
     with ExitStack() as locks:
         try:

@@ -180,13 +180,15 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # torch's writer gives no reason: it raises a RuntimeError like any other.
+        # torch's writer reports any failure as a RuntimeError without a reason.
         of_torch = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
         if isinstance(error, RuntimeError) and not of_torch:
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = ""
-        # An OSError may come from a tokenizer or code that cannot be saved, with room to spare.
+        remedy = "Fix this"
+        # Other OSErrors have other causes, such as a tokenizer whose code is missing.
         if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            remedy = " The disk is probably full. Free some space and resume (--resume_from_checkpoint true)."
-        raise InputError(f"{folder} could not be written: {reason}.{remedy}") from error
+            remedy = "The disk is probably full. Free some space"
+        raise InputError(
+            f"{folder} could not be written: {reason}. {remedy} and resume (--resume_from_checkpoint true)."
+        ) from error

@@ -75,7 +75,8 @@ class PretrainingArguments(TrainingArguments):
     )
     logging_steps: float = field(default=100, metadata={"help": "Steps between two lines of the log."})
     save_total_limit: int | None = field(
-        default=3, metadata={"help": "Keep the newest checkpoints, at most so many; 0 keeps all."}
+        default=3,
+        metadata={"help": "How many checkpoints to keep: the newest, and the best if there is one. 0 keeps all."},
     )
 
     def __post_init__(self):

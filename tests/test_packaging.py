@@ -1,0 +1,38 @@
+"""The version floors: the same in every file that has them, and each the version that `make test-lowest` installs."""
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import snugbert
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+REQUIREMENTS = [
+    Requirement(text)
+    for texts in (
+        PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"].values(),
+        PROJECT["dependency-groups"]["dev"],
+    )
+    for text in texts
+    if not text.startswith("snugbert[") and "== 'darwin'" not in text
+]
+
+
+def test_the_lowest_versions_are_those_that_are_tested():
+    pins = {}
+    for line in (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            name, _, version = line.partition("==")
+            pins[canonicalize_name(name)] = Version(version)
+    for requirement in REQUIREMENTS:
+        (floor,) = (Version(each.version) for each in requirement.specifier if each.operator == ">=")
+        assert pins[canonicalize_name(requirement.name)] == floor, requirement
+
+
+def test_the_citation_has_the_version():
+    assert f"\nversion: {snugbert.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
