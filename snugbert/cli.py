@@ -6,6 +6,7 @@ A command is a function `main(argv)` in a module of its own, imported only when 
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 from snugbert import __version__
 
@@ -85,6 +86,7 @@ def _run(arguments: list[str]) -> int:
         return 2
     try:
         module.main(rest)
+        _leave_process_group()
     # SafetensorError: a disk that is full; TransportError: a network that was lost.
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
         if isinstance(error, BrokenPipeError) and sys.stdout is not None:
@@ -100,3 +102,10 @@ def _run(arguments: list[str]) -> int:
         )
         return 130
     return 0
+
+
+def _leave_process_group() -> None:
+    """Ends the threads that connect several processes. Sometimes they abort a process that exits without it."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

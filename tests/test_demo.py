@@ -650,9 +650,7 @@ def test_what_cannot_be_answered_is_said_in_a_sentence(checkpoints, visitor, cap
         )
         visitor.browser.execute_script(fill, visitor.all("textarea")[1], "a" * (MOST_CHARACTERS + 1))
         visitor.click("Answer")
-        visitor.until(
-            visitor.message, "The text has 100,001 characters. The limit is 100,000. Shorten it."
-        )
+        visitor.until(visitor.message, "The text has 100,001 characters. The limit is 100,000. Shorten it.")
         visitor.type("Text of any length", "<b>Ada</b>")
         visitor.type("Question", "<i>milk</i>" * 20)
         visitor.click("Answer")

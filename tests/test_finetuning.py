@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from parity import CONFIG, NUM_LABELS, assert_same_gradients
 from safetensors.torch import load_file
@@ -647,3 +648,4 @@ def test_what_a_sweep_needs(tokenizer, model_args, tmp_path):
 
 if __name__ == "__main__":
     train_and_predict(Path(sys.argv[1]), int(sys.argv[2]))
+    PartialState().destroy_process_group()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
@@ -113,3 +114,4 @@ def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]))
+    PartialState().destroy_process_group()

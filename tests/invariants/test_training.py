@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -438,3 +439,4 @@ def test_one_process_is_two_processes(data_dir, tmp_path):
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]))
+    PartialState().destroy_process_group()
