@@ -1,5 +1,6 @@
 """Virtual environments that lack some installed packages."""
 
+import os
 import site
 import venv
 from pathlib import Path
@@ -17,7 +18,7 @@ def environment_without(folder: Path, *names: str) -> Path:
     """
     venv.create(folder, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")
-    for source in site.getsitepackages():
+    for source in filter(os.path.isdir, site.getsitepackages()):
         for entry in Path(source).iterdir():
             is_left_out = entry.name.partition("-")[0] in names or entry.suffix == ".pth"  # of editable installations
             if not is_left_out and not (packages / entry.name).exists():
