@@ -81,7 +81,8 @@ class SnugBertConfig(PreTrainedConfig):
     pooler_act: str = "tanh"
     classifier_dropout: float | int | None = None
     tie_word_embeddings: bool = True
-    problem_type: str | None = None  # type: ignore[assignment] # ours, so that `_check_ranges` reports a wrong one: it does so in a ValueError
+    # As any text, so that `_check_ranges` refuses a wrong one. huggingface_hub's own error is not a ValueError.
+    problem_type: str | None = None  # type: ignore[assignment]
 
     def __post_init__(self, **kwargs: Any):
         # A BERT checkpoint's own "bert" must not shadow the class attribute: what is saved says snugbert.

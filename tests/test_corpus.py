@@ -433,7 +433,7 @@ def patches(stream: bytes, number: int) -> list[bytes]:
 
 
 def open_patched(small, tokenizer, log):
-    """Opens patched files, and goes on with patched unfinished ones; names in `log` what it is trying."""
+    """Opens patched files and resumes patched unfinished ones. Writes each attempt to `log` first."""
     corpus_module.BLOCK_TOKENS, corpus_module.BATCH_CHARACTERS = 60, 100  # as in the fixture
     expected = content(open_corpus(small.folder, tokenizer))
     for number, patched in enumerate(patches(small.bytes, 1500)):

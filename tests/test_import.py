@@ -1,4 +1,4 @@
-"""`import snugbert` alone: which packages it needs, and what is said where those of training are missing."""
+"""`import snugbert` alone: the packages it needs, and the error when the training packages are missing."""
 
 import os
 import subprocess

@@ -305,12 +305,6 @@ def _is_whole(checkpoint: Path) -> bool:
         kinds = (int, list, dict)
         if not all(map(isinstance, (state.global_step, state.log_history, state.stateful_callbacks), kinds)):
             return False
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):  # not written to its end, or not by Trainer
-        return False
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return False  # not written to its end, or not by Trainer
     return any(True for pattern in ("optimizer*", "global_step*") for _ in checkpoint.glob(pattern))

@@ -169,7 +169,7 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(name, **args.hub)
     except Exception as error:  # the tokenizers library raises a bare Exception, JSON a RecursionError
         raise InputError(f"the tokenizer of {name} cannot be used: {error}") from error
-    # May name another repository's code, and would be saved. That of a class with code of its own is written anew.
+    # It may name another repository's code, and would be saved. A class with its own code writes its entry again.
     tokenizer.init_kwargs.pop("auto_map", None)
     missing = [token for token in SPECIAL_TOKENS if getattr(tokenizer, token) is None]
     if missing:

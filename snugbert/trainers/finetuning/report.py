@@ -501,8 +501,8 @@ def write_model_card(
             sections.append(f"![{text}{of_examples}]({file.name})")
     sections += [
         f"## Training\n\n{table(('setting', 'value'), rows)}",
-        f"## Limits\n\n{head.limits} The figures are those of {escape(dataset[0])}; text of another kind may fare "
-        f"worse. {FAULTS}",
+        f"## Limits\n\n{head.limits} The scores were measured on {escape(dataset[0])}. They may be lower on other "
+        f"text. {FAULTS}",
     ]
     save_model_card(output_dir, header, sections)
 

@@ -234,7 +234,7 @@ def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) 
     Args:
         plan: from [`plan_of`].
         args: the output folder, and whether to replace what is there.
-        folders: the output folder, and those of a suite's tasks. Replacing them removes only what runs write.
+        folders: the output folder, and a folder for each task of a suite. Replacing removes only what runs write.
 
     Raises:
         InputError: the folder holds something else, and to replace it was not asked for.
@@ -303,9 +303,9 @@ def _digest(dataset: Dataset) -> str:
 def _keep_best_weights(output_dir: Path, best: Run) -> None:
     for folder in run_folders(output_dir):
         if (folder / DONE).exists():
-            for file in [] if folder.name == best.folder.name else list(folder.iterdir()):
-                if WEIGHTS.fullmatch(file.name):
-                    file.unlink()
+            weights = [file for file in folder.iterdir() if WEIGHTS.fullmatch(file.name)]
+            for file in weights if folder.name != best.folder.name else []:
+                file.unlink()
             for checkpoint in checkpoints_in(folder):
                 shutil.rmtree(checkpoint)
 
