@@ -29,11 +29,11 @@ from typing import Any
 from side_by_side import machine_of, positive
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, WordpieceTokenizer
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import TokenizerArguments, load_tokenizer
+from snugbert.errors import InputError
+from snugbert.models import TokenizerArguments, load_tokenizer
+from snugbert.trainers.documents import TextArguments, find_files, read_documents, split_sentences
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.corpus import Corpus, _Worker, open_corpus, parts_of, prepare_corpus
-from snugbert.trainers.pretraining.documents import TextArguments, find_files, read_documents, split_sentences
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 BATCH_SIZE = 32

@@ -22,12 +22,14 @@ import transformers
 from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, report
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from snugbert.trainers import ner, ner_data, squad_windows
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.glue import features_of
-from snugbert.trainers.glue_data import DataArguments, choose_labels, load_splits
-from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.squad_data import check_answers, read_questions
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.question_answering import windows as squad_windows
+from snugbert.trainers.glue.command import features_of
+from snugbert.trainers.glue.data import DataArguments, choose_labels, load_splits
+from snugbert.trainers.ner import command as ner
+from snugbert.trainers.ner import data as ner_data
+from snugbert.trainers.squad.data import check_answers, read_questions
 
 HEADS = {
     "sst2": "SequenceClassification",

@@ -26,10 +26,17 @@ from transformers import (
     Trainer,
 )
 
-from snugbert.trainers import glue, glue_data, ner, ner_data, squad, squad_data
-from snugbert.trainers.command_line import InputError, parse_arguments, set_up
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import Figures, make_trainer
+from snugbert.trainers.glue import command as glue
+from snugbert.trainers.glue import data as glue_data
+from snugbert.trainers.ner import command as ner
+from snugbert.trainers.ner import data as ner_data
+from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.squad import command as squad
+from snugbert.trainers.squad import data as squad_data
 
 COMMANDS = {
     "glue": (glue.make_task, glue_data.DataArguments, FineTuningArguments, BertForSequenceClassification),

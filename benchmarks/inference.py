@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from finetuning import HEADS, collate, glue_features, load
 from side_by_side import Work, argument_parser, default_checkpoint, report
 
-from snugbert.trainers.models import ModelArguments, load_tokenizer
+from snugbert.models import ModelArguments, load_tokenizer
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

@@ -28,12 +28,12 @@ from side_by_side import SIDES, machine_of, padded, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from snugbert.configuration_snugbert import SIZES
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
-from snugbert.trainers.pretraining.documents import TextArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 

@@ -18,11 +18,11 @@ from side_by_side import Work, argument_parser, default_checkpoint, examples_nee
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
-from snugbert.trainers.pretraining.documents import TextArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 

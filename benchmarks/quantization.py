@@ -30,8 +30,8 @@ from side_by_side import TOLERANCE, machine_of, positive
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
 import snugbert
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import ModelArguments, load_tokenizer
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_tokenizer
 
 OPSET = 23  # the first with an attention operator
 REFERENCE = "BERT, torch, float32"

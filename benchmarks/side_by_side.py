@@ -411,7 +411,7 @@ def report(script: str, argv: list[str], works: Iterable[Work], args: argparse.N
     Raises:
         SystemExit: something that the user gave cannot be used, or as [`compare`].
     """
-    from snugbert.trainers.command_line import InputError  # here, as it would weigh in what memory is measured from
+    from snugbert.errors import InputError
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: --device cuda: torch finds no GPU here.")

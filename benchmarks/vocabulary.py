@@ -36,11 +36,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import TokenizerArguments, load_tokenizer
-from snugbert.trainers.pretraining.documents import find_files, read_lines
-from snugbert.trainers.vocabulary_extension import extend_tokenizer, learn_extension, pieces_per_word
-from snugbert.trainers.vocabulary_learning import (
+from snugbert.errors import InputError
+from snugbert.models import TokenizerArguments, load_tokenizer
+from snugbert.trainers.documents import find_files, read_lines
+from snugbert.trainers.vocabulary.extension import extend_tokenizer, learn_extension, pieces_per_word
+from snugbert.trainers.vocabulary.learning import (
     ALPHABET,
     KINDS,
     SPECIAL_TOKENS,

@@ -41,10 +41,10 @@ for _auto_class, _model_class in AUTO_CLASSES.items():
 _OF_TRAINING = {
     "PretrainingArguments": "trainers.pretraining.trainer",
     "PretrainingTrainer": "trainers.pretraining.trainer",
-    "QuestionAnswerer": "question_answerer",
+    "QuestionAnswerer": "question_answering.answerer",
     "SnugBertDataCollatorForPreTraining": "trainers.pretraining.collator",
-    "SnugBertDataCollatorWithPacking": "trainers.packed_batches",
-    "TokenBudgetDataset": "trainers.packed_batches",
+    "SnugBertDataCollatorWithPacking": "packed_batches",
+    "TokenBudgetDataset": "packed_batches",
 }
 
 

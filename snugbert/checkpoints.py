@@ -28,7 +28,8 @@ from transformers.trainer_pt_utils import safe_globals
 
 import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.trainers.command_line import InputError, parse_json
+from snugbert.errors import InputError
+from snugbert.json_files import read_json
 
 # Head -> the parts it has beside the encoder.
 PARTS: dict[str, set[str]] = {
@@ -285,23 +286,6 @@ def read_torch_file(file: Path) -> Any:
     except Exception as error:  # a damaged archive or pickle can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{file} is damaged or was not written by torch.save ({reason}).") from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        InputError: there is no such file, or it holds something else.
-    """
-    try:
-        values = parse_json(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"there is no {file.name} in {file.parent}.") from error
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error}).") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{file} must hold a JSON object, not a {type(values).__name__}.")
-    return values
 
 
 def is_uncased(vocabulary: Path) -> bool:

@@ -12,12 +12,15 @@ from snugbert import __version__
 
 # command -> (module with `main(argv)`, one line of help)
 COMMANDS = {
-    "vocabulary": ("snugbert.trainers.vocabulary", "train a WordPiece vocabulary on text files"),
+    "vocabulary": ("snugbert.trainers.vocabulary.command.command", "train a WordPiece vocabulary on text files"),
     "prepare": ("snugbert.trainers.pretraining.prepare", "tokenize a corpus once, to pretrain on it many times"),
     "pretrain": ("snugbert.trainers.pretraining.command", "pretrain with masked tokens and next sentences"),
-    "glue": ("snugbert.trainers.glue", "fine-tune and score on classification of sentences and sentence pairs"),
-    "squad": ("snugbert.trainers.squad", "fine-tune and score on answering questions from a text"),
-    "ner": ("snugbert.trainers.ner", "fine-tune and score on named entities"),
+    "glue": (
+        "snugbert.trainers.glue.command.command",
+        "fine-tune and score on classification of sentences and sentence pairs",
+    ),
+    "squad": ("snugbert.trainers.squad.command.command", "fine-tune and score on answering questions from a text"),
+    "ner": ("snugbert.trainers.ner.command.command", "fine-tune and score on named entities"),
     "convert": ("snugbert.convert", "checkpoints from and to BERT, from DistilBERT and from TensorFlow"),
     "demo": ("snugbert.demo", "a page to try a checkpoint on"),
 }
@@ -75,7 +78,7 @@ def _run(arguments: list[str]) -> int:
     from huggingface_hub.utils import httpx
     from safetensors import SafetensorError
 
-    from snugbert.trainers.command_line import InputError
+    from snugbert.errors import InputError
 
     try:
         module = import_module(COMMANDS[command][0])

@@ -20,21 +20,13 @@ import torch
 from transformers import BertConfig, BertTokenizer, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints import (
-    CLASSES,
-    POOLER,
-    POSITIONS,
-    Checkpoint,
-    find,
-    is_uncased,
-    model_of,
-    read_checkpoint,
-    read_json,
-)
+from snugbert.checkpoints import CLASSES, POOLER, POSITIONS, Checkpoint, find, is_uncased, model_of, read_checkpoint
+from snugbert.command_line import ArgumentParser
 from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.errors import InputError
+from snugbert.json_files import read_json
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert.trainers.command_line import ArgumentParser, InputError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CONFIGS: dict[str, type[PreTrainedConfig]] = {

@@ -22,7 +22,7 @@ from transformers import (
 
 from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
 from snugbert.cli import main as snugbert_command
-from snugbert.trainers.command_line import InputError
+from snugbert.errors import InputError
 
 TINY = ["--batch_size", "4", "--pairs", "1", "--json"]
 TRAINING = [*TINY, "--steps", "1"]

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from snugbert.trainers.command_line import InputError, parse_arguments, parse_json
-from snugbert.trainers.files import LONGEST_LINE, lines_of, read_rows
-from snugbert.trainers.glue_data import Split, choose_labels, encode_labels
-from snugbert.trainers.models import TokenizerArguments
-from snugbert.trainers.squad_data import check_answers, read_questions
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
+from snugbert.json_files import parse_json
+from snugbert.models import TokenizerArguments
+from snugbert.trainers.glue.data import Split, choose_labels, encode_labels
+from snugbert.trainers.rows import LONGEST_LINE, lines_of, read_rows
+from snugbert.trainers.squad.data import check_answers, read_questions
 
 
 @dataclass
@@ -112,7 +114,7 @@ def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
         file.write_bytes(gzip.compress(b"fine\n") + content * 600)
     assert files[0].stat().st_size < 10**6
     script = (
-        "import resource, sys\nfrom pathlib import Path\nfrom snugbert.trainers.files import lines_of\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom snugbert.trainers.rows import lines_of\n"
         "def peak():\n    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "before = peak()\n"
         "for file in sys.argv[1:]:\n"

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import snugbert
 from snugbert.cli import main
 from snugbert.convert import convert, find
-from snugbert.trainers.command_line import InputError
+from snugbert.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -24,16 +24,10 @@ from filelock import FileLock
 
 import snugbert
 from snugbert.cli import main as snugbert_command
-from snugbert.trainers.command_line import InputError
+from snugbert.errors import InputError
+from snugbert.trainers.documents import TextArguments, find_files, read_documents, read_lines, split_sentences
 from snugbert.trainers.pretraining import corpus as corpus_module
 from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
-from snugbert.trainers.pretraining.documents import (
-    TextArguments,
-    find_files,
-    read_documents,
-    read_lines,
-    split_sentences,
-)
 from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset
 from snugbert.trainers.pretraining.prepare import prepare_in_cache
 
@@ -219,7 +213,7 @@ import sys, time
 from pathlib import Path
 import snugbert
 from snugbert.trainers.pretraining import corpus
-from snugbert.trainers.pretraining.documents import TextArguments
+from snugbert.trainers.documents import TextArguments
 
 tokenize = corpus._Worker.__call__
 corpus._Worker.__call__ = lambda worker, batch: (time.sleep(0.1), tokenize(worker, batch))[1]

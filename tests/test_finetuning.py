@@ -24,12 +24,12 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 
 import snugbert
 from snugbert import SnugBertTokenizer
-from snugbert.trainers.command_line import InputError
+from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, class_weights, fine_tune, settings_of_data
 from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
-from snugbert.trainers.glue_data import DataArguments
+from snugbert.trainers.glue.data import DataArguments
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 LABELS = ["few", "some", "many"]

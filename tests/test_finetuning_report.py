@@ -15,19 +15,17 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix
 
 import snugbert
-from snugbert.trainers.finetuning.report import (
+from snugbert.trainers.finetuning.card import write_model_card
+from snugbert.trainers.finetuning.plots import (
     ANSWER_LENGTHS,
     draw_confusion_matrix,
     draw_entity_scores,
     draw_f1_by_answer_length,
     draw_learning_curve,
     draw_thresholds,
-    means_table,
-    results_table,
-    suite_table,
-    write_model_card,
-    write_results,
 )
+from snugbert.trainers.finetuning.results import write_results
+from snugbert.trainers.finetuning.tables import means_table, results_table, suite_table
 
 pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
 

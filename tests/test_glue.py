@@ -31,11 +31,13 @@ from snugbert import (
     SnugBertTokenizer,
     cli,
 )
-from snugbert.trainers import files, glue
-from snugbert.trainers.command_line import InputError, parse_arguments
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
+from snugbert.trainers import rows as files
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
-from snugbert.trainers.glue_data import TASKS, DataArguments, choose_labels, encode_labels, load_splits
+from snugbert.trainers.glue import command as glue
+from snugbert.trainers.glue.data import TASKS, DataArguments, choose_labels, encode_labels, load_splits
 
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}

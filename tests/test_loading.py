@@ -17,8 +17,8 @@ from parity import CONFIG, HEADS, assert_same_gradients, ours_and_stock, ragged_
 from safetensors.torch import load_file, save_file
 
 import snugbert
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
 from snugbert.versions_snugbert import WORKING_VERSIONS
 
 AUTO_CLASSES = ["AutoModel", *(f"AutoModel{head}" for head in HEADS[1:])]

@@ -6,7 +6,7 @@ import pytest
 import sklearn.metrics
 from scipy.stats import rankdata
 
-from snugbert.trainers.metrics import GlueMetric
+from snugbert.trainers.glue.metric import GlueMetric
 
 
 def compute(task: str, predictions, references) -> dict[str, float]:

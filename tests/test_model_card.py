@@ -22,9 +22,11 @@ import snugbert
 from snugbert.card_snugbert import HEADS as CARDS
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.cli import main
-from snugbert.trainers.finetuning.report import PICTURES, write_model_card, write_results
-from snugbert.trainers.pretraining.report import PICTURE
-from snugbert.trainers.pretraining.report import write_model_card as write_pretraining_card
+from snugbert.trainers.finetuning.card import write_model_card
+from snugbert.trainers.finetuning.plots import PICTURES
+from snugbert.trainers.finetuning.results import write_results
+from snugbert.trainers.pretraining.card import write_model_card as write_pretraining_card
+from snugbert.trainers.pretraining.plot import PICTURE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,22 +15,14 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 
 from snugbert import SnugBertModel, SnugBertTokenizer, cli
-from snugbert.trainers import ner
-from snugbert.trainers.command_line import InputError, parse_arguments
+from snugbert.command_line import parse_arguments
+from snugbert.entity_tags import SCHEMES, entities_of, tags_of
+from snugbert.errors import InputError
+from snugbert.packed_batches import lengths_of
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.metrics import NerMetric
-from snugbert.trainers.ner_data import (
-    SCHEMES,
-    DataArguments,
-    Sentence,
-    Split,
-    check_tags,
-    choose_labels,
-    entities_of,
-    load_splits,
-    tags_of,
-)
-from snugbert.trainers.packed_batches import lengths_of
+from snugbert.trainers.ner import command as ner
+from snugbert.trainers.ner.data import DataArguments, Sentence, Split, check_tags, choose_labels, load_splits
+from snugbert.trainers.ner.metric import NerMetric
 
 PARTS = ("train", "validation", "test")
 FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))

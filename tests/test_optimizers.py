@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from synthetic import make_trainer, tiny_model
 from transformers import get_wsd_schedule
 
-from snugbert.trainers.command_line import InputError, newest_checkpoint
+from snugbert.errors import InputError
+from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.pretraining.optimizers import MuonWithAdamW
 from snugbert.trainers.pretraining.trainer import PretrainingArguments
 

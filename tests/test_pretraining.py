@@ -17,11 +17,11 @@ from synthetic import make_trainer
 
 import snugbert
 from snugbert.cli import main as snugbert_command
-from snugbert.trainers.command_line import InputError
+from snugbert.errors import InputError
+from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.command import unigram_baseline
 from snugbert.trainers.pretraining.corpus import Block, Corpus
-from snugbert.trainers.pretraining.documents import TextArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.prepare import prepare_in_cache
 

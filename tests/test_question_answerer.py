@@ -6,7 +6,7 @@ import torch
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
 from snugbert import SnugBertConfig, SnugBertForQuestionAnswering, SnugBertTokenizer
-from snugbert.question_answerer import QuestionAnswerer
+from snugbert.question_answering.answerer import QuestionAnswerer
 
 WORDS = "who wrote it when was the book written by ada byron in 1843 london ? , . ##s".split()
 VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from snugbert.cli import main
-from snugbert.trainers.command_line import parse_arguments
-from snugbert.trainers.models import ModelArguments
+from snugbert.command_line import parse_arguments
+from snugbert.models import ModelArguments
 from snugbert.trainers.pretraining.command import DataArguments
 from snugbert.trainers.pretraining.trainer import PretrainingArguments
 

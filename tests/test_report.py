@@ -12,8 +12,9 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining
-from snugbert.trainers.packed_batches import pack
-from snugbert.trainers.pretraining.report import draw_training, write_model_card
+from snugbert.packed_batches import pack
+from snugbert.trainers.pretraining.card import write_model_card
+from snugbert.trainers.pretraining.plot import draw_training
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
 pytestmark = pytest.mark.usefixtures("pictures")

@@ -20,10 +20,10 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 import snugbert
-from snugbert.trainers.command_line import InputError
+from snugbert.errors import InputError
+from snugbert.trainers.documents import read_documents, split_sentences
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.corpus import Block, Corpus
-from snugbert.trainers.pretraining.documents import read_documents, split_sentences
 from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset, shuffled
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.sentence_pairs import full_sentences, next_sentence_pairs, sentence_order_pairs

@@ -14,10 +14,10 @@ from test_squad_answers import definition_2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snugbert import SnugBertTokenizer, cli
-from snugbert.trainers import squad
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.squad_data import DataArguments, Question, find_answer, load_questions, read_questions
-from snugbert.trainers.squad_windows import Windows, best_windows, spans_of, windows_of
+from snugbert.errors import InputError
+from snugbert.question_answering.windows import Question, Windows, best_windows, spans_of, windows_of
+from snugbert.trainers.squad import command as squad
+from snugbert.trainers.squad.data import DataArguments, find_answer, load_questions, read_questions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from snugbert import SnugBertTokenizer
-from snugbert.trainers.metrics import SquadMetric
-from snugbert.trainers.metrics.squad import (
+from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
+from snugbert.question_answering.windows import Question, Windows, windows_of
+from snugbert.trainers.squad.data import DataArguments, load_questions
+from snugbert.trainers.squad.metric import (
+    SquadMetric,
     normalize,
     squad_figures,
     squad_scores,
@@ -21,9 +24,6 @@ from snugbert.trainers.metrics.squad import (
     threshold_curve,
     word_f1,
 )
-from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
-from snugbert.trainers.squad_data import DataArguments, Question, load_questions
-from snugbert.trainers.squad_windows import Windows, windows_of
 
 WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]
 TOKENIZER = SnugBertTokenizer(

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, BertTokenizer
 
 import snugbert
-from snugbert.trainers.vocabulary_learning import KINDS, make_tokenizer
+from snugbert.trainers.vocabulary.learning import KINDS, make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -40,11 +40,11 @@ from snugbert import (
     SnugBertTokenizer,
 )
 from snugbert.cli import main as snugbert_command
-from snugbert.trainers import vocabulary_learning
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.pretraining.documents import read_lines
-from snugbert.trainers.vocabulary import main
-from snugbert.trainers.vocabulary_learning import KINDS, SPECIAL_TOKENS, count_words, learn_pieces, make_tokenizer
+from snugbert.errors import InputError
+from snugbert.trainers.documents import read_lines
+from snugbert.trainers.vocabulary import learning as vocabulary_learning
+from snugbert.trainers.vocabulary.command import main
+from snugbert.trainers.vocabulary.learning import KINDS, SPECIAL_TOKENS, count_words, learn_pieces, make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,11 +12,11 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints import CLASSES
+from snugbert.entity_tags import TAG, entities_of
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
-from snugbert.question_answerer import QuestionAnswerer
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.ner_data import TAG, entities_of
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.question_answering.answerer import QuestionAnswerer
 
 # A text in pieces, each with its label, or None: the form of Gradio's HighlightedText.
 Marked = list[tuple[str, str | None]]

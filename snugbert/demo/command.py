@@ -10,8 +10,9 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
+from snugbert.command_line import parse_arguments
 from snugbert.demo.answers import load_checkpoint
-from snugbert.trainers.command_line import InputError, parse_arguments
+from snugbert.errors import InputError
 
 INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended
 

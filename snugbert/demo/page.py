@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from snugbert.card_snugbert import escape
 from snugbert.demo import answers
 from snugbert.demo.answers import Checkpoint
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import (
     SnugBertForMaskedLM,
     SnugBertForMultipleChoice,
@@ -31,9 +32,8 @@ from snugbert.modeling_snugbert import (
     SnugBertForTokenClassification,
     SnugBertModel,
 )
-from snugbert.question_answerer import QuestionAnswerer
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.pictures import GREY, TITLE, new_figure
+from snugbert.plots import GREY, TITLE, new_figure
+from snugbert.question_answering.answerer import QuestionAnswerer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

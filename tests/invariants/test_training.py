@@ -22,11 +22,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import snugbert
 from snugbert.cli import main as snugbert_command
-from snugbert.trainers.command_line import InputError, newest_checkpoint
+from snugbert.errors import InputError
+from snugbert.trainers.documents import TextArguments
+from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, parse_phases, plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
-from snugbert.trainers.pretraining.documents import TextArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer, check_data_settings
 

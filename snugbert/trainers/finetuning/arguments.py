@@ -6,8 +6,8 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import ModelArguments
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments
 
 SWEEPS = ("paper", "fixed")
 MAIN_METRIC = "main"  # stands for the task's own, until the task is known

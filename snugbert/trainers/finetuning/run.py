@@ -13,13 +13,16 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from snugbert.card_snugbert import base_model_of
-from snugbert.trainers.command_line import InputError, claim_output_dir, clear_output_dir
-from snugbert.trainers.files import name_of_data_set
-from snugbert.trainers.finetuning import report
+from snugbert.errors import InputError
+from snugbert.models import load_model
+from snugbert.trainers.card import versions
 from snugbert.trainers.finetuning.arguments import MAIN_METRIC, FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.card import write_model_card
+from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_pictures
+from snugbert.trainers.finetuning.results import write_results
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
-from snugbert.trainers.model_card import versions
-from snugbert.trainers.models import load_model
+from snugbert.trainers.output_folder import claim_output_dir, clear_output_dir
+from snugbert.trainers.splits import name_of_data_set
 
 LOWER_IS_BETTER = ("loss", "mse")
 # What the card and results.json say of the settings of training.
@@ -198,7 +201,7 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
         if checkpoint is None:
             clear_output_dir(args)
             if args.should_save:
-                report.remove_pictures(Path(str(args.output_dir)))
+                remove_pictures(Path(str(args.output_dir)))
         trainer.write_card = lambda: write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint)
     figures = {s.name: evaluate(trainer, s, task.metrics) for s in task.evaluation_sets}
@@ -381,11 +384,11 @@ def write_report(
     output_dir = Path(str(args.output_dir))
     results = results_of(task, model_args, args, training, figures)
     if training:
-        report.draw_learning_curve(
+        draw_learning_curve(
             trainer.state.log_history, str(args.metric_for_best_model), output_dir / "learning_curve.png"
         )
         write_card(task, model_args, output_dir, results, trainer.hub_model_id or args.hub_model_id)
-    report.write_results(output_dir, results)
+    write_results(output_dir, results)
 
 
 def write_interim_card(task: Task, model_args: FineTunedModelArguments, trainer: FineTuningTrainer) -> None:
@@ -417,7 +420,7 @@ def write_card(
         name: on the Hub; None: that of the folder.
         sweep: tables of the sweep in which the model was the best.
     """
-    report.write_model_card(
+    write_model_card(
         output_dir,
         name=name or output_dir.resolve().name,
         task=task.name,

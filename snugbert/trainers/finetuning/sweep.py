@@ -25,10 +25,11 @@ from huggingface_hub import HfApi
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from snugbert.card_snugbert import escape
-from snugbert.checkpoints import read_json
-from snugbert.trainers.command_line import InputError, checkpoints_in, files_of_a_run, remove_run
-from snugbert.trainers.finetuning import report
+from snugbert.errors import InputError
+from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.plots import remove_pictures
+from snugbert.trainers.finetuning.results import write_atomically, write_results
 from snugbert.trainers.finetuning.run import (
     DECIDES,
     Task,
@@ -38,7 +39,9 @@ from snugbert.trainers.finetuning.run import (
     settings_of,
     write_card,
 )
+from snugbert.trainers.finetuning.tables import apart, means_table, split_name
 from snugbert.trainers.finetuning.trainer import DivergedError
+from snugbert.trainers.output_folder import checkpoints_in, files_of_a_run, remove_run
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +159,7 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
         _hand_over(output_dir, best)
         repository = _create_repository(output_dir, args) if args.push_to_hub else None
         write_card(task, model_args, output_dir, best.results, repository or args.hub_model_id, tables)
-        report.write_results(output_dir, {**best.results, "sweep": summary}, tables)
+        write_results(output_dir, {**best.results, "sweep": summary}, tables)
         print(f"\n{tables}", flush=True)
         if repository is not None:
             HfApi(token=args.hub_token).upload_folder(
@@ -199,7 +202,7 @@ def _arguments_of(args: FineTuningArguments, job: Job) -> FineTuningArguments:
 def _write_failure(job: Job, message: str) -> None:
     """Results without figures. The run would fail again, and the sweep has others."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    report.write_atomically(job.folder / DONE, json.dumps({"failure": f"{job.name}: {message}"}))
+    write_atomically(job.folder / DONE, json.dumps({"failure": f"{job.name}: {message}"}))
 
 
 # --- the output folder --------------------------------------------------------------------------------------------
@@ -262,7 +265,7 @@ def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) 
             for folder in folders:
                 _remove_runs(folder)
         output_dir.mkdir(parents=True, exist_ok=True)
-        report.write_atomically(file, json.dumps(plan, indent=1))
+        write_atomically(file, json.dumps(plan, indent=1))
     PartialState().wait_for_everyone()
 
 
@@ -273,7 +276,7 @@ def run_folders(output_dir: Path) -> list[Path]:
 
 def _remove_runs(output_dir: Path) -> None:
     remove_run(output_dir)
-    report.remove_pictures(output_dir)
+    remove_pictures(output_dir)
     for folder in run_folders(output_dir):
         if folder.is_symlink():
             folder.unlink()
@@ -378,16 +381,16 @@ def _best(runs: list[Run], task: Task, args: FineTuningArguments) -> Run:
 def _tables(summary: dict[str, Any], best: Run) -> str:
     figures = []
     for set_name, values in summary["figures"].items():
-        of_all, by_type = report.apart(values)
+        of_all, by_type = apart(values)
         rows = {**of_all, **{f"{kind}_f1": of_type["f1"] for kind, of_type in by_type.items()}}
-        examples = report.split_name(set_name).replace("_", " ")
+        examples = split_name(set_name).replace("_", " ")
         figures += [{"examples": examples, "figure": name.replace("_", " "), **value} for name, value in rows.items()]
     best_setting = Setting(*(summary["best_setting"][name] for name in Setting._fields))
     failures = "".join(f"\n\nWithout a score: {escape(failure)}" for failure in summary["failures"])
     return (
         f"Chosen by {summary['chosen_by']}.\n\n"
-        f"{report.means_table((*Setting._fields, 'seeds'), summary['settings'])}{failures}\n\n"
+        f"{means_table((*Setting._fields, 'seeds'), summary['settings'])}{failures}\n\n"
         f"Best setting: {best_setting.name}, over its seeds:\n\n"
-        f"{report.means_table(('examples', 'figure'), figures)}\n\n"
+        f"{means_table(('examples', 'figure'), figures)}\n\n"
         f"The model is that of the best run: {best.folder.name}."
     )

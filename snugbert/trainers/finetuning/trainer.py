@@ -16,11 +16,11 @@ from transformers import EvalPrediction, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.command_line import InputError
+from snugbert.packed_batches import SnugBertDataCollatorWithPacking, lengths_of
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.model_card import CardTrainer
-from snugbert.trainers.packed_batches import SnugBertDataCollatorWithPacking, lengths_of
+from snugbert.trainers.shared_trainer import CardTrainer
 
 WHAT_TO_TRY = "try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
 PADDING = -100  # of predictions where a sequence has no token, as in Trainer

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from snugbert.trainers.command_line import InputError
+from snugbert.errors import InputError
 
 
 @dataclass

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from tokenizers.models import WordPiece
 
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.packed_batches import pack
+from snugbert.packed_batches import pack
 from snugbert.trainers.pretraining.examples import Objective
 from snugbert.trainers.pretraining.masking import mask_tokens
 

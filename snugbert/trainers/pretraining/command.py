@@ -28,29 +28,27 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.card_snugbert import base_model_of
+from snugbert.command_line import parse_arguments
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.trainers.command_line import (
-    InputError,
-    claim_output_dir,
-    clear_output_dir,
-    parse_arguments,
-    set_up,
-)
-from snugbert.trainers.files import hub_id, name_of_data_set
-from snugbert.trainers.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.documents import TextArguments
+from snugbert.trainers.output_folder import claim_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.batches import Phase, parse_phases, plan_phases
+from snugbert.trainers.pretraining.card import write_model_card
 from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPreTraining
 from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
-from snugbert.trainers.pretraining.documents import TextArguments
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION, SHORTEST_EXAMPLE, Objective, PretrainingDataset
+from snugbert.trainers.pretraining.plot import PICTURE, draw_training
 from snugbert.trainers.pretraining.prepare import PreparationArguments, prepare_in_cache
-from snugbert.trainers.pretraining.report import PICTURE, draw_training, write_model_card
 from snugbert.trainers.pretraining.trainer import (
     METRICS_NAME,
     PretrainingArguments,
     PretrainingTrainer,
     check_data_settings,
 )
+from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.splits import hub_id, name_of_data_set
 
 logger = logging.getLogger(__name__)
 

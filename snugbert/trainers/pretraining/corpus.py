@@ -35,8 +35,8 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.pretraining.documents import (
+from snugbert.errors import InputError
+from snugbert.trainers.documents import (
     TextArguments,
     dataset_version,
     find_files,

@@ -26,8 +26,10 @@ from huggingface_hub.constants import HF_HOME
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.trainers.command_line import InputError, parse_arguments
-from snugbert.trainers.models import TokenizerArguments, load_tokenizer
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
+from snugbert.models import TokenizerArguments, load_tokenizer
+from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.pretraining.corpus import (
     Corpus,
     digest_of,
@@ -38,7 +40,6 @@ from snugbert.trainers.pretraining.corpus import (
     prepare_corpus,
     read_origin,
 )
-from snugbert.trainers.pretraining.documents import TextArguments
 
 CACHED = re.compile(r"[0-9a-f]{32}")  # name of a folder in the cache
 PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")

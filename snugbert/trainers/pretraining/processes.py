@@ -32,7 +32,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from transformers import PreTrainedModel, Trainer
 
 from snugbert.checkpoints import read_torch_file
-from snugbert.trainers.command_line import InputError
+from snugbert.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -30,13 +30,14 @@ from transformers import EvalPrediction, PreTrainedConfig, TrainerState, Trainin
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
 
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.command_line import InputError, newest_checkpoint
-from snugbert.trainers.model_card import CardTrainer
+from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, passes_over_corpus, phase_of_step, plan_phases
 from snugbert.trainers.pretraining.optimizers import OPTIMIZERS, make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
+from snugbert.trainers.shared_trainer import CardTrainer
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from snugbert.trainers.squad_data import Question
-from snugbert.trainers.squad_windows import Windows
+from snugbert.question_answering.windows import Question, Windows
 
 # The odds of a context without a token: "no answer" whatever the threshold. JSON has no infinity.
 SURELY_NULL = float(np.finfo(np.float32).max)

@@ -1,27 +1,24 @@
 """What the model cards of all commands have in common: when they are written and pushed, tables, versions."""
 
 import logging
-import platform
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from huggingface_hub import EvalResult, HfApi, ModelCardData
+from huggingface_hub import HfApi
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
 
-import snugbert
-from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose, escape
 from snugbert.checkpoints import read_torch_file, read_weights
-from snugbert.trainers.command_line import InputError, checkpoints_in, move_hub_token
+from snugbert.errors import InputError
+from snugbert.trainers.output_folder import checkpoints_in
+from snugbert.trainers.run_setup import move_hub_token
 
 logger = logging.getLogger(__name__)
 
@@ -207,62 +204,3 @@ def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
             f"{checkpoint}: {files} does not fit this run ({type(error).__name__}: {error}). Resume from another "
             f"checkpoint, or start from its weights (--model_name_or_path {checkpoint})."
         ) from error
-
-
-def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]) -> None:
-    """Writes `README.md` into the folder of a model, unless somebody's own words are there.
-
-    A card is taken for somebody's own where it lacks the comment that ours, and Trainer's, begin with.
-
-    Args:
-        output_dir: the folder that holds model and tokenizer.
-        header: what the Hub reads.
-        sections: what people read, as Markdown, the title first; the versions of the packages are put behind them.
-    """
-    file = output_dir / "README.md"
-    if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in (OWN_CARD, TRAINERS_CARD)):
-        return
-    packages = ", ".join(f"{package} {version}" for package, version in versions().items())
-    compose(header, [*sections, f"## Versions\n\n{packages}"]).save(file)
-
-
-def eval_result(value: float, *, dataset_name: str, dataset_id: str | None = None, **fields: Any) -> EvalResult:
-    """A figure as the Hub reads it, of at most six digits.
-
-    Args:
-        value: the figure.
-        dataset_name: what the data are called.
-        dataset_id: their id on the Hub; what is not there has its name, as the Hub wants an id of all data.
-        fields: others of `EvalResult`.
-    """
-    return EvalResult(
-        dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
-        dataset_name=dataset_name,
-        metric_value=float(f"{value:.6g}"),
-        **fields,
-    )
-
-
-def versions() -> dict[str, str]:
-    """What figures depend on beside data and settings."""
-    return {
-        "snugbert": snugbert.__version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A Markdown table; whole numbers get their thousands separated, text is shown as it stands."""
-    names = tuple(header)
-    lines = [names, ("---",) * len(names), *rows]
-    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return escape(str(value))

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBac
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from snugbert.checkpoints import CLASSES, find, model_of, read_checkpoint
+from snugbert.errors import InputError
+from snugbert.models import SPECIAL_TOKENS
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.models import SPECIAL_TOKENS
-from snugbert.trainers.vocabulary_learning import KINDS, Kind, Merge, make_tokenizer, merge_pairs
+from snugbert.trainers.vocabulary.learning import KINDS, Kind, Merge, make_tokenizer, merge_pairs
 
 # While merging, an old piece is one character: this and its id. No character from here on is a space.
 FIRST_CHARACTER = 0x10000

@@ -1,54 +1,25 @@
-"""`snugbert ner`: fine-tune on words that are tagged with entities, score the model entity by entity, tag.
-
-    arguments -> sentences (ner_data.py) -> windows -> model -> metric (metrics/ner.py) -> finetuning/
-
-The flags are those of `TrainingArguments` and of transformers' `run_ner.py`: a command line for that works with this.
-"""
+"""Sentences of words -> windows that a model can read, and the predicted tag of each word."""
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from transformers import (
-    AutoModelForTokenClassification,
-    DataCollatorForTokenClassification,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 
+from snugbert.entity_tags import entities_of, tags_of
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.command_line import parse_arguments, set_up
-from snugbert.trainers.files import hub_id, name_of_data_set, name_of_file
-from snugbert.trainers.finetuning import report, sweep
-from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
-from snugbert.trainers.metrics import NerMetric
-from snugbert.trainers.models import load_config, load_tokenizer, longest
-from snugbert.trainers.ner_data import (
-    DataArguments,
-    Split,
-    choose_labels,
-    entities_of,
-    load_splits,
-    tags_of,
-    write_tagged,
-)
+from snugbert.trainers.ner.data import Split
+from snugbert.trainers.ner.metric import NerMetric
 
 logger = logging.getLogger(__name__)
 
-FIGURES = ("precision", "recall", "f1", "accuracy")  # of all types together
-NAMES = {"train": "train", "validation": "eval", "test": "predict"}  # of the splits, in files and figures
-
 # The tags of each sentence.
 Tags = list[list[str]]
-
-
-# --- windows ----------------------------------------------------------------------------------------------------
 
 
 class Windows(NamedTuple):
@@ -198,9 +169,6 @@ def _dataset(windows: dict[str, list[np.ndarray]], tokenizer: PreTrainedTokenize
     return Dataset(pa.table({name: pa.ListArray.from_arrays(ends, column) for name, column in columns.items()}))
 
 
-# --- metric -----------------------------------------------------------------------------------------------------
-
-
 def predicted_tags(logits: Any, windows: Windows, split: Split, labels: list[str]) -> Tags:
     """The tags of each word of each sentence in BIO, made valid as `conlleval` reads them.
 
@@ -232,115 +200,3 @@ def most_frequent_tags(train: Split, split: Split) -> Tags:
             counts[word][tag] += 1
     usual = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
     return [[usual.get(word, "O") for word in sentence.words] for sentence in split.sentences]
-
-
-def make_judge(
-    name: str, split: Split, windows: Windows, labels: list[str], each_type: bool
-) -> Callable[[Any, Path | None], dict[str, float]]:
-    """What scores and writes the predictions for `windows`, see [`EvaluationSet`].
-
-    Args:
-        name: of the set: "eval" or "predict".
-        split: the sentences.
-        windows: made of them.
-        labels: in the order of their ids.
-        each_type: whether there are figures of each type during training, too.
-    """
-
-    def judge(logits: Any, folder: Path | None) -> dict[str, float]:
-        tags = predicted_tags(logits, windows, split, labels)
-        if folder is not None:
-            # The file of run_ner.py for test sentences, and one beside it.
-            file = folder / ("predictions.txt" if name == "predict" else f"{name}_predictions.txt")
-            write_tagged(file, split, tags)
-            print(f"predictions: {file}")
-        if not split.labelled:
-            return {}
-        figures = score(split, tags)
-        if folder is not None:
-            prefix = "" if name == "eval" else f"{name}_"
-            report.draw_entity_scores(report.apart(figures)[1], folder / f"{prefix}entity_scores.png")
-            _draw_confusion(split, tags, folder / f"{prefix}confusion_matrix.png")
-        return figures if each_type or folder is not None else {figure: figures[figure] for figure in FIGURES}
-
-    return judge
-
-
-def _draw_confusion(split: Split, tags: Tags, file: Path) -> None:
-    """Which types the words of each type were taken for."""
-    right = [tag[2:] for sentence in split.sentences for tag in sentence.tags or ()]
-    given = [tag[2:] for of_sentence in tags for tag in of_sentence]
-    ids = {kind: i for i, kind in enumerate(sorted({"", *right, *given}))}  # "": O, the first
-    names = ["O", *list(ids)[1:]]
-    report.draw_confusion_matrix(np.array([ids[k] for k in right]), np.array([ids[k] for k in given]), names, file)
-
-
-# --- command ----------------------------------------------------------------------------------------------------
-
-
-def main(argv: list[str]) -> None:
-    """Runs `snugbert ner` with the arguments `argv`.
-
-    Raises:
-        InputError: something that the user gave cannot be used.
-    """
-    model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "snugbert ner", __doc__ or ""
-    )
-    set_up(training_args)
-    sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
-
-
-def make_task(
-    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
-) -> Task:
-    """The task of the data that the arguments name.
-
-    Raises:
-        InputError: something that the user gave cannot be used.
-    """
-    splits = load_splits(
-        data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
-    )
-    tokenizer = load_tokenizer(model_args)
-    config = load_config(model_args, tokenizer)
-    labels = choose_labels(splits, [label for _, label in sorted((config.id2label or {}).items())])
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: i for i, label in config.id2label.items()}
-
-    max_length = longest(config, tokenizer, data_args.max_seq_length)
-    windows = {
-        name: windows_of(split, labels, tokenizer, max_length, data_args.document_context, data_args.label_all_tokens)
-        for name, split in splits.items()
-    }
-
-    def evaluation_set(split_name: str) -> EvaluationSet:
-        name, split, of_split = NAMES[split_name], splits[split_name], windows[split_name]
-        judge = make_judge(name, split, of_split, labels, data_args.return_entity_level_metrics)
-        baseline = None
-        if "train" in splits and split.labelled:
-            figures = score(split, most_frequent_tags(splits["train"], split))
-            baseline = ("words' most frequent tags", {figure: figures[figure] for figure in FIGURES})
-        return EvaluationSet(name, of_split.features, judge, len(split.sentences), baseline)
-
-    types = (
-        sorted(splits["validation"].types) if data_args.return_entity_level_metrics and "validation" in splits else []
-    )
-    if data_args.dataset_name is not None:
-        dataset_name = name_of_data_set(data_args.dataset_name)
-    else:
-        dataset_name = name_of_file(next(iter(data_args.files.values())))
-    return Task(
-        name=dataset_name,
-        make_model=model_maker(AutoModelForTokenClassification, model_args, config, trained="train" not in splits),
-        tokenizer=tokenizer,
-        train_features=windows["train"].features if "train" in windows else None,
-        evaluation_sets=[evaluation_set(name) for name in ("validation", "test") if name in splits],
-        main_metric="f1",
-        metrics=(*FIGURES, *(f"{kind}_{figure}" for kind in types for figure in FIGURES[:3])),
-        pipeline_tag="token-classification",
-        padding_collator=DataCollatorForTokenClassification(tokenizer, **training_args.padding(max_length)),
-        labels=labels,
-        dataset=(dataset_name, hub_id(data_args.dataset_name), data_args.dataset_config_name),
-        settings=settings_of_data(data_args),
-    )

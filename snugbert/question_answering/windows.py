@@ -12,10 +12,22 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.squad_data import Question
+from snugbert.errors import InputError
 
 logger = logging.getLogger(__name__)
+
+
+class Question(NamedTuple):
+    """A question on a text. All positions are characters of `context`."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...] = ()  # none: it has no answer, or the answer is not told
+    answer_starts: tuple[int, ...] = ()  # where each answer begins
+    title: str = ""  # of the article; "" where there is none
+    row: str = ""  # where it is from, for messages: "dev.jsonl, row 3"
+    is_impossible: bool = False  # whether it is said to have no answer
 
 
 class Windows(NamedTuple):

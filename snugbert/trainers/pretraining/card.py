@@ -5,28 +5,22 @@ The log is `metrics.jsonl`, a JSON object a line. A line of training has `step`,
 evaluation has `step` and the same figures as `eval_mlm_loss` and so on. Losses are in nats, accuracies from 0 to 1.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from huggingface_hub import EvalResult, ModelCardData
 
 from snugbert.card_snugbert import FAULTS, HEADS, TAGS, base_model_of, escape, how_to_load
-from snugbert.trainers.model_card import eval_result, save_model_card, table
-from snugbert.trainers.pictures import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
+from snugbert.trainers.card import eval_result, save_model_card, table
+from snugbert.trainers.pretraining.plot import FORMS, PICTURE
 
-PICTURE = "training.png"
-TASKS = {"mlm": "Masked tokens", "nsp": "Next sentences"}
-MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 FIGURES = {
     "mlm_loss": "masked token loss, nats",
     "mlm_accuracy": "masked token accuracy",
     "nsp_loss": "next sentence loss, nats",
     "nsp_accuracy": "next sentence accuracy",
 }
-FORMS = {"loss": ".3f", "accuracy": ".1%"}
 # Figures that the Hub has names for: its name, and what it is called there.
 HUB_METRICS = {
     "mlm_accuracy": ("fill-mask", "Masked tokens", "accuracy", "Masked token accuracy"),
@@ -36,79 +30,6 @@ HUB_METRICS = {
 
 
 # --- the picture ------------------------------------------------------------------------------------------------
-
-
-def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
-    """Draws losses, accuracies and the learning rate of a run over the word pieces it has seen.
-
-    Args:
-        metrics_file: the log, see above; a line that is not whole, as a killed run leaves it, is passed over.
-        image_file: the picture, a PNG. It is not written where the log has no figure to show.
-        baselines: figures of [`FIGURES`] that a model scores which knows only frequencies; they become dotted lines.
-    """
-    from matplotlib.ticker import PercentFormatter
-
-    lines = _read_metrics(metrics_file)
-    tasks = [task for task in TASKS if any(f"{task}_loss" in name for line in lines for name in line)]
-    if not tasks:
-        return
-    unit, unit_name = _unit(max(line["tokens"] for line in lines))
-    figure = new_figure(6 * len(tasks) + 0.5, 8)
-    panels = figure.subplots(3, len(tasks), sharex=True, squeeze=False, height_ratios=(4, 4, 1.3))
-    rates = _curve(lines, "learning_rate", unit)
-    for column, task in enumerate(tasks):
-        for row, (measure, label) in enumerate(MEASURES.items()):
-            name = f"{task}_{measure}"
-            form, baseline = FORMS[measure], (baselines or {}).get(name)
-            draw_curves(panels[row, column], _curve(lines, name, unit), _curve(lines, f"eval_{name}", unit), form)
-            if baseline is not None:
-                known = f"without context {baseline:{form}}"
-                panels[row, column].axhline(baseline, color=GREY, linestyle=":", label=known)
-            panels[row, column].legend(frameon=False)
-            panels[row, column].set_ylabel(label)
-            if measure == "accuracy":
-                panels[row, column].yaxis.set_major_formatter(PercentFormatter(1))
-        panels[0, column].set_title(TASKS[task], **TITLE)
-        panels[2, column].plot(*rates, color=GREY, marker=marker(rates))
-        panels[2, column].set_ylim(bottom=0)
-        panels[2, column].set_ylabel("learning rate")
-        panels[2, column].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-        panels[2, column].set_xlabel(f"word pieces seen{unit_name}")
-        panels[2, column].set_xlim(left=0)
-    for panel in panels.flat:
-        tidy(panel)
-    figure.savefig(image_file, format="png")
-
-
-def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
-    """The whole lines of the log, in order, each with `tokens`; none if nothing has been learned yet."""
-    lines = []
-    for text in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and "step" in line:
-            lines.append(line)
-    known = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
-    if len(known) == 1:
-        return []
-    # Steps have nearly the same number of word pieces each.
-    steps, tokens = [line["step"] for line in known], [line["tokens"] for line in known]
-    lines = [{"tokens": float(np.interp(line["step"], steps, tokens))} | line for line in lines]
-    return sorted(lines, key=lambda line: line["tokens"])
-
-
-def _unit(most: float) -> tuple[float, str]:
-    for unit, name in ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)")):
-        if most >= unit:
-            return unit, name
-    return 1, ""
-
-
-def _curve(lines: list[dict[str, Any]], name: str, unit: float) -> Curve:
-    points = [(line["tokens"] / unit, line[name]) for line in lines if name in line]
-    return [x for x, _ in points], [y for _, y in points]
 
 
 # --- the model card ---------------------------------------------------------------------------------------------

@@ -23,13 +23,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from snugbert.checkpoints import read_json
-from snugbert.trainers.command_line import InputError, newest_checkpoint, parse_arguments, set_up
-from snugbert.trainers.files import hub_id, name_of_data_set, name_of_file
-from snugbert.trainers.finetuning import report, sweep
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
+from snugbert.json_files import read_json
+from snugbert.models import load_config, load_tokenizer, longest
+from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.plots import draw_confusion_matrix
+from snugbert.trainers.finetuning.results import write_atomically
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
-from snugbert.trainers.glue_data import (
+from snugbert.trainers.finetuning.tables import suite_table
+from snugbert.trainers.glue.data import (
     GLUE_ON_THE_HUB,
     SETS,
     TASKS,
@@ -40,8 +44,10 @@ from snugbert.trainers.glue_data import (
     load_splits,
     missing_files,
 )
-from snugbert.trainers.metrics import GlueMetric
-from snugbert.trainers.models import load_config, load_tokenizer, longest
+from snugbert.trainers.glue.metric import GlueMetric
+from snugbert.trainers.output_folder import newest_checkpoint
+from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.splits import hub_id, name_of_data_set, name_of_file
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +214,7 @@ def make_evaluation_set(
             write_predictions(folder / file, split.data["index"][: len(answers)], as_text(in_range, names, separator))
         if folder is not None and references is not None and problem == "single_label_classification":
             picture = "confusion_matrix.png" if name == "eval" else f"{name}_confusion_matrix.png"
-            report.draw_confusion_matrix(references, answers, labels or [], folder / picture)
+            draw_confusion_matrix(references, answers, labels or [], folder / picture)
         return {} if references is None else score(answers, references)
 
     baseline = None if references is None else baseline_of(references, labels, score)
@@ -401,7 +407,7 @@ def write_table(output_dir: Path, names: list[str]) -> None:
     """Prints the figures of all tasks with their average, and writes them to results.md and results.json."""
     results = {name: read_json(output_dir / name / DONE) for name in names}
     figures = {name: of_task["figures"] for name, of_task in results.items()}
-    table = report.suite_table(figures)
+    table = suite_table(figures)
     if any("sweep" in of_task for of_task in results.values()):
         means = {
             name: {
@@ -412,10 +418,10 @@ def write_table(output_dir: Path, names: list[str]) -> None:
         }
         table = (
             f"The best run of each task by the validation examples:\n\n{table}\n\n"
-            f"Means over the seeds of its best setting:\n\n{report.suite_table(means)}"
+            f"Means over the seeds of its best setting:\n\n{suite_table(means)}"
         )
-    report.write_atomically(output_dir / "results.md", f"{table}\n")
-    report.write_atomically(output_dir / DONE, json.dumps(figures, indent=1))
+    write_atomically(output_dir / "results.md", f"{table}\n")
+    write_atomically(output_dir / DONE, json.dumps(figures, indent=1))
     print(f"\n{table}", flush=True)
 
 

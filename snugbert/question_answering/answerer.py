@@ -25,11 +25,10 @@ from transformers import (
 )
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.trainers.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.packed_batches import SnugBertDataCollatorWithPacking
-from snugbert.trainers.squad_answers import best_answers
-from snugbert.trainers.squad_data import Question
-from snugbert.trainers.squad_windows import Windows, windows_of
+from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
+from snugbert.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.question_answering.answers import best_answers
+from snugbert.question_answering.windows import Question, Windows, windows_of
 
 
 class QuestionAnswerer:

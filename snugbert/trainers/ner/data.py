@@ -6,32 +6,24 @@ trained and scored; [`write_tagged`] writes the file's own. Sentences are held i
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from datasets import ClassLabel, Dataset, List
-from seqeval.metrics.sequence_labeling import get_entities
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import SPLITS, check_sources, lines_of, load_data_set, read_rows, wanted_splits
+from snugbert.entity_tags import SCHEMES, TAG, entities_of, tags_of
+from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import ExampleLimits
+from snugbert.trainers.rows import lines_of, read_rows
+from snugbert.trainers.splits import SPLITS, check_sources, load_data_set, wanted_splits
 
 logger = logging.getLogger(__name__)
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # of JSON and data sets
-TAG = re.compile(r"O|[BIELSU]-.+")
-# What the first word of an entity, those within, its last word, and its only word begin with. BIO is also called IOB2.
-# IOB1, that of CoNLL-2003's original files, has B- only where an entity touches another of its type before it.
-SCHEMES = {
-    "bio": ("B", "I", "I", "B"),
-    "iob1": ("I", "I", "I", "I"),
-    "iobes": ("B", "I", "E", "S"),
-    "bilou": ("B", "I", "L", "U"),
-}
 
 
 @dataclass
@@ -324,34 +316,6 @@ def _class_names(data: Path | Dataset, column: str, here: str) -> list[str]:
 
 
 # --- schemes ----------------------------------------------------------------------------------------------------
-
-
-def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The entities that tags of any scheme stand for, read as `conlleval` reads them: type, first and last word.
-
-    A tag that its scheme does not allow where it stands is read for what it seems to mean: an I- that continues
-    nothing begins an entity.
-    """
-    standard = {"L-": "E-", "U-": "S-"}  # BILOU's letters, last and unit
-    return get_entities([standard.get(tag[:2], tag[:2]) + tag[2:] for tag in tags])
-
-
-def tags_of(entities: Iterable[tuple[str, int, int]], number: int, scheme: str) -> list[str]:
-    """The tags of `number` words in a scheme, of which [`entities_of`] makes the same entities.
-
-    Args:
-        entities: type, first and last word, from left to right.
-        number: of words.
-        scheme: one of [`SCHEMES`].
-    """
-    tags = ["O"] * number
-    for kind, first, last in entities:
-        begin, inside, end, single = SCHEMES[scheme]
-        if scheme == "iob1" and first and tags[first - 1][2:] == kind:
-            begin = single = "B"
-        marks = [single] if first == last else [begin, *[inside] * (last - first - 1), end]
-        tags[first : last + 1] = [f"{mark}-{kind}" for mark in marks]
-    return tags
 
 
 def check_tags(splits: dict[str, Split], scheme: str, on_bad_tag: str) -> dict[str, Split]:

@@ -9,22 +9,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from datasets import Dataset
 
-from snugbert.trainers.command_line import InputError, parse_json
-from snugbert.trainers.files import (
-    LONGEST_LINE_OF_JSON,
-    SPLITS,
-    check_sources,
-    json_rows,
-    lines_of,
-    load_data_set,
-    read_rows,
-    wanted_splits,
-)
+from snugbert.errors import InputError
+from snugbert.json_files import parse_json
+from snugbert.question_answering.windows import Question
 from snugbert.trainers.finetuning.arguments import ExampleLimits
+from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, json_rows, lines_of, read_rows
+from snugbert.trainers.splits import SPLITS, check_sources, load_data_set, wanted_splits
 
 logger = logging.getLogger(__name__)
 
@@ -85,19 +79,6 @@ class DataArguments(ExampleLimits):
             "test": [self.test_file] if self.test_file else [],
         }
         return {split: [Path(name) for name in names] for split, names in named.items() if names}
-
-
-class Question(NamedTuple):
-    """A question on a text. All positions are characters of `context`."""
-
-    id: str
-    question: str
-    context: str
-    answers: tuple[str, ...] = ()  # none: it has no answer, or the answer is not told
-    answer_starts: tuple[int, ...] = ()  # where each answer begins
-    title: str = ""  # of the article; "" where there is none
-    row: str = ""  # where it is from, for messages: "dev.jsonl, row 3"
-    is_impossible: bool = False  # whether it is said to have no answer
 
 
 def load_questions(

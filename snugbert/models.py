@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 
 from snugbert.checkpoints import is_uncased, listed, read_weights
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.errors import InputError
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert.trainers.command_line import InputError
 
 logger = logging.getLogger(__name__)
 

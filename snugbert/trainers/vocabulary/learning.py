@@ -24,8 +24,8 @@ from tokenizers.trainers import BpeTrainer
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
+from snugbert.errors import InputError
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
-from snugbert.trainers.command_line import InputError
 
 Kind = Literal["wordpiece", "bpe", "byte-bpe"]
 KINDS: tuple[Kind, ...] = ("wordpiece", "bpe", "byte-bpe")

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow.parquet
 import sentencex
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import json_rows, lines_of
+from snugbert.errors import InputError
+from snugbert.trainers.rows import json_rows, lines_of
 
 LINE_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
 TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")

@@ -19,16 +19,19 @@ from transformers import (
     DataCollatorWithPadding,
 )
 
-from snugbert.trainers.command_line import InputError, parse_arguments, set_up
-from snugbert.trainers.files import hub_id, name_of_data_set, name_of_file
-from snugbert.trainers.finetuning import report, sweep
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
+from snugbert.models import load_config, load_tokenizer, longest
+from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
+from snugbert.question_answering.windows import Question, Windows, windows_of
+from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds
 from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
-from snugbert.trainers.metrics.squad import squad_figures, squad_scores, squad_v2_figures, threshold_curve
-from snugbert.trainers.models import load_config, load_tokenizer, longest
-from snugbert.trainers.squad_answers import SURELY_NULL, Answer, best_answers
-from snugbert.trainers.squad_data import DataArguments, Question, answers_are_told, load_questions
-from snugbert.trainers.squad_windows import Windows, windows_of
+from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.splits import hub_id, name_of_data_set, name_of_file
+from snugbert.trainers.squad.data import DataArguments, answers_are_told, load_questions
+from snugbert.trainers.squad.metric import squad_figures, squad_scores, squad_v2_figures, threshold_curve
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +160,7 @@ def make_judge(name: str, questions: list[Question], windows: Windows, data_args
         if folder is not None:
             lengths = [len(right[0].split()) if right else 0 for right in golds.values()]
             percent = 100 * np.array(list(f1.values()))
-            report.draw_f1_by_answer_length(np.array(lengths), percent, folder / f"{prefix}f1_by_answer_length.png")
+            draw_f1_by_answer_length(np.array(lengths), percent, folder / f"{prefix}f1_by_answer_length.png")
         if not version_2:
             return squad_figures(exact, f1)
         spans = {question: answer.best_span for question, answer in answers.items()}
@@ -166,7 +169,7 @@ def make_judge(name: str, questions: list[Question], windows: Windows, data_args
             thresholds, exact_at, f1_at = threshold_curve(*of_spans, spans, golds, odds)
             shown = thresholds < SURELY_NULL
             file = folder / f"{prefix}thresholds.png"
-            report.draw_thresholds(thresholds[shown], exact_at[shown], f1_at[shown], threshold, file)
+            draw_thresholds(thresholds[shown], exact_at[shown], f1_at[shown], threshold, file)
         best = squad_v2_figures(*of_spans, spans, golds, odds)
         return squad_v2_figures(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
 

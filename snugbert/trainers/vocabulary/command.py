@@ -21,10 +21,11 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
-from snugbert.trainers.command_line import InputError, parse_arguments
-from snugbert.trainers.models import TokenizerArguments, _check_folder, load_tokenizer
-from snugbert.trainers.pretraining.documents import TextArguments, find_files, read_dataset_documents, read_lines
-from snugbert.trainers.vocabulary_extension import (
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
+from snugbert.models import TokenizerArguments, _check_folder, load_tokenizer
+from snugbert.trainers.documents import TextArguments, find_files, read_dataset_documents, read_lines
+from snugbert.trainers.vocabulary.extension import (
     extend_model,
     extend_tokenizer,
     learn_extension,
@@ -32,7 +33,7 @@ from snugbert.trainers.vocabulary_extension import (
     pieces_per_word,
     settings_of,
 )
-from snugbert.trainers.vocabulary_learning import KINDS, Kind, count_words, learn_pieces, make_tokenizer
+from snugbert.trainers.vocabulary.learning import KINDS, Kind, count_words, learn_pieces, make_tokenizer
 
 WRITTEN = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 CASING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from snugbert.trainers.command_line import InputError
-from snugbert.trainers.files import load_data_set, read_rows
+from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import ExampleLimits
+from snugbert.trainers.rows import read_rows
+from snugbert.trainers.splits import load_data_set
 
 logger = logging.getLogger(__name__)
 

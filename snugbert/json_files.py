@@ -1,0 +1,40 @@
+"""JSON that may be damaged or hostile: every problem is a `ValueError` or an `InputError`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from snugbert.errors import InputError
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON.
+
+    Raises:
+        ValueError: not JSON, nested too deeply, or a number with too many digits.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except ValueError as error:
+        raise ValueError("a number has too many digits") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        InputError: there is no such file, or it holds something else.
+    """
+    try:
+        values = parse_json(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"there is no {file.name} in {file.parent}.") from error
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error}).") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{file} must hold a JSON object, not a {type(values).__name__}.")
+    return values

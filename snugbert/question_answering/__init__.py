@@ -1,0 +1,1 @@
+"""Extractive question answering on long texts: windows, answers, and `QuestionAnswerer`."""

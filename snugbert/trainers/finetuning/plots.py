@@ -1,0 +1,263 @@
+"""What a fine-tuning run leaves for people: pictures, tables of its figures, and the model card.
+
+Figures are shares of 1 in classification and tagging, and percent in question answering, as the official scripts have
+them; a number is printed with four digits behind the point, or with two if it is above 1.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from snugbert.card_snugbert import PLOT
+from snugbert.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
+
+BLUE, ORANGE = COLORS["training"], COLORS["validation"]
+INK = "#222222"
+FEW_LABELS = 30  # up to so many, a cell of a confusion matrix has room for two lines of text
+SMALLEST_TYPE = 4.5  # points; what would be smaller is left out
+# Words of an answer that are looked at together; the last group has no end.
+ANSWER_LENGTHS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, math.inf))
+
+PICTURES = {
+    "learning_curve.png": "Loss and score over the epochs of training",
+    "confusion_matrix.png": "Confusion matrix: a row for each right label, a column for each predicted one",
+    "entity_scores.png": "Precision, recall and F1 of each type of entity",
+    "f1_by_answer_length.png": "F1 by the length of the right answer",
+    "thresholds.png": "Exact match and F1 by the threshold of no answer",
+}
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------
+
+
+def pictures_in(output_dir: Path, picture: str) -> list[Path]:
+    """The pictures of one kind: that of "eval", and those of other sets, whose names they begin with."""
+    sets = [file for file in sorted(output_dir.glob(f"*_{picture}")) if PLOT.fullmatch(file.name)]
+    return [file for file in (output_dir / picture, *sets) if file.exists()]
+
+
+def remove_pictures(output_dir: Path) -> None:
+    """Removes those of an earlier run, which the next model card would show as its own."""
+    for picture in PICTURES:
+        for file in pictures_in(output_dir, picture):
+            file.unlink()
+
+
+def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
+    """Draws how often each label was predicted for each label.
+
+    A row is a label and the examples that have it, a column what they were taken for. The color is the share of the
+    row. As far as they fit, counts stand in the cells, up to [`FEW_LABELS`] labels with the share.
+
+    Args:
+        references: the ids of the right labels, [N].
+        predictions: those of the predicted ones, [N].
+        labels: their names, in the order of the ids.
+        file: the picture, a PNG. It is not written where there is no example.
+    """
+    if not len(references):
+        return
+    n = len(labels)
+    counts = np.bincount(n * references + predictions, minlength=n * n).reshape(n, n)
+    totals = counts.sum(axis=1)
+    shares = counts / totals.clip(1)[:, None]
+    cell = float(np.clip(9 / n, 0.45, 1.2)) if n <= FEW_LABELS else min(0.22, 20 / n)  # inches
+    type_size = max(SMALLEST_TYPE, min(10, 0.55 * 72 * cell))
+    shown = range(0, n, math.ceil(SMALLEST_TYPE / (0.55 * 72 * cell)))
+    columns = [_shortened(label) for label in labels]
+    rows = [f"{label} ({total:,})" for label, total in zip(columns, totals, strict=True)]
+    upright = max(map(len, columns)) * 0.6 * type_size > 72 * cell
+    letter = 0.6 * type_size / 72  # inches of a letter of usual width
+    figure = new_figure(
+        max(5.0, n * cell + letter * max(map(len, rows)) + (1.9 if n > FEW_LABELS else 0.9)),
+        n * cell + (letter * max(map(len, columns)) if upright else 0.2) + 1.2,
+    )
+    panel = figure.subplots()
+    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    panel.set_xticks(shown, [columns[i] for i in shown], rotation=90 if upright else 0, fontsize=type_size)
+    panel.set_yticks(shown, [rows[i] for i in shown], fontsize=type_size)
+    panel.set_xlabel("predicted")
+    panel.set_ylabel("right label (count)")
+    panel.spines[:].set_visible(False)
+    panel.tick_params(length=0)
+    right, total = int(counts.trace()), int(totals.sum())
+    panel.set_title(f"{right:,} of {total:,} right ({right / total:.1%})", **TITLE)
+    if n > FEW_LABELS:
+        from matplotlib.ticker import PercentFormatter
+
+        bar = figure.colorbar(image, label="share of the row", format=PercentFormatter(1), shrink=0.5, aspect=30)
+        bar.outline.set_visible(False)
+    _write_into_cells(panel, counts, shares, cell)
+    figure.savefig(file, format="png")
+
+
+def _shortened(label: str, most: int = 32) -> str:
+    short = label if len(label) <= most else f"{label[: most - 1]}…"
+    return short.replace("$", r"\$")  # two of them would enclose a formula
+
+
+def _write_into_cells(panel: Any, counts: np.ndarray, shares: np.ndarray, cell: float) -> None:
+    few = len(counts) <= FEW_LABELS
+    letters = max(len(f"{counts.max():,}"), 4 if few else 2)
+    type_size = min(10, 0.85 * 72 * cell / (0.6 * letters), 72 * cell / (1.3 * (2 if few else 1)))
+    if type_size < SMALLEST_TYPE:
+        return
+    for (row, column), count in np.ndenumerate(counts):
+        share = shares[row, column]
+        if few or share >= 0.01:  # of many labels, what is worth reading, and drawn in a second
+            text = f"{count:,}\n{share:.0%}" if few and count else f"{count:,}"
+            color = "white" if share > 0.5 else INK if count else "#aaaaaa"
+            # Out of the layout, which would measure each of thousands.
+            panel.text(column, row, text, ha="center", va="center", color=color, fontsize=type_size, in_layout=False)
+
+
+def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
+    """Draws F1 of each type of entity as a bar, precision and recall as marks on it.
+
+    Args:
+        scores: for each type precision, recall and f1, shares of 1, and number, how many entities of it there are.
+        file: the picture, a PNG. It is not written where there is no type.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    if not scores:
+        return
+    names = [f"{_shortened(name)} ({round(of['number']):,})" for name, of in scores.items()]
+    precision, recall, f1 = ([of[name] for of in scores.values()] for name in ("precision", "recall", "f1"))
+    places = range(len(scores))
+    figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.3 + 0.32 * len(scores))
+    panel = figure.subplots()
+    panel.barh(places, f1, height=0.6, color=BLUE, alpha=0.55, label="F1")
+    marks: dict[str, Any] = {"linestyle": "", "clip_on": False, "zorder": 3}
+    panel.plot(
+        precision, places, marker="|", markersize=13, markeredgewidth=2, color=ORANGE, label="precision", **marks
+    )
+    panel.plot(recall, places, marker="o", markersize=5, color=INK, label="recall", **marks)
+    for place, value, of in zip(places, f1, scores.values(), strict=True):
+        panel.text(1.03, place, f"F1 {value:.1%}" if of["number"] else "none", va="center", color=INK)
+    panel.set_yticks(places, names)
+    panel.set_ylim(len(scores) - 0.5, -0.5)  # the first type on top
+    panel.set_xlim(0, 1)
+    panel.xaxis.set_major_formatter(PercentFormatter(1))
+    panel.set_ylabel("type (entities)")
+    figure.legend(loc="outside upper right", ncols=3, frameon=False, reverse=True)
+    tidy(panel, "x")
+    figure.savefig(file, format="png")
+
+
+def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) -> None:
+    """Draws the mean F1 of questions by the length of their answer.
+
+    The thin lines are 95 % intervals of the means: few questions tell little.
+
+    Args:
+        lengths: words of the right answer, [N]; 0: the question has none.
+        f1: of each question, in percent, [N].
+        file: the picture, a PNG. It is not written where there is no question.
+    """
+    if not len(lengths):
+        return
+    groups = {}
+    for low, high in ANSWER_LENGTHS:
+        group = f1[(low <= lengths) & (lengths <= high)]
+        if len(group):
+            words = f"{low}" if low == high else f"{low} or more" if high == math.inf else f"{low}-{high:g}"
+            groups[f"{words if high else 'no answer'}\n({len(group):,})"] = group
+    means = np.array([group.mean() for group in groups.values()])
+    # 1.96 standard errors; that of one question is not known. F1 ends at 0 and 100.
+    reach = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
+    figure = new_figure(max(5.0, 1.5 + 0.85 * len(groups)), 4.2)
+    panel = figure.subplots()
+    panel.bar(list(groups), means, width=0.7, color=BLUE, alpha=0.55)
+    interval = np.stack([np.minimum(reach, means), np.minimum(reach, 100 - means)])
+    panel.errorbar(list(groups), means, interval, fmt="none", ecolor=INK, elinewidth=1)
+    for place, mean in enumerate(means):
+        panel.text(place, 1.5, f"{mean:.1f}", ha="center", color=INK)
+    panel.axhline(f1.mean(), color=ORANGE, linestyle=":", label=f"all questions ({len(f1):,}), {f1.mean():.1f}")
+    panel.set_xlim(-0.6, max(len(groups), 4) - 0.4)
+    panel.set_ylim(0, 100)
+    panel.set_ylabel("F1 (percent)")
+    panel.set_xlabel("words of the right answer (questions)")
+    figure.legend(loc="outside upper right", frameon=False)
+    tidy(panel, "y")
+    figure.savefig(file, format="png")
+
+
+def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, chosen: float, file: Path) -> None:
+    """Draws exact match and F1 over the threshold above which a question counts as one without an answer.
+
+    Args:
+        thresholds: in rising order, the first -inf, with which no question has an answer, [K].
+        exact: exact match with each, in percent, [K].
+        f1: F1 with each, in percent, [K].
+        chosen: the threshold that is used.
+        file: the picture, a PNG. It is not written where there is no threshold but the first.
+    """
+    if len(thresholds) < 2:
+        return
+    # A score holds from its threshold to the next; the first and the last to the edges of the picture.
+    at = int(np.searchsorted(thresholds, chosen, side="right")) - 1
+    shown = [*thresholds[1:], chosen] if np.isfinite(chosen) else thresholds[1:]
+    low, high = min(shown), max(shown)
+    margin = 0.03 * (high - low or 1.0)
+    drawn = np.array([low - margin, *thresholds[1:], high + margin])
+    figure = new_figure(8, 4.2)
+    panel = figure.subplots()
+    panel.set_xlim(drawn[0], drawn[-1])
+    for name, scores, color in (("F1", f1, BLUE), ("exact match", exact, ORANGE)):
+        label = f"{name}, at the line {scores[at]:.1f}"
+        panel.plot(drawn, [*scores, scores[-1]], color=color, linewidth=1.7, drawstyle="steps-post", label=label)
+    panel.axvline(np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen, {chosen:.2f}")
+    panel.set_xlabel("threshold: a question whose score of no answer is higher counts as one without")
+    panel.set_ylabel("percent")
+    figure.legend(loc="outside upper right", ncols=3, frameon=False)
+    tidy(panel)
+    figure.savefig(file, format="png")
+
+
+def draw_learning_curve(log_history: list[dict[str, Any]], main_metric: str, file: Path) -> None:
+    """Draws the loss, and the main metric on the validation examples, over the epochs of a run.
+
+    Args:
+        log_history: `trainer.state.log_history`.
+        main_metric: without "eval_".
+        file: the picture, a PNG. It is not written where nothing was logged.
+    """
+
+    def curve(name: str) -> Curve:
+        points = [(line["epoch"], line[name]) for line in log_history if name in line]
+        return [x for x, _ in points], [y for _, y in points]
+
+    nothing: Curve = ([], [])
+    curves = {"loss": (curve("loss"), curve("eval_loss"))}
+    curves.setdefault(main_metric, (nothing, curve(f"eval_{main_metric}")))
+    curves = {name: pair for name, pair in curves.items() if pair[0][1] or pair[1][1]}
+    if not curves:
+        return
+    figure = new_figure(5.5 * len(curves) + 0.5, 4)
+    for panel, (name, (training, validation)) in zip(
+        figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
+    ):
+        last = (validation[1] or training[1])[-1]
+        draw_curves(panel, training, validation, ".4f" if name == "loss" else f".{_digits(last)}f")
+        panel.set_title(name.replace("_", " "), **TITLE)
+        panel.set_xlabel("epoch")
+        panel.set_xlim(left=0)
+        panel.legend(frameon=False)
+        tidy(panel)
+    figure.savefig(file, format="png")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+def _digits(value: float) -> int:
+    return 2 if abs(value) > 1 else 4
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+# --- the model card ---------------------------------------------------------------------------------------------

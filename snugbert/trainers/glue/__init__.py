@@ -1,0 +1,1 @@
+"""`snugbert glue`: classify sentences and sentence pairs; the GLUE benchmark."""

@@ -1,0 +1,1 @@
+"""`snugbert ner`: tag named entities."""

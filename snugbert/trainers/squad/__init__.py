@@ -1,0 +1,1 @@
+"""`snugbert squad`: answer questions from a text."""

@@ -1,0 +1,1 @@
+"""`snugbert vocabulary`: learn a tokenizer from text, or add tokens to one."""
