@@ -5,12 +5,8 @@ BIN = .venv/bin
 PIP = pip install --quiet --disable-pip-version-check
 DEV = --editable '.[train,demo,lamb,tensorflow]' --group dev
 PYTEST = pytest --numprocesses auto --dist loadfile
-# Every command and every package that is required, in a third of the time.
-FAST = $(addprefix tests/, test_command_line.py test_configuration.py test_convert.py test_corpus.py test_demo.py \
-	test_finetuning_report.py test_glue.py test_import.py test_loading.py test_metrics.py test_model_card.py \
-	test_modeling.py test_ner.py test_optimizers.py test_packed_batches.py test_pretraining.py \
-	test_question_answerer.py test_readme.py test_report.py test_squad.py test_squad_answers.py test_vocabulary.py \
-	integrations/test_datasets.py integrations/test_peft.py)
+# Every command and every required package, in a third of the time.
+FAST = -m "not slow"
 
 .PHONY: demo test test-fast test-lowest test-newest check release-check clean
 
@@ -33,7 +29,7 @@ check: .venv/installed-dev  ## lint, format, types, and the commands of the READ
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest tests/test_readme.py tests/test_packaging.py
+	$(BIN)/pytest tests/repository/test_readme.py tests/repository/test_packaging.py
 
 release-check: .venv/installed-dev  ## build a release, check it, and use it in an environment of its own
 	rm -rf dist .venv-release

@@ -32,8 +32,8 @@ from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, Wo
 from snugbert.errors import InputError
 from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import TextArguments, find_files, read_documents, split_sentences
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
-from snugbert.trainers.pretraining.corpus import Corpus, _Worker, open_corpus, parts_of, prepare_corpus
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpus import Corpus, _Worker, open_corpus, plan_parts, prepare_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 BATCH_SIZE = 32
@@ -149,7 +149,7 @@ def original_masks(pairs: Iterable[tuple[Sentence, Sentence]], tokenizer: Any, s
 def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
     """The rows of the table of stages."""
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
-    collate = SnugBertDataCollatorForPreTraining(tokenizer)
+    collate = SnugBertDataCollatorForPretraining(tokenizer)
     files = find_files(args.train_file)
     documents = list(read_documents(files))
     sentences = [split_sentences(document, "en") for document in documents]
@@ -223,7 +223,7 @@ def timed(seconds: list[float]) -> Iterator[None]:
 
 def prepare(args: argparse.Namespace, folder: Path, tokenizer: Any, num_workers: int) -> Corpus:
     """Prepares the text and opens it."""
-    parts = parts_of(TextArguments(train_file=args.train_file))
+    parts = plan_parts(TextArguments(train_file=args.train_file))
     prepare_corpus(folder, parts, tokenizer, num_workers=num_workers, show_progress=False)
     return open_corpus(folder, tokenizer)
 
@@ -309,7 +309,7 @@ def run_task(args: argparse.Namespace) -> None:
         prepare(args, args.folder, tokenizer, args.num_workers)
     elif args.task == "read":
         dataset = pairs_of(open_corpus(args.folder, tokenizer), args.folder / "epochs", tokenizer, args)
-        read_and_mask(dataset, SnugBertDataCollatorForPreTraining(tokenizer))
+        read_and_mask(dataset, SnugBertDataCollatorForPretraining(tokenizer))
 
 
 TASKS = ("idle", "prepare", "read")

@@ -25,8 +25,8 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.question_answering import windows as squad_windows
-from snugbert.trainers.glue.command import features_of
-from snugbert.trainers.glue.data import DataArguments, choose_labels, load_splits
+from snugbert.trainers.glue.command import make_features
+from snugbert.trainers.glue.data import GlueDataArguments, choose_labels, load_splits
 from snugbert.trainers.ner import command as ner
 from snugbert.trainers.ner import data as ner_data
 from snugbert.trainers.squad.data import check_answers, read_questions
@@ -65,7 +65,7 @@ def make_works(args: argparse.Namespace) -> Iterator[Work]:
     )
     tokenizer = load_tokenizer(model_args)
     for task in args.tasks:
-        features, num_labels = features_of_task(task, examples_needed(args), tokenizer, args)
+        features, num_labels = make_task_features(task, examples_needed(args), tokenizer, args)
         yield Work(
             name=f"{task}, {args.dtype}, dropout {args.dropout:g}",
             batches=collate(features, task, tokenizer, args.batch_size),
@@ -86,13 +86,13 @@ def load(
     return {"head": head, "config": model.config, "weights": model.state_dict()}
 
 
-def features_of_task(
+def make_task_features(
     task: str, number: int, tokenizer: PreTrainedTokenizerBase, args: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], int]:
     """So many random training examples as the model is given them, and how many labels there are."""
     num_labels = 2
     if task == "conll2003":
-        split = ner_data.load_splits(ner_data.DataArguments(train_file=args.conll_file), ("train",))
+        split = ner_data.load_splits(ner_data.GlueDataArguments(train_file=args.conll_file), ("train",))
         labels = ner_data.choose_labels(split, [])
         windows, num_labels = ner.windows_of(split["train"], labels, tokenizer, MAX_LENGTH), len(labels)
         features = windows.features.to_list()
@@ -115,13 +115,13 @@ def glue_features(
     task: str, folder: str, split: str, tokenizer: PreTrainedTokenizerBase, number: int | None, seed: int | None
 ) -> list[dict[str, Any]]:
     """Labelled sentences or pairs of a GLUE task, the first `number` (None: all), shuffled unless `seed` is None."""
-    splits = load_splits(DataArguments(task_name=task, data_dir=folder), (split,))
-    labels = choose_labels(DataArguments(task_name=task).task, splits, [])
+    splits = load_splits(GlueDataArguments(task_name=task, data_dir=folder), (split,))
+    labels = choose_labels(GlueDataArguments(task_name=task).task, splits, [])
     examples = splits[split]
     if seed is not None:
         examples = examples._replace(data=examples.data.shuffle(seed=seed))
     datasets.disable_progress_bars()
-    return features_of(examples, labels, tokenizer, MAX_LENGTH, False, number).to_list()
+    return make_features(examples, labels, tokenizer, MAX_LENGTH, False, number).to_list()
 
 
 def collate(

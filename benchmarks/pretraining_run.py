@@ -32,8 +32,8 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.documents import TextArguments
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
-from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpus import open_corpus, plan_parts, prepare_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 
@@ -91,7 +91,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
         config_name=args.config_name, config_overrides=args.config_overrides, tokenizer_name=args.tokenizer_name
     )
     tokenizer = load_tokenizer(model_args)
-    pack = SnugBertDataCollatorForPreTraining(tokenizer, mlm_probability=args.mlm_probability)
+    pack = SnugBertDataCollatorForPretraining(tokenizer, mlm_probability=args.mlm_probability)
     training_examples = examples_of("train", args.train_file, side, tokenizer, args, args.seed)
     training_examples.num_examples = args.max_steps * args.per_device_train_batch_size
     validation_examples = examples_of("validation", args.validation_file, side, tokenizer, args, seed=0)
@@ -159,7 +159,7 @@ def examples_of(
 ) -> PretrainingDataset:
     """The sentence pairs of text; the text is prepared by whichever side runs first."""
     folder = args.output_dir / name
-    prepare_corpus(folder, parts_of(TextArguments(train_file=files)), tokenizer, show_progress=False)
+    prepare_corpus(folder, plan_parts(TextArguments(train_file=files)), tokenizer, show_progress=False)
     return PretrainingDataset(
         open_corpus(folder, tokenizer),
         tokenizer.cls_token_id,

@@ -21,8 +21,8 @@ from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.documents import TextArguments
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
-from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpus import open_corpus, plan_parts, prepare_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 
@@ -65,11 +65,11 @@ def make_work(args: argparse.Namespace) -> Iterator[Work]:
 
 def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
     """Masked batches, padded to their longest pair."""
-    collate = SnugBertDataCollatorForPreTraining(tokenizer)
+    collate = SnugBertDataCollatorForPretraining(tokenizer)
     needed = examples_needed(args)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare_corpus(folder, parts_of(TextArguments(train_file=args.train_file)), tokenizer, show_progress=False)
+        prepare_corpus(folder, plan_parts(TextArguments(train_file=args.train_file)), tokenizer, show_progress=False)
         dataset = PretrainingDataset(
             open_corpus(folder, tokenizer),
             tokenizer.cls_token_id,

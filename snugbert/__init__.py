@@ -38,11 +38,11 @@ for _auto_class, _model_class in AUTO_CLASSES.items():
     _model_class.register_for_auto_class(_auto_class)
 
 
-_OF_TRAINING = {
+LAZY_NAMES = {
     "PretrainingArguments": "trainers.pretraining.trainer",
     "PretrainingTrainer": "trainers.pretraining.trainer",
     "QuestionAnswerer": "question_answering.answerer",
-    "SnugBertDataCollatorForPreTraining": "trainers.pretraining.collator",
+    "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",
     "SnugBertDataCollatorWithPacking": "packed_batches",
     "TokenBudgetDataset": "packed_batches",
 }
@@ -50,9 +50,9 @@ _OF_TRAINING = {
 
 def __getattr__(name: str) -> Any:
     # Imported on demand: training packages take seconds to import and may not be installed.
-    if name in _OF_TRAINING:
+    if name in LAZY_NAMES:
         try:
-            return getattr(import_module(f"snugbert.{_OF_TRAINING[name]}"), name)
+            return getattr(import_module(f"snugbert.{LAZY_NAMES[name]}"), name)
         except ModuleNotFoundError as error:
             message = f"snugbert.{name} needs the package {error.name}. Run: pip install 'snugbert[train]'"
             raise ImportError(message) from error
@@ -64,7 +64,7 @@ __all__ = [
     "PretrainingTrainer",
     "QuestionAnswerer",
     "SnugBertConfig",
-    "SnugBertDataCollatorForPreTraining",
+    "SnugBertDataCollatorForPretraining",
     "SnugBertDataCollatorWithPacking",
     "SnugBertForMaskedLM",
     "SnugBertForMultipleChoice",

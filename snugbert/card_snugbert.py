@@ -205,7 +205,7 @@ def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
     return ModelCard("\n\n".join([f"---\n{header.to_yaml()}\n---", OWN_CARD, *sections]) + "\n")
 
 
-def base_model_of(name: str | None) -> tuple[str | None, str]:
+def find_base_model(name: str | None) -> tuple[str | None, str]:
     """What a card says of the checkpoint that a model began from: its id on the Hub, if it has one, and its name.
 
     A folder is on somebody's machine: of its path a card has the last part.
@@ -240,14 +240,14 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     """
     file = folder / "README.md"
     present: Any = ModelCard.load(file)
-    head = _head_of(model)
+    head = _find_head(model)
     weights = sorted(folder.glob("model*.safetensors"))  # none where only an adapter is pushed
     if head is None or not weights or not any(mark in present.text for mark in (OWN_CARD, TEMPLATE)):
         return
     source = model.config.name_or_path or ""
     if source and Path(source).resolve() == folder.resolve():  # overwritten by now
         source = ""
-    card: Any = _card_of(source, token)
+    card: Any = _find_card(source, token)
     unchanged = all(_is_copy(weight, source) for weight in weights)
     if card is not None and unchanged and OWN_CARD in card.text:
         _rename(card, repo_id, head)
@@ -258,7 +258,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     card.save(file)
 
 
-def _head_of(model: PreTrainedModel) -> Head | None:
+def _find_head(model: PreTrainedModel) -> Head | None:
     """Of the class that was extended where it is somebody's own class; None if that has a head of its own."""
     for model_class in type(model).__mro__:
         if (head := HEADS.get(model_class.__name__.removeprefix("SnugBert"))) is not None:
@@ -267,7 +267,7 @@ def _head_of(model: PreTrainedModel) -> Head | None:
     return None
 
 
-def _file_of(source: str, name: str, **options: Any) -> str | None:
+def _find_file(source: str, name: str, **options: Any) -> str | None:
     """The path of a file in the folder or repository `source`; None if there is none or it cannot be had."""
     try:
         return cached_file(
@@ -282,8 +282,8 @@ def _file_of(source: str, name: str, **options: Any) -> str | None:
         return None
 
 
-def _card_of(source: str, token: Any) -> ModelCard | None:
-    file = _file_of(source, "README.md", token=token) if source else None
+def _find_card(source: str, token: Any) -> ModelCard | None:
+    file = _find_file(source, "README.md", token=token) if source else None
     try:
         return None if file is None else ModelCard.load(file)
     except (ValueError, yaml.YAMLError):  # somebody's header that is none
@@ -292,7 +292,7 @@ def _card_of(source: str, token: Any) -> ModelCard | None:
 
 def _is_copy(weights: Path, source: str) -> bool:
     # A download only for this would be too much: what has been loaded is in the cache.
-    file = _file_of(source, weights.name, local_files_only=True) if source else None
+    file = _find_file(source, weights.name, local_files_only=True) if source else None
     return file is not None and filecmp.cmp(weights, file, shallow=False)
 
 
@@ -301,7 +301,7 @@ def _copy_plots(text: str, source: str, folder: Path, token: Any) -> None:
     for plot in re.findall(r"!\[[^]]*]\(([\w.-]+)\)", text):
         if not PLOT.fullmatch(plot) or os.path.lexists(folder / plot):
             continue
-        path = _file_of(source, plot, token=token)
+        path = _find_file(source, plot, token=token)
         # A symlink in a local folder may point at any file. In the Hub's cache every file is a symlink.
         if path is not None and not (Path(source).is_dir() and Path(path).is_symlink()):
             shutil.copyfile(path, folder / plot)
@@ -324,7 +324,7 @@ def _new_card(
     model: PreTrainedModel, head: Head, name: str, source: str, base_card: Any, unchanged: bool
 ) -> ModelCard:
     base_model: Any
-    base_model, base_name = base_model_of(source) if source else (None, "")
+    base_model, base_name = find_base_model(source) if source else (None, "")
     base_name = escape(base_name)
     base = ModelCardData() if base_card is None else base_card.data
     if base_model is None or base_model == name:

@@ -206,7 +206,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def model_of(
+def build_model(
     model_class: type[PreTrainedModel],
     config: PreTrainedConfig,
     weights: dict[str, torch.Tensor],

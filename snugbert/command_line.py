@@ -50,7 +50,7 @@ def parse_arguments(dataclass_types: tuple[Any, ...], argv: list[str], prog: str
     parser.add_argument("--config", metavar="FILE.yaml", help="Take arguments from this YAML file, by the same names.")
     argv = [_renamed(argument) for argument in argv]
     argv, files = _without_config(argv, parser)
-    from_files = [argument for file in files for argument in _arguments_of_yaml(Path(file))]
+    from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file))]
     try:
         *instances, _, unknown = parser.parse_args_into_dataclasses(
             args=from_files + argv, look_for_args_file=False, return_remaining_strings=True
@@ -86,7 +86,7 @@ def _without_config(argv: list[str], parser: ArgumentParser) -> tuple[list[str],
     return rest, files
 
 
-def _arguments_of_yaml(file: Path) -> list[str]:
+def _read_yaml_arguments(file: Path) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: there is no file {file}.")
     try:
@@ -107,7 +107,7 @@ def _arguments_of_yaml(file: Path) -> list[str]:
         raise InputError(f"--config: {file} must hold `name: value` lines.")
     arguments = []
     for key, node in root.value:
-        name, value = key.value, _value_of_yaml(node, file)
+        name, value = key.value, _read_yaml_value(node, file)
         if name == "config":
             raise InputError(f"--config: {file} names another file with `config`; put its arguments here.")
         if value in ("", "~", "null"):
@@ -124,7 +124,7 @@ def _arguments_of_yaml(file: Path) -> list[str]:
     return arguments
 
 
-def _value_of_yaml(node: yaml.Node, file: Path) -> str | list[str]:
+def _read_yaml_value(node: yaml.Node, file: Path) -> str | list[str]:
     """Scalars as written, so that `no` stays a word and does not become False. Dictionaries as JSON."""
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]

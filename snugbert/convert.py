@@ -20,7 +20,7 @@ import torch
 from transformers import BertConfig, BertTokenizer, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints import CLASSES, POOLER, POSITIONS, Checkpoint, find, is_uncased, model_of, read_checkpoint
+from snugbert.checkpoints import CLASSES, POOLER, POSITIONS, Checkpoint, build_model, find, is_uncased, read_checkpoint
 from snugbert.command_line import ArgumentParser
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
@@ -196,7 +196,7 @@ def convert(
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent) as folder:
         written = Path(folder)
-        model = model_of(model_class, config, weights, dtype, checkpoint.options)
+        model = build_model(model_class, config, weights, dtype, checkpoint.options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
         tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case)
         done = Conversion(
@@ -288,7 +288,7 @@ def _difference(
         of_source["position_ids"] = inputs["position_ids"].flatten(0, -2)
         options = {}
     if checkpoint.kind == "tensorflow":
-        source = model_of(source_class, source_config, checkpoint.weights, dtype, options)
+        source = build_model(source_class, source_config, checkpoint.weights, dtype, options)
     else:
         source = source_class.from_pretrained(checkpoint.folder, config=source_config, dtype=dtype, **options)
     with torch.no_grad():

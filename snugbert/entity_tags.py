@@ -16,7 +16,7 @@ SCHEMES = {
 }
 
 
-def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+def decode_tags(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """The entities that tags of any scheme stand for, read as `conlleval` reads them: type, first and last word.
 
     A tag that its scheme does not allow where it stands is read for what it seems to mean: an I- that continues
@@ -26,8 +26,8 @@ def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     return get_entities([standard.get(tag[:2], tag[:2]) + tag[2:] for tag in tags])
 
 
-def tags_of(entities: Iterable[tuple[str, int, int]], number: int, scheme: str) -> list[str]:
-    """The tags of `number` words in a scheme, of which [`entities_of`] makes the same entities.
+def encode_tags(entities: Iterable[tuple[str, int, int]], number: int, scheme: str) -> list[str]:
+    """The tags of `number` words in a scheme, of which [`decode_tags`] makes the same entities.
 
     Args:
         entities: type, first and last word, from left to right.

@@ -328,7 +328,7 @@ def grouped_attention(
 # --- cross entropy ----------------------------------------------------------------------------------------------
 
 
-def wide(logits: torch.Tensor) -> torch.Tensor:
+def upcast(logits: torch.Tensor) -> torch.Tensor:
     """`logits` in float32 at the least: a loss in 16 bits is too coarse."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -337,7 +337,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         rows = max(1, PIECE // logits.shape[1])
-        normalizers = torch.cat([wide(piece).logsumexp(1) for piece in logits.split(rows)])
+        normalizers = torch.cat([upcast(piece).logsumexp(1) for piece in logits.split(rows)])
         ctx.save_for_backward(logits, targets, normalizers)
         ctx.rows = rows
         return (normalizers - logits.gather(1, targets[:, None]).squeeze(1)).sum()
@@ -349,7 +349,7 @@ class _CrossEntropy(torch.autograd.Function):
         of_logits = torch.empty_like(logits)
         pieces = (tensor.split(ctx.rows) for tensor in (logits, targets, normalizers, of_logits))
         for piece, target, normalizer, of_piece in zip(*pieces, strict=True):
-            softmax = (wide(piece) - normalizer[:, None]).exp_()
+            softmax = (upcast(piece) - normalizer[:, None]).exp_()
             softmax[torch.arange(len(target), device=target.device), target] -= 1
             of_piece.copy_(softmax.mul_(gradients[0]))
         return of_logits, None
@@ -366,5 +366,5 @@ def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
         A number, 0 with a gradient where M is 0.
     """
     if is_tracing() or logits.device.type != "cpu" or len(targets) == 0:
-        return F.cross_entropy(wide(logits), targets, reduction="sum")
+        return F.cross_entropy(upcast(logits), targets, reduction="sum")
     return _CrossEntropy.apply(logits, targets)

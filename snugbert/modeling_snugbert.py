@@ -41,7 +41,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .card_snugbert import write_model_card
 from .configuration_snugbert import SnugBertConfig
-from .kernels_snugbert import Groups, SnugBertDropout, cross_entropy_sum, grouped_attention, wide
+from .kernels_snugbert import Groups, SnugBertDropout, cross_entropy_sum, grouped_attention, upcast
 from .packing_snugbert import (
     SnugBertBatch,
     attention_arguments,
@@ -422,7 +422,7 @@ def _classification_loss(
         check_shape(name, labels, tuple(logits.shape[:-1]))
     check_range(name, labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
     labels = labels.flatten().long()
-    loss_sum = F.cross_entropy(wide(logits.flatten(0, -2)), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    loss_sum = F.cross_entropy(upcast(logits.flatten(0, -2)), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
@@ -886,7 +886,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 f"{self.num_labels} needs {list(logits.shape)}."
             )
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        loss_sum = loss(wide(logits), labels.view(logits.shape).to(wide(logits).dtype), reduction="sum")
+        loss_sum = loss(upcast(logits), labels.view(logits.shape).to(upcast(logits).dtype), reduction="sum")
         return _mean(loss_sum, labels.numel(), num_items_in_batch)
 
 

@@ -14,8 +14,8 @@ import torch
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 
-OF_TOKENS = ("input_ids", "token_type_ids", "attention_mask")
-OF_SEQUENCES = ("labels", "next_sentence_label", "start_positions", "end_positions")
+TOKEN_COLUMNS = ("input_ids", "token_type_ids", "attention_mask")
+SEQUENCE_COLUMNS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' default collator
 
 
@@ -80,10 +80,10 @@ class SnugBertDataCollatorWithPacking:
             if len(numbers) > 1:
                 raise ValueError(f"The features of a batch have different numbers of choices: {sorted(numbers)}.")
             extra["num_choices"] = numbers.pop()
-            for name in columns.keys() & OF_TOKENS:
+            for name in columns.keys() & TOKEN_COLUMNS:
                 columns[name] = list(chain.from_iterable(columns[name]))
         arrays = {name: _arrays(name, values) for name, values in columns.items()}
-        of_tokens = {name: arrays.pop(name) for name in OF_TOKENS if name in arrays}
+        of_tokens = {name: arrays.pop(name) for name in TOKEN_COLUMNS if name in arrays}
         if not extra and any(label.ndim and label.dtype.kind != "f" for label in arrays.get("labels", [])):
             of_tokens["labels"] = arrays.pop("labels")
         _check_lengths(of_tokens)
@@ -104,7 +104,7 @@ def _columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
     for number, feature in enumerate(features):
         if feature.keys() != features[0].keys():
             raise ValueError(f"Feature {number} has {', '.join(feature)}, but feature 0 {', '.join(features[0])}.")
-    unknown = [name for name in features[0] if RENAMED.get(name, name) not in OF_TOKENS + OF_SEQUENCES]
+    unknown = [name for name in features[0] if RENAMED.get(name, name) not in TOKEN_COLUMNS + SEQUENCE_COLUMNS]
     if unknown:
         raise ValueError(f"No SnugBERT model takes {unknown}; remove them: `dataset.remove_columns({unknown})`.")
     return {RENAMED.get(name, name): [feature[name] for feature in features] for name in features[0]}
@@ -176,7 +176,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
 
     def __init__(self, dataset: Any, max_tokens: int, seed: int = 42):
         self.dataset = dataset
-        lengths = lengths_of(dataset)
+        lengths = count_tokens(dataset)
         if lengths.max(initial=0) > max_tokens:
             row = lengths.argmax()
             raise ValueError(
@@ -201,7 +201,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
         return [self.dataset[row] for row in rows]
 
 
-def lengths_of(dataset: Any) -> np.ndarray:
+def count_tokens(dataset: Any) -> np.ndarray:
     """The tokens of each example, of all its choices together. *Shape:* (examples,)."""
     features = (dataset[row] for row in range(len(dataset)))
     if isinstance(dataset, datasets.Dataset) and "input_ids" in dataset.column_names:

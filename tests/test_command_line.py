@@ -15,8 +15,8 @@ from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
 from snugbert.models import TokenizerArguments
-from snugbert.trainers.glue.data import Split, choose_labels, encode_labels
-from snugbert.trainers.rows import LONGEST_LINE, lines_of, read_rows
+from snugbert.trainers.glue.data import GlueSplit, choose_labels, encode_labels
+from snugbert.trainers.rows import LONGEST_LINE, read_rows, read_text_lines
 from snugbert.trainers.squad.data import check_answers, read_questions
 
 
@@ -94,9 +94,9 @@ def test_hostile_json_is_one_sentence(text, tmp_path):
 
 def test_numbers_of_any_length_are_labels_answers_or_one_sentence(tmp_path):
     """JSON takes up to 4,300 digits, and tables any number of them."""
-    integers, number = Split("train.csv", Dataset.from_dict({"label": ["1", "9" * 5000, "20"]})), "9" * 4000
+    integers, number = GlueSplit("train.csv", Dataset.from_dict({"label": ["1", "9" * 5000, "20"]})), "9" * 4000
     assert choose_labels(None, {"train": integers}, known=[]) == ["1", "20", "9" * 5000]
-    floats = Split("train.csv", Dataset.from_dict({"label": ["1.5", "9" * 5000], "row": [2, 3]}))
+    floats = GlueSplit("train.csv", Dataset.from_dict({"label": ["1.5", "9" * 5000], "row": [2, 3]}))
     with pytest.raises(InputError, match=r"train\.csv, row 3: '9{50}' is not a finite number"):
         encode_labels(floats, None)
     row = f'{{"id": 1, "context": "a b", "question": "q", "answers": {{"text": ["a"], "answer_start": [{number}]}}}}'
@@ -114,11 +114,11 @@ def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
         file.write_bytes(gzip.compress(b"fine\n") + content * 600)
     assert files[0].stat().st_size < 10**6
     script = (
-        "import resource, sys\nfrom pathlib import Path\nfrom snugbert.trainers.rows import lines_of\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom snugbert.trainers.rows import read_text_lines\n"
         "def peak():\n    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "before = peak()\n"
         "for file in sys.argv[1:]:\n"
-        "    try:\n        list(lines_of(Path(file)))\n    except ValueError as error:\n        print(error)\n"
+        "    try:\n        list(read_text_lines(Path(file)))\n    except ValueError as error:\n        print(error)\n"
         "print(peak() - before)"
     )
     process = subprocess.run([sys.executable, "-c", script, *files], capture_output=True, text=True, check=True)
@@ -132,7 +132,7 @@ def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
 def test_a_line_may_be_as_long_as_the_limit(tmp_path):
     line = "a" * (LONGEST_LINE - 1) + "\n"
     (tmp_path / "long.txt").write_text(f"{line}b")
-    assert [len(line) for line in lines_of(tmp_path / "long.txt")] == [LONGEST_LINE, 1]
+    assert [len(line) for line in read_text_lines(tmp_path / "long.txt")] == [LONGEST_LINE, 1]
 
 
 @pytest.mark.parametrize(("end", "status"), [(">&-", 0), ("> /dev/full", 2)])

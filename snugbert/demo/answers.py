@@ -12,7 +12,7 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints import CLASSES
-from snugbert.entity_tags import TAG, entities_of
+from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
@@ -26,14 +26,14 @@ MOST_ANSWERS = 3  # to a question
 NO_ANSWER = "(no answer)"
 
 
-class Checkpoint(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     """A model in evaluation mode, and its tokenizer."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
 
-def load_checkpoint(name: str) -> Checkpoint:
+def load_checkpoint(name: str) -> LoadedCheckpoint:
     """The checkpoint of a folder or Hub name with the head that its configuration names, as SnugBERT, in float32.
 
     It is on the accelerator if there is one, and keeps attention weights.
@@ -58,10 +58,10 @@ def load_checkpoint(name: str) -> Checkpoint:
     bare = {"add_pooling_layer": False} if head == "Model" else {}
     model = load_model(classes[head], args, config, trained=True, **bare)
     device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    return Checkpoint(model.to(device).eval(), tokenizer)  # type: ignore[arg-type]
+    return LoadedCheckpoint(model.to(device).eval(), tokenizer)  # type: ignore[arg-type]
 
 
-def encode(checkpoint: Checkpoint, text: str, second: str = "") -> BatchEncoding:
+def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> BatchEncoding:
     """One text, or a pair of them, as the model reads it; [1, T] each.
 
     Raises:
@@ -86,13 +86,13 @@ def encode(checkpoint: Checkpoint, text: str, second: str = "") -> BatchEncoding
     return encoding.to(model.device)
 
 
-def longest(checkpoint: Checkpoint) -> int:
+def longest(checkpoint: LoadedCheckpoint) -> int:
     """How many tokens the model reads at once."""
     return min(checkpoint.model.config.max_position_embeddings, checkpoint.tokenizer.model_max_length)
 
 
 @torch.inference_mode()
-def fill_masks(checkpoint: Checkpoint, text: str) -> list[dict[str, float]]:
+def fill_masks(checkpoint: LoadedCheckpoint, text: str) -> list[dict[str, float]]:
     """The likeliest words for each mask of a text, with their probabilities.
 
     Raises:
@@ -114,7 +114,7 @@ def fill_masks(checkpoint: Checkpoint, text: str) -> list[dict[str, float]]:
 
 
 @torch.inference_mode()
-def next_sentence(checkpoint: Checkpoint, first: str, second: str) -> dict[str, float]:
+def next_sentence(checkpoint: LoadedCheckpoint, first: str, second: str) -> dict[str, float]:
     """How likely the second text follows the first one, and how likely it was drawn at random.
 
     Raises:
@@ -130,7 +130,7 @@ def next_sentence(checkpoint: Checkpoint, first: str, second: str) -> dict[str, 
 
 
 @torch.inference_mode()
-def classify(checkpoint: Checkpoint, text: str, second: str) -> dict[str, float] | str:
+def classify(checkpoint: LoadedCheckpoint, text: str, second: str) -> dict[str, float] | str:
     """The labels of a text or a pair, with their probabilities; numbers as text, if that is what the model predicts.
 
     Args:
@@ -148,17 +148,17 @@ def classify(checkpoint: Checkpoint, text: str, second: str) -> dict[str, float]
         return ", ".join(f"{number:.4g}" for number in logits.tolist())
     several = config.problem_type == "multi_label_classification"
     probabilities = logits.sigmoid() if several else logits.softmax(dim=-1)
-    return dict(zip(labels_of(checkpoint), probabilities.tolist(), strict=True))
+    return dict(zip(list_labels(checkpoint), probabilities.tolist(), strict=True))
 
 
-def labels_of(checkpoint: Checkpoint) -> list[str]:
+def list_labels(checkpoint: LoadedCheckpoint) -> list[str]:
     """The labels that a model tells apart, in the order of its outputs."""
     id2label: dict[int, str] = checkpoint.model.config.id2label  # type: ignore[assignment]
     return [id2label[index] for index in range(len(id2label))]
 
 
 @torch.inference_mode()
-def tag(checkpoint: Checkpoint, text: str) -> Marked:
+def tag(checkpoint: LoadedCheckpoint, text: str) -> Marked:
     """A text with its entities. As in training, a word is what its first piece is.
 
     Args:
@@ -170,7 +170,7 @@ def tag(checkpoint: Checkpoint, text: str) -> Marked:
         InputError: see [`encode`].
     """
     encoding = encode(checkpoint, text)
-    labels = labels_of(checkpoint)
+    labels = list_labels(checkpoint)
     predicted = checkpoint.model(**encoding).logits[0].argmax(dim=-1).tolist()
     words: dict[int, str] = {}
     for number, word in zip(predicted, encoding.word_ids(), strict=True):
@@ -178,7 +178,7 @@ def tag(checkpoint: Checkpoint, text: str) -> Marked:
             words.setdefault(word, labels[number])
     tags = list(words.values())
     if all(TAG.fullmatch(label) for label in labels):
-        entities = entities_of(tags)
+        entities = decode_tags(tags)
     else:
         entities = [(label, word, word) for word, label in enumerate(tags) if label != "O"]
     numbers = list(words)
@@ -217,7 +217,7 @@ def answer(
 
 
 @torch.inference_mode()
-def choose(checkpoint: Checkpoint, text: str, choices: str) -> dict[str, float]:
+def choose(checkpoint: LoadedCheckpoint, text: str, choices: str) -> dict[str, float]:
     """Which of the choices, one a line, goes on from a text, with probabilities.
 
     Raises:
@@ -236,7 +236,7 @@ def choose(checkpoint: Checkpoint, text: str, choices: str) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def similarity(checkpoint: Checkpoint, first: str, second: str) -> float:
+def similarity(checkpoint: LoadedCheckpoint, first: str, second: str) -> float:
     """Cosine of the angle between two texts, each the mean of its tokens' last hidden states; -1 to 1.
 
     Raises:
@@ -249,7 +249,7 @@ def similarity(checkpoint: Checkpoint, first: str, second: str) -> float:
 
 
 @torch.inference_mode()
-def attention(checkpoint: Checkpoint, text: str, second: str = "") -> tuple[list[str], torch.Tensor]:
+def attention(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> tuple[list[str], torch.Tensor]:
     """Tokens of a text or a pair, and how much each of them reads of each.
 
     Returns:
@@ -264,7 +264,7 @@ def attention(checkpoint: Checkpoint, text: str, second: str = "") -> tuple[list
     return [str(tokenizer.decode(token)) for token in inputs["input_ids"][0].tolist()], torch.cat(weights).cpu()
 
 
-def headline(checkpoint: Checkpoint) -> str:
+def headline(checkpoint: LoadedCheckpoint) -> str:
     """Head and size in one line."""
     config, parameters = checkpoint.model.config, checkpoint.model.num_parameters()
     count = f"{parameters / 1e6:.3g} million" if parameters >= 1e6 else f"{parameters:,}"

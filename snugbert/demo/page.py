@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snugbert.card_snugbert import escape
 from snugbert.demo import answers
-from snugbert.demo.answers import Checkpoint
+from snugbert.demo.answers import LoadedCheckpoint
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import (
     SnugBertForMaskedLM,
@@ -66,7 +66,7 @@ MOST_CHARACTERS = 100_000
 MOST_BYTES = 2**20  # the largest request: enough for the longest text in any script
 
 
-def build_page(name: str, checkpoint: Checkpoint) -> gr.Blocks:
+def build_page(name: str, checkpoint: LoadedCheckpoint) -> gr.Blocks:
     """The page of a checkpoint, for [`serve`].
 
     Args:
@@ -152,7 +152,7 @@ def is_foreign(method: str, headers: Headers) -> bool:
 # --- tabs -------------------------------------------------------------------------------------------------------
 
 
-def fill_mask_tab(checkpoint: Checkpoint) -> None:
+def fill_mask_tab(checkpoint: LoadedCheckpoint) -> None:
     """A text with masks -> a list of words for each."""
     mask = checkpoint.tokenizer.mask_token
     text = gr.Textbox(label=f"Text with {mask}", lines=2, max_lines=10)
@@ -173,7 +173,7 @@ def fill_mask_tab(checkpoint: Checkpoint) -> None:
     run(answers.fill_masks, checkpoint, button, [text], [guesses], [[sentence] for sentence in sentences])
 
 
-def next_sentence_tab(checkpoint: Checkpoint) -> None:
+def next_sentence_tab(checkpoint: LoadedCheckpoint) -> None:
     """Two sentences -> does the second follow?"""
     with gr.Row():
         with gr.Column():
@@ -193,7 +193,7 @@ def next_sentence_tab(checkpoint: Checkpoint) -> None:
     )
 
 
-def classify_tab(checkpoint: Checkpoint) -> None:
+def classify_tab(checkpoint: LoadedCheckpoint) -> None:
     """A text or a pair -> its label, labels, or a number."""
     several = checkpoint.model.config.problem_type == "multi_label_classification"
     with gr.Row():
@@ -216,9 +216,9 @@ def classify_tab(checkpoint: Checkpoint) -> None:
     )
 
 
-def tag_tab(checkpoint: Checkpoint) -> None:
+def tag_tab(checkpoint: LoadedCheckpoint) -> None:
     """A text -> the same text with its entities in colour."""
-    kinds = sorted({label.split("-", 1)[-1] for label in answers.labels_of(checkpoint)} - {"O"})
+    kinds = sorted({label.split("-", 1)[-1] for label in answers.list_labels(checkpoint)} - {"O"})
     colors = {kind: MARKS[number % len(MARKS)] for number, kind in enumerate(kinds)}
     text = gr.Textbox(label="Text", lines=3, max_lines=12)
     button = gr.Button("Tag", variant="primary")
@@ -237,7 +237,7 @@ def tag_tab(checkpoint: Checkpoint) -> None:
     )
 
 
-def question_tab(checkpoint: Checkpoint) -> None:
+def question_tab(checkpoint: LoadedCheckpoint) -> None:
     """A question and a text -> the text with the answer marked, and the likeliest answers."""
     try:
         answerer = QuestionAnswerer(*checkpoint)
@@ -278,7 +278,7 @@ def question_tab(checkpoint: Checkpoint) -> None:
     )
 
 
-def choose_tab(checkpoint: Checkpoint) -> None:
+def choose_tab(checkpoint: LoadedCheckpoint) -> None:
     """A text and choices -> how likely each goes on from it."""
     with gr.Row():
         with gr.Column():
@@ -296,7 +296,7 @@ def choose_tab(checkpoint: Checkpoint) -> None:
     )
 
 
-def similarity_tab(checkpoint: Checkpoint) -> None:
+def similarity_tab(checkpoint: LoadedCheckpoint) -> None:
     """Two texts -> how similar they are."""
     with gr.Row():
         with gr.Column():
@@ -316,7 +316,7 @@ def similarity_tab(checkpoint: Checkpoint) -> None:
     )
 
 
-def attention_tab(checkpoint: Checkpoint) -> None:
+def attention_tab(checkpoint: LoadedCheckpoint) -> None:
     """A text or a pair, a layer and a head -> who reads whom, and all heads at a glance."""
     config = checkpoint.model.config
     with gr.Row():
@@ -401,7 +401,7 @@ def check_length(inputs: Sequence[Any]) -> None:
         raise InputError(f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten it.")
 
 
-TABS: dict[type, dict[str, Callable[[Checkpoint], None]]] = {
+TABS: dict[type, dict[str, Callable[[LoadedCheckpoint], None]]] = {
     SnugBertModel: {"Similarity": similarity_tab},
     SnugBertForPreTraining: {"Fill the mask": fill_mask_tab, "Next sentence": next_sentence_tab},
     SnugBertForMaskedLM: {"Fill the mask": fill_mask_tab},
@@ -416,18 +416,18 @@ TABS: dict[type, dict[str, Callable[[Checkpoint], None]]] = {
 # --- pictures of attention --------------------------------------------------------------------------------------
 
 
-def look_at_all(checkpoint: Checkpoint, text: str, second: str, layer: int, head: int) -> tuple[str, "Figure"]:
+def look_at_all(checkpoint: LoadedCheckpoint, text: str, second: str, layer: int, head: int) -> tuple[str, "Figure"]:
     """The heat map of a head, counted from 1, and the overview of all of them."""
     tokens, weights = readable_attention(checkpoint, text, second)
-    return heat_map_of(tokens, weights, layer, head), overview_of(weights)
+    return draw_heat_map(tokens, weights, layer, head), draw_overview(weights)
 
 
-def look_at_one(checkpoint: Checkpoint, text: str, second: str, layer: int, head: int) -> str:
+def look_at_one(checkpoint: LoadedCheckpoint, text: str, second: str, layer: int, head: int) -> str:
     """The heat map of a head, counted from 1."""
-    return heat_map_of(*readable_attention(checkpoint, text, second), layer, head)
+    return draw_heat_map(*readable_attention(checkpoint, text, second), layer, head)
 
 
-def readable_attention(checkpoint: Checkpoint, text: str, second: str) -> tuple[list[str], torch.Tensor]:
+def readable_attention(checkpoint: LoadedCheckpoint, text: str, second: str) -> tuple[list[str], torch.Tensor]:
     """Tokens and weights, as [`answers.attention`] has them.
 
     Raises:
@@ -439,7 +439,7 @@ def readable_attention(checkpoint: Checkpoint, text: str, second: str) -> tuple[
     return tokens, weights
 
 
-def heat_map_of(tokens: Sequence[str], weights: torch.Tensor, layer: int, head: int) -> str:
+def draw_heat_map(tokens: Sequence[str], weights: torch.Tensor, layer: int, head: int) -> str:
     """A head as a table in HTML, in which the browser has letters for the tokens of any language.
 
     Args:
@@ -469,7 +469,7 @@ def heat_map_of(tokens: Sequence[str], weights: torch.Tensor, layer: int, head: 
     )
 
 
-def overview_of(weights: torch.Tensor) -> "Figure":
+def draw_overview(weights: torch.Tensor) -> "Figure":
     """All heads in small, each from 0 to its largest weight: a row for each layer, a column for each head.
 
     Args:

@@ -28,7 +28,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering.answers import best_answers
-from snugbert.question_answering.windows import Question, Windows, windows_of
+from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 
 
 class QuestionAnswerer:
@@ -163,13 +163,13 @@ class QuestionAnswerer:
                     f"{question!r}"
                 )
 
-    def _windows(self, questions: list[str], contexts: list[str]) -> Windows:
-        return windows_of(
+    def _windows(self, questions: list[str], contexts: list[str]) -> ContextWindows:
+        return make_windows(
             _as_squad(questions, contexts), self.tokenizer, self.max_seq_length, self.doc_stride, self.max_query_length
         )
 
     @torch.inference_mode()
-    def _logits(self, windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    def _logits(self, windows: ContextWindows) -> tuple[np.ndarray, np.ndarray]:
         """Scores of the tokens as starts and as ends, zeros behind a window; [N, L] each."""
         packs = isinstance(self.model.config, SnugBertConfig)
         # Padding on the left would move the positions of the tokens.
@@ -204,7 +204,7 @@ def _as_squad(questions: list[str], contexts: list[str]) -> list[Question]:
     return [Question(id=repr(question), question=question, context=context) for question, context in pairs]
 
 
-def _log_totals(windows: Windows, logits: np.ndarray) -> np.ndarray:
+def _log_totals(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
     """Logarithm of what a question's softmax divides by: that of [CLS] and the context's tokens in all its windows.
 
     Args:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from snugbert.question_answering.windows import Question, Windows
+from snugbert.question_answering.windows import ContextWindows, Question
 
 # The odds of a context without a token: "no answer" whatever the threshold. JSON has no infinity.
 SURELY_NULL = float(np.finfo(np.float32).max)
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 def best_answers(
     questions: Sequence[Question],
-    windows: Windows,
+    windows: ContextWindows,
     start_logits: np.ndarray,
     end_logits: np.ndarray,
     n_best_size: int = 20,
@@ -132,7 +132,7 @@ def best_answers(
 
 def _best_spans(
     questions: Sequence[Question],
-    windows: Windows,
+    windows: ContextWindows,
     rows: np.ndarray,
     start_logits: np.ndarray,
     end_logits: np.ndarray,
@@ -211,7 +211,7 @@ def _distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _null_answers(
-    questions: Sequence[Question], windows: Windows, start_logits: np.ndarray, end_logits: np.ndarray
+    questions: Sequence[Question], windows: ContextWindows, start_logits: np.ndarray, end_logits: np.ndarray
 ) -> dict[int, Candidate]:
     """By number of the question, "no answer" with the scores of [CLS] in the window that is least in favour of it."""
     answers: dict[int, Candidate] = {}

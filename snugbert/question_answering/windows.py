@@ -30,7 +30,7 @@ class Question(NamedTuple):
     is_impossible: bool = False  # whether it is said to have no answer
 
 
-class Windows(NamedTuple):
+class ContextWindows(NamedTuple):
     """What the model reads of N windows, and where their tokens stand in the contexts."""
 
     features: Dataset  # N rows: what the tokenizer's model reads; for training start_positions and end_positions, too
@@ -49,14 +49,14 @@ class _Text(NamedTuple):
     ends: np.ndarray
 
 
-def windows_of(
+def make_windows(
     questions: Sequence[Question],
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int = 384,
     doc_stride: int = 128,
     max_query_length: int = 64,
     training: bool = False,
-) -> Windows:
+) -> ContextWindows:
     """Cuts the contexts of questions into windows: [CLS] question [SEP] part of the context [SEP].
 
     Args:
@@ -87,7 +87,7 @@ def windows_of(
     for number, (question, query) in enumerate(zip(questions, queries, strict=True)):
         text = texts[question.context]
         before = np.concatenate([cls, query.ids[:max_query_length], sep])
-        spans = spans_of(len(text.ids), max_seq_length - len(before) - 1, doc_stride)
+        spans = find_best_spans(len(text.ids), max_seq_length - len(before) - 1, doc_stride)
         first, last = answer_tokens(question, text)
         for begin, end in spans:
             parts.append((before, np.concatenate([text.ids[begin:end], sep])))
@@ -100,7 +100,7 @@ def windows_of(
     columns = _columns(parts, tokenizer.model_input_names)
     if training:
         columns["start_positions"], columns["end_positions"] = map(pa.array, np.array(positions, np.int32).T)
-    return Windows(
+    return ContextWindows(
         features=Dataset.from_dict(columns),
         question=np.array(numbers, np.int32),
         first=np.array([len(before) for before, _ in parts], np.int32),
@@ -157,7 +157,7 @@ def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_Tex
     return tokens
 
 
-def spans_of(tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
+def find_best_spans(tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
     """First token and the one behind the last of each window on a text of so many `tokens`.
 
     Args:
@@ -176,7 +176,7 @@ def best_windows(spans: list[tuple[int, int]]) -> list[np.ndarray]:
     the left and to the right, and 0.01 times the window's tokens; of equals the first.
 
     Args:
-        spans: from [`spans_of`].
+        spans: from [`find_best_spans`].
 
     Returns:
         Booleans for each window. *Shape:* (tokens of the window,)

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import sentencex
 
 from snugbert.errors import InputError
-from snugbert.trainers.rows import json_rows, lines_of
+from snugbert.trainers.rows import json_rows, read_text_lines
 
 LINE_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
 TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -68,7 +68,7 @@ def read_lines(files: Iterable[Path], text_column: str = "text") -> Iterator[str
     """The lines of [`read_documents`] without the boundaries: no more than a line of a text file is in memory."""
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
-            yield from (stripped for line in lines_of(file) if (stripped := line.strip()))
+            yield from (stripped for line in read_text_lines(file) if (stripped := line.strip()))
         else:
             yield from chain.from_iterable(read_documents([file], text_column))
 
@@ -89,12 +89,12 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
     """
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
-            yield from _documents_of_lines(lines_of(file))
+            yield from _group_lines(read_text_lines(file))
         elif file.name.endswith(".parquet"):
             rows = enumerate(_parquet_rows(file, text_column), start=1)
-            yield from _documents_of_rows(rows, text_column, str(file))
+            yield from _group_rows(rows, text_column, str(file))
         else:
-            yield from _documents_of_rows(json_rows(file), text_column, str(file))
+            yield from _group_rows(json_rows(file), text_column, str(file))
 
 
 def read_dataset_documents(text: TextArguments) -> Iterator[list[str]]:
@@ -104,7 +104,7 @@ def read_dataset_documents(text: TextArguments) -> Iterator[list[str]]:
         InputError: the dataset, the configuration or the split does not exist, or has no such column.
     """
     rows = _dataset_builder(text).as_streaming_dataset(text.dataset_split)
-    yield from _documents_of_rows(enumerate(rows, start=1), text.text_column_name, f"dataset {text.dataset_name}")
+    yield from _group_rows(enumerate(rows, start=1), text.text_column_name, f"dataset {text.dataset_name}")
 
 
 def dataset_version(text: TextArguments) -> str:
@@ -129,7 +129,7 @@ def _dataset_builder(text: TextArguments) -> Any:
     return builder
 
 
-def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
+def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
     document: list[str] = []
     for line in lines:
         if line := line.strip():
@@ -141,9 +141,7 @@ def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
         yield document
 
 
-def _documents_of_rows(
-    rows: Iterable[tuple[int, dict[str, Any]]], text_column: str, source: str
-) -> Iterator[list[str]]:
+def _group_rows(rows: Iterable[tuple[int, dict[str, Any]]], text_column: str, source: str) -> Iterator[list[str]]:
     for number, row in rows:
         if text_column not in row:
             raise InputError(f"{source}, row {number}: there is no column {text_column!r}, only {', '.join(row)}.")

@@ -18,7 +18,7 @@ WRITTEN_BY_A_RUN = re.compile(
 )
 
 
-def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
+def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
     """Makes sure that a run cannot overwrite another by accident, and says where to resume. Changes nothing.
 
     Args:
@@ -39,7 +39,7 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     checkpoint = None
     if resume.lower() == "true":
         checkpoint = newest_checkpoint(output_dir)
-        if checkpoint is None and files_of_a_run(output_dir):
+        if checkpoint is None and list_run_files(output_dir):
             raise InputError(f"--resume_from_checkpoint true: {output_dir} holds no whole checkpoint to resume from.")
     elif resume.lower() != "false":
         checkpoint = Path(resume)
@@ -48,7 +48,7 @@ def claim_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
     resumes_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
-    if files_of_a_run(output_dir) and not resumes_here and not overwrite:
+    if list_run_files(output_dir) and not resumes_here and not overwrite:
         raise InputError(
             f"--output_dir: {output_dir} already holds a run; choose another folder, go on with it "
             "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
@@ -64,29 +64,29 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
 
 def remove_run(output_dir: Path) -> None:
     """Removes the checkpoints and results of a run. Its model stays until a new one replaces it."""
-    for path in files_of_a_run(output_dir):
+    for path in list_run_files(output_dir):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != "config.json":
             path.unlink()
 
 
-def files_of_a_run(output_dir: Path) -> list[Path]:
+def list_run_files(output_dir: Path) -> list[Path]:
     """The checkpoints, results and configuration of the run in `output_dir`. Empty if there is no run."""
     if not output_dir.is_dir():
         return []
     return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
 
 
-def checkpoints_in(output_dir: Path) -> list[Path]:
+def list_checkpoints(output_dir: Path) -> list[Path]:
     """The folders `checkpoint-<step>` of a run, in the order of their steps."""
-    folders = [path for path in files_of_a_run(output_dir) if path.name.startswith("checkpoint-") and path.is_dir()]
+    folders = [path for path in list_run_files(output_dir) if path.name.startswith("checkpoint-") and path.is_dir()]
     return sorted(folders, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
     """The whole checkpoint of the highest step in `output_dir`; half-written ones are passed over with a warning."""
-    for folder in reversed(checkpoints_in(output_dir)):
+    for folder in reversed(list_checkpoints(output_dir)):
         if _is_whole(folder):
             return folder
         logging.getLogger(__name__).warning("%s is not a whole checkpoint and is passed over", folder)

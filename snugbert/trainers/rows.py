@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 
 
-def lines_of(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
+def read_text_lines(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """The lines of a UTF-8 file, plain, .gz or .zst, one after the other, each with its end.
 
     Args:
@@ -126,7 +126,7 @@ def _named(
 
 
 def _tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    for row, line in enumerate(lines_of(file), start=1):
+    for row, line in enumerate(read_text_lines(file), start=1):
         if line := line.rstrip("\r\n"):
             yield row, line.split("\t")
 
@@ -135,7 +135,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     row = 0
     try:
         # strict: a quote that is never closed would silently swallow the rest of the file.
-        for row, cells in enumerate(csv.reader(lines_of(file), strict=True), start=1):
+        for row, cells in enumerate(csv.reader(read_text_lines(file), strict=True), start=1):
             if cells:
                 yield row, cells
     except csv.Error as error:
@@ -155,7 +155,7 @@ def json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _json_values(file: Path) -> Iterator[tuple[int, Any]]:
-    numbered = enumerate(lines_of(file, LONGEST_LINE_OF_JSON), start=1)
+    numbered = enumerate(read_text_lines(file, LONGEST_LINE_OF_JSON), start=1)
     lines = ((row, line) for row, line in numbered if line.strip())
     for position, (row, line) in enumerate(lines):
         if position == 0 and line.lstrip().startswith("["):  # one list of all rows

@@ -17,7 +17,7 @@ from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import checkpoints_in
+from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.run_setup import move_hub_token
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class CardTrainer(Trainer):
             # Equal times, which some file systems give, leave the order to the steps.
             return folder.name in (last, best), folder.stat().st_mtime, int(folder.name.rpartition("-")[2])
 
-        ranked = sorted(checkpoints_in(output_dir), key=rank, reverse=True)
+        ranked = sorted(list_checkpoints(output_dir), key=rank, reverse=True)
         protected = sum(folder.name in (last, best) for folder in ranked)
         for folder in ranked[max(self._checkpoints_kept, protected) :]:
             shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,7 @@ from snugbert.errors import InputError
 SPLITS = ("train", "validation", "test")
 
 
-def load_data_set(name: str, config_name: str | None, **download: Any) -> DatasetDict:
+def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> DatasetDict:
     """The splits of a data set of the Hub, or of a folder that the datasets library reads.
 
     Args:
@@ -79,12 +79,12 @@ def hub_id(dataset_name: str | None) -> str | None:
     return None if dataset_name is None or Path(dataset_name).exists() else dataset_name
 
 
-def name_of_data_set(name: str) -> str:
+def describe_dataset(name: str) -> str:
     """The name of a dataset in results and cards: its Hub id, or the last part of a folder's path."""
     return Path(name).resolve().name if os.path.isabs(name) or Path(name).exists() else name
 
 
-def name_of_file(file: Path) -> str:
+def describe_file(file: Path) -> str:
     """What a file of examples is about: its name without ending, or its folder's if it is called train or the like."""
     stem = re.sub(r"(\.(json|jsonl|csv|tsv|txt|conll))?(\.(gz|zst))?$", "", file.name)
     usual = ("train", "training", "dev", "development", "valid", "validation", "test")

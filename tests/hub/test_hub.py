@@ -22,6 +22,8 @@ from packaging.version import Version
 
 import snugbert
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 PACKAGE = Path(snugbert.__file__).parent
 NOBODY_KNOWS = "is not a local folder and is not a valid model identifier"

@@ -7,7 +7,7 @@ from accelerate import cpu_offload, init_empty_weights, load_checkpoint_and_disp
 from parity import HEADS, ours_and_stock, packed, ragged_batch
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def bytes_in_memory(model: torch.nn.Module) -> int:

@@ -16,6 +16,7 @@ from transformers.utils.logging import warning_once
 import snugbert
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
     # torch, for each input: all of them share the sizes.
     pytest.mark.filterwarnings("ignore:# The axis name:UserWarning"),

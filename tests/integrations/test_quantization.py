@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 import snugbert
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
     # torch, as in test_export.py.
     pytest.mark.filterwarnings("ignore:# The axis name:UserWarning"),

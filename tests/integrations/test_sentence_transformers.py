@@ -9,7 +9,7 @@ from transformers import DataCollatorWithFlattening
 
 import snugbert
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 import snugbert
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
     # PEFT asks for an attribute that transformers 5.23 has renamed.
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),

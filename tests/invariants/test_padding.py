@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import snugbert
 
+pytestmark = pytest.mark.slow
+
 SEQUENCE_LABELS = ("next_sentence_label", "start_positions", "end_positions")
 
 

@@ -20,6 +20,8 @@ from transformers import AutoModelForPreTraining
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for a script; pytest has it already
 from synthetic import RandomExamples, make_trainer
 
+pytestmark = pytest.mark.slow
+
 # `--cpu` instead of `--multi_gpu` would start one process; the CPU is for the trainer's `use_cpu` to choose.
 LAUNCHER = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 STEPS = 6

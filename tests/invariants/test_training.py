@@ -26,10 +26,12 @@ from snugbert.errors import InputError
 from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, parse_phases, plan_phases
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
-from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpus import open_corpus, plan_parts, prepare_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer, check_data_settings
+
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 PHASES = "24:67%,48:33%"  # 8 steps of 18 sequences and 4 of 9, which two processes cannot share evenly
@@ -44,7 +46,7 @@ def material(data_dir, tmp_path_factory):
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
     (folder / "vocab.txt").write_text("".join(vocabulary[:5000]))
     text = TextArguments(train_file=[str(data_dir / "wikitext2/valid.docs.txt.gz")])
-    prepare_corpus(folder / "corpus", parts_of(text), tokenizer_of(folder), num_workers=1, show_progress=False)
+    prepare_corpus(folder / "corpus", plan_parts(text), tokenizer_of(folder), num_workers=1, show_progress=False)
     return folder
 
 
@@ -92,7 +94,7 @@ def make_trainer(
         args=args,
         phases=plan_phases([dataset(length, seed=1) for length in lengths], shares, args),
         eval_dataset=eval_dataset,
-        data_collator=SnugBertDataCollatorForPreTraining(tokenizer),
+        data_collator=SnugBertDataCollatorForPretraining(tokenizer),
         processing_class=tokenizer,
         data_settings=data_settings,
         callbacks=[] if kill is None else [Killer(*kill)],

@@ -7,10 +7,10 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_snugbert import FAULTS, HEADS, REGRESSION, TAGS, base_model_of, code_span, escape, how_to_load
+from snugbert.card_snugbert import FAULTS, HEADS, REGRESSION, TAGS, code_span, escape, find_base_model, how_to_load
 from snugbert.trainers.card import eval_result, save_model_card, table
-from snugbert.trainers.finetuning.plots import PICTURES, pictures_in
-from snugbert.trainers.finetuning.tables import results_table, split_name
+from snugbert.trainers.finetuning.plots import PICTURES, find_plots
+from snugbert.trainers.finetuning.tables import Baselines, results_table, split_name
 
 # Our figures by the names of https://huggingface.co/metrics, and for people.
 HUB_METRICS = {
@@ -28,11 +28,10 @@ HUB_METRICS = {
     "macro_f1": ("f1", "F1, macro average"),
 }
 # The head of each of the Hub's tasks.
-HEADS_OF_TASKS = {head.task: head for head in HEADS.values()}
-Baselines = Mapping[str, tuple[str, Mapping[str, float]]]
+HEADS_BY_TASK = {head.task: head for head in HEADS.values()}
 
 
-def write_model_card(
+def write_finetuning_card(
     output_dir: Path,
     *,
     name: str,
@@ -67,10 +66,10 @@ def write_model_card(
         baselines: likewise.
         sweep: the tables of the sweep in which the model was the best.
     """
-    head = HEADS_OF_TASKS[pipeline_tag]
+    head = HEADS_BY_TASK[pipeline_tag]
     if pipeline_tag == "text-classification" and labels is None:
         head = REGRESSION
-    base_id, start = base_model_of(base_model)
+    base_id, start = find_base_model(base_model)
     # A reader has other files and folders; of the data there is the name.
     used = {
         name: value
@@ -103,7 +102,7 @@ def write_model_card(
     if sweep is not None:
         sections.append(f"## All runs\n\n{sweep}")
     for picture, text in PICTURES.items():
-        for file in pictures_in(output_dir, picture):
+        for file in find_plots(output_dir, picture):
             of_set = file.name.removesuffix(picture).removesuffix("_")
             of_examples = f", {split_name(of_set).replace('_', ' ')} examples" if of_set else ""
             sections.append(f"![{text}{of_examples}]({file.name})")

@@ -12,6 +12,7 @@ import numpy as np
 
 from snugbert.card_snugbert import PLOT
 from snugbert.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
+from snugbert.trainers.finetuning.tables import count_decimals
 
 BLUE, ORANGE = COLORS["training"], COLORS["validation"]
 INK = "#222222"
@@ -32,16 +33,16 @@ PICTURES = {
 # --- pictures ---------------------------------------------------------------------------------------------------
 
 
-def pictures_in(output_dir: Path, picture: str) -> list[Path]:
+def find_plots(output_dir: Path, picture: str) -> list[Path]:
     """The pictures of one kind: that of "eval", and those of other sets, whose names they begin with."""
     sets = [file for file in sorted(output_dir.glob(f"*_{picture}")) if PLOT.fullmatch(file.name)]
     return [file for file in (output_dir / picture, *sets) if file.exists()]
 
 
-def remove_pictures(output_dir: Path) -> None:
+def remove_plots(output_dir: Path) -> None:
     """Removes those of an earlier run, which the next model card would show as its own."""
     for picture in PICTURES:
-        for file in pictures_in(output_dir, picture):
+        for file in find_plots(output_dir, picture):
             file.unlink()
 
 
@@ -241,7 +242,7 @@ def draw_learning_curve(log_history: list[dict[str, Any]], main_metric: str, fil
         figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
     ):
         last = (validation[1] or training[1])[-1]
-        draw_curves(panel, training, validation, ".4f" if name == "loss" else f".{_digits(last)}f")
+        draw_curves(panel, training, validation, ".4f" if name == "loss" else f".{count_decimals(last)}f")
         panel.set_title(name.replace("_", " "), **TITLE)
         panel.set_xlabel("epoch")
         panel.set_xlim(left=0)
@@ -251,10 +252,6 @@ def draw_learning_curve(log_history: list[dict[str, Any]], main_metric: str, fil
 
 
 # --- tables -----------------------------------------------------------------------------------------------------
-
-
-def _digits(value: float) -> int:
-    return 2 if abs(value) > 1 else 4
 
 
 # --- files ------------------------------------------------------------------------------------------------------

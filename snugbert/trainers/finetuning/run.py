@@ -12,17 +12,17 @@ import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from snugbert.card_snugbert import base_model_of
+from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
 from snugbert.models import load_model
 from snugbert.trainers.card import versions
 from snugbert.trainers.finetuning.arguments import MAIN_METRIC, FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.card import write_model_card
-from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_pictures
+from snugbert.trainers.finetuning.card import write_finetuning_card
+from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import write_results
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
-from snugbert.trainers.output_folder import claim_output_dir, clear_output_dir
-from snugbert.trainers.splits import name_of_data_set
+from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
+from snugbert.trainers.splits import describe_dataset
 
 LOWER_IS_BETTER = ("loss", "mse")
 # What the card and results.json say of the settings of training.
@@ -95,7 +95,7 @@ class EvaluationSet:
 
 
 @dataclass
-class Task:
+class FineTuningTask:
     """What is learned, from what, and how it is scored.
 
     Attributes:
@@ -153,7 +153,7 @@ def model_maker(
     return make_model
 
 
-def choose_metric(task: Task, args: FineTuningArguments) -> None:
+def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
     """Makes `metric_for_best_model` that of the task, unless the user has chosen, and `greater_is_better` its own.
 
     Raises:
@@ -170,12 +170,12 @@ def choose_metric(task: Task, args: FineTuningArguments) -> None:
         raise InputError("there are no validation examples to choose by; name a file of them with --validation_file.")
 
 
-def scored(task: Task) -> EvaluationSet | None:
+def scored(task: FineTuningTask) -> EvaluationSet | None:
     """The examples that are scored during training, and by which the best is chosen."""
     return next((s for s in task.evaluation_sets if s.name.startswith("eval")), None)
 
 
-def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningArguments) -> Figures:
+def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> Figures:
     """Trains, if there is something to train on, then scores and predicts.
 
     In the output folder: the model, `<set>_results.json` as Trainer's, what the judges write, `learning_curve.png`,
@@ -193,7 +193,7 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
         InputError: the output folder holds another run, the settings do not fit the model, or the loss is no number.
     """
     choose_metric(task, args)
-    checkpoint = claim_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
+    checkpoint = check_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
     set_seed(args.seed)
     trainer = make_trainer(task, args)
     training: dict[str, float] = {}
@@ -201,7 +201,7 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
         if checkpoint is None:
             clear_output_dir(args)
             if args.should_save:
-                remove_pictures(Path(str(args.output_dir)))
+                remove_plots(Path(str(args.output_dir)))
         trainer.write_card = lambda: write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint)
     figures = {s.name: evaluate(trainer, s, task.metrics) for s in task.evaluation_sets}
@@ -213,7 +213,7 @@ def fine_tune(task: Task, model_args: FineTunedModelArguments, args: FineTuningA
     return figures
 
 
-def make_trainer(task: Task, args: FineTuningArguments) -> FineTuningTrainer:
+def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningTrainer:
     """A trainer with a new model.
 
     Raises:
@@ -247,7 +247,7 @@ def make_trainer(task: Task, args: FineTuningArguments) -> FineTuningTrainer:
     return trainer
 
 
-def class_weights(text: str, task: Task) -> torch.Tensor:
+def class_weights(text: str, task: FineTuningTask) -> torch.Tensor:
     """The weight of each class.
 
     Args:
@@ -328,7 +328,7 @@ def _in_words(figures: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
 
 
-def settings_of(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
+def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
     """The settings of these `names`, and the number of processes, as JSON values."""
     values = {name: getattr(args, name) for name in names}
     values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
@@ -336,12 +336,12 @@ def settings_of(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) ->
     return {**values, "processes": args.world_size}
 
 
-def settings_of_data(data_args: Any) -> dict[str, Any]:
+def collect_data_settings(data_args: Any) -> dict[str, Any]:
     """How data are read, as JSON values; of files the names alone, as results may be published."""
 
     def value(name: str, given: Any) -> Any:
         if given is not None and name == "dataset_name":
-            return name_of_data_set(given)
+            return describe_dataset(given)
         if given is None or not name.endswith(("_file", "_dir")):
             return given
         return [Path(file).name for file in given] if isinstance(given, list) else Path(given).name
@@ -349,8 +349,8 @@ def settings_of_data(data_args: Any) -> dict[str, Any]:
     return {name: value(name, given) for name, given in asdict(data_args).items()}
 
 
-def results_of(
-    task: Task,
+def collect_results(
+    task: FineTuningTask,
     model_args: FineTunedModelArguments,
     args: FineTuningArguments,
     training: dict[str, float],
@@ -361,19 +361,19 @@ def results_of(
     return {
         "task": task.name,
         "dataset": task.dataset[0],
-        "model": base_model_of(model_args.model_name_or_path)[1],
-        "config": base_model_of(model_args.config_name)[1] if model_args.config_name else None,
+        "model": find_base_model(model_args.model_name_or_path)[1],
+        "config": find_base_model(model_args.config_name)[1] if model_args.config_name else None,
         "figures": figures,
         "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
         "examples": {s.name: s.num_examples for s in task.evaluation_sets},
         "training": training,
-        "settings": {**task.settings, **(settings_of(args) if training else {})},
+        "settings": {**task.settings, **(collect_settings(args) if training else {})},
         "versions": versions(),
     }
 
 
 def write_report(
-    task: Task,
+    task: FineTuningTask,
     model_args: FineTunedModelArguments,
     trainer: FineTuningTrainer,
     training: dict[str, float],
@@ -382,7 +382,7 @@ def write_report(
     """Writes pictures, card, and last of all the results, which say that a run was done to its end."""
     args: FineTuningArguments = trainer.args  # type: ignore[assignment]
     output_dir = Path(str(args.output_dir))
-    results = results_of(task, model_args, args, training, figures)
+    results = collect_results(task, model_args, args, training, figures)
     if training:
         draw_learning_curve(
             trainer.state.log_history, str(args.metric_for_best_model), output_dir / "learning_curve.png"
@@ -391,19 +391,19 @@ def write_report(
     write_results(output_dir, results)
 
 
-def write_interim_card(task: Task, model_args: FineTunedModelArguments, trainer: FineTuningTrainer) -> None:
+def write_interim_card(task: FineTuningTask, model_args: FineTunedModelArguments, trainer: FineTuningTrainer) -> None:
     """Writes the card of a model that is still in training, with the figures of the last evaluation."""
     args: FineTuningArguments = trainer.args  # type: ignore[assignment]
     during_training, last = scored(task), trainer.last_figures()
     figures = {name: last[name] for name in task.metrics if name in last}
     of_sets = {} if during_training is None else {during_training.name: figures}
-    results = results_of(task, model_args, args, {"step": trainer.state.global_step}, of_sets)
+    results = collect_results(task, model_args, args, {"step": trainer.state.global_step}, of_sets)
     results["settings"]["steps_done"] = f"{trainer.state.global_step:,} of {trainer.state.max_steps:,}"
     write_card(task, model_args, Path(str(args.output_dir)), results, trainer.hub_model_id or args.hub_model_id)
 
 
 def write_card(
-    task: Task,
+    task: FineTuningTask,
     model_args: FineTunedModelArguments,
     output_dir: Path,
     results: dict[str, Any],
@@ -416,11 +416,11 @@ def write_card(
         task: what was learned.
         model_args: the checkpoint that training began from.
         output_dir: the folder of the model and its pictures.
-        results: of the run that made the model, see [`results_of`].
+        results: of the run that made the model, see [`collect_results`].
         name: on the Hub; None: that of the folder.
         sweep: tables of the sweep in which the model was the best.
     """
-    write_model_card(
+    write_finetuning_card(
         output_dir,
         name=name or output_dir.resolve().name,
         task=task.name,

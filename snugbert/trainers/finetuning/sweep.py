@@ -28,20 +28,20 @@ from snugbert.card_snugbert import escape
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.plots import remove_pictures
+from snugbert.trainers.finetuning.plots import remove_plots
 from snugbert.trainers.finetuning.results import write_atomically, write_results
 from snugbert.trainers.finetuning.run import (
     DECIDES,
-    Task,
+    FineTuningTask,
     choose_metric,
+    collect_settings,
     fine_tune,
     scored,
-    settings_of,
     write_card,
 )
 from snugbert.trainers.finetuning.tables import apart, means_table, split_name
 from snugbert.trainers.finetuning.trainer import DivergedError
-from snugbert.trainers.output_folder import checkpoints_in, files_of_a_run, remove_run
+from snugbert.trainers.output_folder import list_checkpoints, list_run_files, remove_run
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ EPOCHS = (2.0, 3.0, 4.0)
 PLAN = "plan.json"  # in the output folder: what the runs have in common
 DONE = "results.json"  # in a run's folder, written last
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
-FOLDER_OF_A_RUN = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", re.ASCII)  # see `Job.name`
+RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", re.ASCII)  # see `Job.name`
 
 
 class Setting(NamedTuple):
@@ -115,7 +115,7 @@ class Job(NamedTuple):
         return Run(self.setting, self.folder, read_json(self.folder / DONE))
 
 
-def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+def run(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
     """Fine-tunes once, or as often as `sweep` and `seeds` ask.
 
     Raises:
@@ -131,14 +131,14 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
         raise InputError("--sweep and --seeds are for training, and there are no train examples.")
     output_dir = Path(str(args.output_dir))
     seeds = range(args.seed, args.seed + args.seeds)
-    jobs = [Job(setting, seed, output_dir) for setting, seed in itertools.product(settings_of_sweep(args), seeds)]
-    plan = {**plan_of(model_args, args, task.settings), **_examples(task)}
+    jobs = [Job(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
+    plan = {**make_plan(model_args, args, task.settings), **_examples(task)}
     claim(plan, args, [output_dir])
     for number, job in enumerate(jobs, start=1):
         if not job.is_done:
             logger.info("run %d of %d: %s", number, len(jobs), job.name)
             try:
-                fine_tune(task, model_args, _arguments_of(args, job))
+                fine_tune(task, model_args, _make_arguments(args, job))
             except DivergedError as error:
                 if args.world_size > 1:  # the others are in the middle of the next step
                     raise
@@ -170,7 +170,7 @@ def run(task: Task, model_args: FineTunedModelArguments, args: FineTuningArgumen
             )
 
 
-def settings_of_sweep(args: FineTuningArguments) -> list[Setting]:
+def list_settings(args: FineTuningArguments) -> list[Setting]:
     """The settings to run: the paper's grid, or the arguments' own.
 
     Raises:
@@ -188,7 +188,7 @@ def settings_of_sweep(args: FineTuningArguments) -> list[Setting]:
     return list(itertools.starmap(Setting, itertools.product(BATCH_SIZES, LEARNING_RATES, EPOCHS)))
 
 
-def _arguments_of(args: FineTuningArguments, job: Job) -> FineTuningArguments:
+def _make_arguments(args: FineTuningArguments, job: Job) -> FineTuningArguments:
     its = copy.copy(args)
     its.per_device_train_batch_size = job.setting.batch_size // (args.world_size * args.gradient_accumulation_steps)
     its.learning_rate, its.num_train_epochs, its.seed = job.setting.learning_rate, job.setting.epochs, job.seed
@@ -208,7 +208,7 @@ def _write_failure(job: Job, message: str) -> None:
 # --- the output folder --------------------------------------------------------------------------------------------
 
 
-def plan_of(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
+def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
     """What must not change as long as something that was begun goes on, by the names of the arguments.
 
     Args:
@@ -216,7 +216,13 @@ def plan_of(model_args: FineTunedModelArguments, args: FineTuningArguments, data
         args: settings of training.
         data: how the data are read.
     """
-    plan = {**asdict(model_args), **data, **settings_of(args, DECIDES), "seeds": args.seeds, "sweeps": args.sweeps}
+    plan = {
+        **asdict(model_args),
+        **data,
+        **collect_settings(args, DECIDES),
+        "seeds": args.seeds,
+        "sweeps": args.sweeps,
+    }
     plan = {name: _without_folder(value) for name, value in plan.items()}
     where = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in where}))
@@ -235,7 +241,7 @@ def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) 
     There may be more seeds than before. Not fewer: the weights that were kept may be those of a seed that is left out.
 
     Args:
-        plan: from [`plan_of`].
+        plan: from [`make_plan`].
         args: the output folder, and whether to replace what is there.
         folders: the output folder, and a folder for each task of a suite. Replacing removes only what runs write.
 
@@ -245,7 +251,7 @@ def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) 
     output_dir = Path(str(args.output_dir))
     file = output_dir / PLAN
     # A plan alone is that of a command that was refused before its first run began.
-    begun = any(path != file for folder in folders for path in (*files_of_a_run(folder), *run_folders(folder)))
+    begun = any(path != file for folder in folders for path in (*list_run_files(folder), *run_folders(folder)))
     remedy = "choose another folder or replace it (--overwrite_output_dir)."
     goes_on = begun and file.exists() and not args.overwrite_output_dir
     if goes_on:
@@ -271,12 +277,12 @@ def claim(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) 
 
 def run_folders(output_dir: Path) -> list[Path]:
     """The folders of a sweep's runs in `output_dir`."""
-    return [path for path in (output_dir / "runs").glob("*") if FOLDER_OF_A_RUN.fullmatch(path.name)]
+    return [path for path in (output_dir / "runs").glob("*") if RUN_FOLDER.fullmatch(path.name)]
 
 
 def _remove_runs(output_dir: Path) -> None:
     remove_run(output_dir)
-    remove_pictures(output_dir)
+    remove_plots(output_dir)
     for folder in run_folders(output_dir):
         if folder.is_symlink():
             folder.unlink()
@@ -284,7 +290,7 @@ def _remove_runs(output_dir: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _examples(task: Task) -> dict[str, str]:
+def _examples(task: FineTuningTask) -> dict[str, str]:
     sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
     return {f"{name} examples": _digest(features) for name, features in sets.items() if features is not None}
 
@@ -309,7 +315,7 @@ def _keep_best_weights(output_dir: Path, best: Run) -> None:
             weights = [file for file in folder.iterdir() if WEIGHTS.fullmatch(file.name)]
             for file in weights if folder.name != best.folder.name else []:
                 file.unlink()
-            for checkpoint in checkpoints_in(folder):
+            for checkpoint in list_checkpoints(folder):
                 shutil.rmtree(checkpoint)
 
 
@@ -331,7 +337,7 @@ def _create_repository(output_dir: Path, args: FineTuningArguments) -> str:
 # --- results ----------------------------------------------------------------------------------------------------
 
 
-def _summary(runs: list[Run], task: Task, args: FineTuningArguments) -> dict[str, Any]:
+def _summary(runs: list[Run], task: FineTuningTask, args: FineTuningArguments) -> dict[str, Any]:
     """Mean and standard deviation over seeds: of the score of every setting, of all figures of the best setting."""
     set_name, metric = _chooses(task, args)
     settings = []
@@ -362,13 +368,13 @@ def _mean_and_deviation(values: list[float]) -> dict[str, float]:
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan}
 
 
-def _chooses(task: Task, args: FineTuningArguments) -> tuple[str, str]:
+def _chooses(task: FineTuningTask, args: FineTuningArguments) -> tuple[str, str]:
     evaluation_set = scored(task)
     assert evaluation_set is not None  # `choose_metric` sees to it
     return evaluation_set.name, str(args.metric_for_best_model)
 
 
-def _best(runs: list[Run], task: Task, args: FineTuningArguments) -> Run:
+def _best(runs: list[Run], task: FineTuningTask, args: FineTuningArguments) -> Run:
     set_name, metric = _chooses(task, args)
     sign = 1 if args.greater_is_better else -1
 

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from snugbert.trainers.card import table
-from snugbert.trainers.finetuning.card import Baselines
-from snugbert.trainers.finetuning.plots import _digits
 
+Baselines = Mapping[str, tuple[str, Mapping[str, float]]]
 T = TypeVar("T")
 # Columns of table 1 of Devlin et al. (2018), in its order, and WNLI: task, evaluation set, figure.
 SUITE = {
@@ -24,14 +23,19 @@ SUITE = {
     "RTE": ("rte", "eval", "accuracy"),
     "WNLI": ("wnli", "eval", "accuracy"),
 }
-OF_A_TYPE = ("number", "precision", "recall", "f1")  # figures of a type of entities, which it precedes: LOC_f1
+TYPE_METRICS = ("number", "precision", "recall", "f1")  # figures of a type of entities, which it precedes: LOC_f1
+
+
+def count_decimals(value: float) -> int:
+    """Decimals that a metric is printed with: 2 for percent, 4 for a share of 1."""
+    return 2 if abs(value) > 1 else 4
 
 
 def _number(value: float | None) -> str:
     """A figure for people; none, as the correlation of a constant is, is a dash."""
     if value is None or math.isnan(value):
         return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.{_digits(value)}f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{count_decimals(value)}f}"
 
 
 def split_name(set_name: str) -> str:
@@ -62,15 +66,15 @@ def results_table(
         of_types += [(title, kind, *map(_number, of_type.values())) for kind, of_type in by_type.items()]
     tables = [table(("examples", "figure", "this model", "baseline"), rows)]
     if of_types:
-        tables.append(table(("examples", "type", "entities", *OF_A_TYPE[1:]), of_types))
+        tables.append(table(("examples", "type", "entities", *TYPE_METRICS[1:]), of_types))
     return "\n\n".join(tables)
 
 
 def apart(figures: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
-    """The figures of all examples, and those of each type of entities, by the names in `OF_A_TYPE`."""
+    """The figures of all examples, and those of each type of entities, by the names in `TYPE_METRICS`."""
     kinds = sorted(name.removesuffix("_number") for name in figures if name.endswith("_number"))
-    by_type = {kind: {figure: figures[f"{kind}_{figure}"] for figure in OF_A_TYPE} for kind in kinds}
-    of_types = {f"{kind}_{figure}" for kind in kinds for figure in OF_A_TYPE}
+    by_type = {kind: {figure: figures[f"{kind}_{figure}"] for figure in TYPE_METRICS} for kind in kinds}
+    of_types = {f"{kind}_{figure}" for kind in kinds for figure in TYPE_METRICS}
     return {name: value for name, value in figures.items() if name not in of_types}, by_type
 
 
@@ -85,7 +89,7 @@ def means_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> st
     def value(row: Mapping[str, Any]) -> str:
         mean, deviation = row["mean"], row["std"]
         with_deviation = not math.isnan(mean) and not math.isnan(deviation)
-        return _number(mean) + (f" ± {deviation:.{_digits(mean)}f}" if with_deviation else "")
+        return _number(mean) + (f" ± {deviation:.{count_decimals(mean)}f}" if with_deviation else "")
 
     header = (*(name.replace("_", " ") for name in columns), "mean ± standard deviation")
     return table(header, [(*(row[name] for name in columns), value(row)) for row in rows])

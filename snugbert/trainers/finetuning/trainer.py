@@ -18,7 +18,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.packed_batches import SnugBertDataCollatorWithPacking, lengths_of
+from snugbert.packed_batches import SnugBertDataCollatorWithPacking, count_tokens
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.shared_trainer import CardTrainer
 
@@ -114,7 +114,7 @@ class FineTuningTrainer(CardTrainer):
         optimizer = super().create_optimizer(model)
         decay = self.args.layerwise_lr_decay  # type: ignore[attr-defined]
         if decay < 1:
-            depths = depths_of(model or self.model)  # type: ignore[arg-type]
+            depths = find_depths(model or self.model)  # type: ignore[arg-type]
             top = max(depths.values())
             optimizer.param_groups[:] = [
                 {**group, "params": parameters, "lr": group["lr"] * decay ** (top - depth)}
@@ -128,7 +128,7 @@ class FineTuningTrainer(CardTrainer):
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Any:
         # Long ones first: what does not fit into memory shows at once.
-        self._order = np.argsort(-lengths_of(eval_dataset), kind="stable")
+        self._order = np.argsort(-count_tokens(eval_dataset), kind="stable")
         return self._order.tolist()
 
     def prediction_step(
@@ -213,7 +213,7 @@ def weighted_loss(weights: torch.Tensor) -> Loss:
     return loss
 
 
-def depths_of(model: nn.Module) -> dict[nn.Parameter, int]:
+def find_depths(model: nn.Module) -> dict[nn.Parameter, int]:
     """How far above the input each parameter is: 0 the embeddings, 1 the first layer, and above the last the head.
 
     As in Clark et al. (2020), "ELECTRA", whose layer-wise rates begin at the head.
@@ -234,7 +234,7 @@ def depths_of(model: nn.Module) -> dict[nn.Parameter, int]:
 
 
 def _frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.Parameter]:
-    depths = depths_of(model)
+    depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers > layers:
         raise InputError(f"--freeze_layers {args.freeze_layers}: the model has {layers} layers.")

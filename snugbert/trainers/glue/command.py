@@ -31,14 +31,14 @@ from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix
 from snugbert.trainers.finetuning.results import write_atomically
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
+from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.finetuning.tables import suite_table
 from snugbert.trainers.glue.data import (
     GLUE_ON_THE_HUB,
     SETS,
     TASKS,
-    DataArguments,
-    Split,
+    GlueDataArguments,
+    GlueSplit,
     choose_labels,
     encode_labels,
     load_splits,
@@ -47,7 +47,7 @@ from snugbert.trainers.glue.data import (
 from snugbert.trainers.glue.metric import GlueMetric
 from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.run_setup import set_up
-from snugbert.trainers.splits import hub_id, name_of_data_set, name_of_file
+from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ DONE = "results.json"  # in a task's folder, written last
 # --- model ------------------------------------------------------------------------------------------------------
 
 
-def choose_problem(splits: dict[str, Split], labels: list[str] | None, before: str | None) -> Problem:
+def choose_problem(splits: dict[str, GlueSplit], labels: list[str] | None, before: str | None) -> Problem:
     """Whether a number, one of the labels, or any number of them is predicted.
 
     Args:
@@ -96,8 +96,8 @@ def choose_problem(splits: dict[str, Split], labels: list[str] | None, before: s
 # --- features ---------------------------------------------------------------------------------------------------
 
 
-def features_of(
-    split: Split,
+def make_features(
+    split: GlueSplit,
     labels: list[str] | None,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
@@ -179,11 +179,11 @@ def make_score(task_name: str | None, labels: list[str] | None, problem: Problem
 
 def make_evaluation_set(
     split_name: str,
-    split: Split,
+    split: GlueSplit,
     features: Dataset,
     labels: list[str] | None,
     problem: Problem,
-    data_args: DataArguments,
+    data_args: GlueDataArguments,
 ) -> EvaluationSet:
     """Examples to score, and to predict if they are of a test set.
 
@@ -193,7 +193,7 @@ def make_evaluation_set(
     Args:
         split_name: as in `NAMES`.
         split: the examples.
-        features: what [`features_of`] makes of the first of them, or of all.
+        features: what [`make_features`] makes of the first of them, or of all.
         labels: in the order of their ids.
         problem: what they mean.
         data_args: with the task, and what is put between the labels of an example.
@@ -217,11 +217,11 @@ def make_evaluation_set(
             draw_confusion_matrix(references, answers, labels or [], folder / picture)
         return {} if references is None else score(answers, references)
 
-    baseline = None if references is None else baseline_of(references, labels, score)
+    baseline = None if references is None else score_baseline(references, labels, score)
     return EvaluationSet(name, features, judge, len(features), baseline)
 
 
-def baseline_of(references: np.ndarray, labels: list[str] | None, score: Score) -> tuple[str, dict[str, float]]:
+def score_baseline(references: np.ndarray, labels: list[str] | None, score: Score) -> tuple[str, dict[str, float]]:
     """What one answer to everything scores, and which: the most frequent label, or set of labels, or the mean.
 
     It tells a reader what the figures are worth.
@@ -262,7 +262,7 @@ def main(argv: list[str]) -> None:
         InputError: something that the user gave cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "snugbert glue", __doc__ or ""
+        (FineTunedModelArguments, GlueDataArguments, FineTuningArguments), argv, "snugbert glue", __doc__ or ""
     )
     set_up(training_args)
     if data_args.task_name == "all":
@@ -272,8 +272,8 @@ def main(argv: list[str]) -> None:
 
 
 def make_task(
-    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
-) -> Task:
+    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
+) -> FineTuningTask:
     """A task of GLUE, or one's own data, as the arguments tell.
 
     Raises:
@@ -294,7 +294,7 @@ def make_task(
     max_length = longest(config, tokenizer, data_args.max_seq_length)
     padding = "max_length" if training_args.pad_to_max_length else False
     features = {
-        name: features_of(splits[name], labels, tokenizer, max_length, padding, max_samples)
+        name: make_features(splits[name], labels, tokenizer, max_length, padding, max_samples)
         for part, max_samples in data_args.max_samples.items()
         for name in SETS[part]
         if name in splits
@@ -306,8 +306,8 @@ def make_task(
     ]
     main_metric = data_args.task.main_metric if data_args.task else MAIN_METRICS[problem]
     scored = [s.baseline[1] for s in evaluation_sets if s.name.startswith("eval") and s.baseline is not None]
-    name, dataset = names_of(data_args)
-    return Task(
+    name, dataset = describe_task(data_args)
+    return FineTuningTask(
         name=name,
         make_model=model_maker(AutoModelForSequenceClassification, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
@@ -320,21 +320,21 @@ def make_task(
         labels=labels,
         multi_label=problem == "multi_label_classification",
         dataset=dataset,
-        settings=settings_of_data(data_args),
+        settings=collect_data_settings(data_args),
     )
 
 
-def names_of(data_args: DataArguments) -> tuple[str, tuple[str, str | None, str | None]]:
+def describe_task(data_args: GlueDataArguments) -> tuple[str, tuple[str, str | None, str | None]]:
     """What people call the task; and its data, with their id and configuration on the Hub if they have one."""
     files = [
         file for file in (data_args.train_file, data_args.validation_file, data_args.test_file) if file is not None
     ]
     task = data_args.task.folder if data_args.task is not None else None
     if data_args.dataset_name is not None:
-        name = name_of_data_set(data_args.dataset_name)
+        name = describe_dataset(data_args.dataset_name)
         return task or name, (name, hub_id(data_args.dataset_name), data_args.dataset_config_name)
     if files:
-        name = name_of_file(Path(files[0]))
+        name = describe_file(Path(files[0]))
         return task or name, (name, None, None)
     assert task is not None  # `load_splits` sees to it
     return task, (f"GLUE {task}", GLUE_ON_THE_HUB, data_args.task_name)
@@ -344,7 +344,7 @@ def names_of(data_args: DataArguments) -> tuple[str, tuple[str, str | None, str 
 
 
 def run_suite(
-    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
+    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
 ) -> None:
     """Fine-tunes on every task of GLUE whose data there are, each in a folder of its own, and makes the table.
 
@@ -360,12 +360,12 @@ def run_suite(
     names = tasks_with_data(data_args, wanted)
     if training_args.class_weights is not None:
         raise InputError("--class_weights: not all tasks of GLUE have classes; give it with one --task_name.")
-    plan = sweep.plan_of(model_args, training_args, asdict(data_args))
+    plan = sweep.make_plan(model_args, training_args, asdict(data_args))
     sweep.claim(plan, training_args, [output_dir, *(output_dir / name for name in TASKS)])
     for number, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", number, len(names), TASKS[name].folder)
         if training_args.sweeps or not (output_dir / name / DONE).exists():  # a sweep knows what it has done
-            args = arguments_of_task(training_args, name)
+            args = make_task_arguments(training_args, name)
             sweep.run(make_task(model_args, replace(data_args, task_name=name), args), model_args, args)
     if training_args.should_save and "validation" in wanted:
         write_table(output_dir, names)
@@ -373,7 +373,7 @@ def run_suite(
         gather_predictions(output_dir, names)
 
 
-def tasks_with_data(data_args: DataArguments, wanted: tuple[str, ...]) -> list[str]:
+def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> list[str]:
     """The tasks of which there is everything `wanted`; what the others lack is logged.
 
     Raises:
@@ -391,7 +391,7 @@ def tasks_with_data(data_args: DataArguments, wanted: tuple[str, ...]) -> list[s
     return names
 
 
-def arguments_of_task(args: FineTuningArguments, name: str) -> FineTuningArguments:
+def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArguments:
     """The arguments of one task of the suite."""
     folder = Path(str(args.output_dir)) / name
     job = copy.copy(args)

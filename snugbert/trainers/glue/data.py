@@ -18,7 +18,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import ExampleLimits
 from snugbert.trainers.rows import read_rows
-from snugbert.trainers.splits import load_data_set
+from snugbert.trainers.splits import load_dataset_splits
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ SETS = {
 INDEX_COLUMNS = ("index", "id", "idx")
 
 
-class Task(NamedTuple):
+class GlueTask(NamedTuple):
     """A GLUE task: where its sentences and labels stand, and what its results are called."""
 
     folder: str  # in a folder of GLUE data
@@ -56,7 +56,7 @@ class Task(NamedTuple):
 
 # Names and orders: the data set "nyu-mll/glue" of the Hub; columns and files: those of gluebenchmark.com.
 TASKS = {
-    "cola": Task(
+    "cola": GlueTask(
         "CoLA",
         ("sentence",),
         ("unacceptable", "acceptable"),
@@ -64,7 +64,7 @@ TASKS = {
         unnamed=("source", "label", "star", "sentence"),
         in_digits=True,
     ),
-    "mnli": Task(
+    "mnli": GlueTask(
         "MNLI",
         ("premise", "hypothesis"),
         ("entailment", "neutral", "contradiction"),
@@ -86,7 +86,7 @@ TASKS = {
         },
         leaderboard={"test": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX"},
     ),
-    "mrpc": Task(
+    "mrpc": GlueTask(
         "MRPC",
         ("sentence1", "sentence2"),
         ("not_equivalent", "equivalent"),
@@ -94,8 +94,8 @@ TASKS = {
         renamed={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
         in_digits=True,
     ),
-    "qnli": Task("QNLI", ("question", "sentence"), ("entailment", "not_entailment")),
-    "qqp": Task(
+    "qnli": GlueTask("QNLI", ("question", "sentence"), ("entailment", "not_entailment")),
+    "qqp": GlueTask(
         "QQP",
         ("question1", "question2"),
         ("not_duplicate", "duplicate"),
@@ -104,15 +104,15 @@ TASKS = {
         torn_rows=True,  # of questions with a line break within
         in_digits=True,
     ),
-    "rte": Task("RTE", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
-    "sst2": Task("SST-2", ("sentence",), ("negative", "positive"), in_digits=True),
-    "stsb": Task("STS-B", ("sentence1", "sentence2"), main_metric="spearmanr", renamed={"score": "label"}),
-    "wnli": Task("WNLI", ("sentence1", "sentence2"), ("not_entailment", "entailment"), in_digits=True),
+    "rte": GlueTask("RTE", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
+    "sst2": GlueTask("SST-2", ("sentence",), ("negative", "positive"), in_digits=True),
+    "stsb": GlueTask("STS-B", ("sentence1", "sentence2"), main_metric="spearmanr", renamed={"score": "label"}),
+    "wnli": GlueTask("WNLI", ("sentence1", "sentence2"), ("not_entailment", "entailment"), in_digits=True),
 }
 
 
 @dataclass
-class DataArguments(ExampleLimits):
+class GlueDataArguments(ExampleLimits):
     """Which data to use. The names are those of `run_glue.py` and `run_classification.py`, and `data_dir`."""
 
     task_name: str | None = field(
@@ -173,7 +173,7 @@ class DataArguments(ExampleLimits):
                 raise InputError(f"--{name} {reason}; leave it out with --task_name {self.task_name}.")
 
     @property
-    def task(self) -> Task | None:
+    def task(self) -> GlueTask | None:
         """The GLUE task; None: one's own data."""
         return TASKS[self.task_name] if self.task_name else None
 
@@ -188,7 +188,7 @@ class Layout(NamedTuple):
     label_names: dict[str, str] = {}  # of labels that may be told by their id; "" for what tells nothing
     separator: str | None = None  # what stands between the labels of an example; None: a text is one label
 
-    def label_of(self, value: Any) -> str | list[str] | None:
+    def find_label(self, value: Any) -> str | list[str] | None:
         """The label, or the list of labels where there may be several; None: not told."""
         if self.separator is not None and isinstance(value, str):
             value = [part.strip() for part in value.split(self.separator) if part.strip()]
@@ -198,7 +198,7 @@ class Layout(NamedTuple):
         return (self.label_names.get(told, told) if self.of_task else told) or None
 
 
-class Split(NamedTuple):
+class GlueSplit(NamedTuple):
     """The examples of training, or of a set that is scored or predicted."""
 
     source: str  # the file or data set they come from, for messages
@@ -216,7 +216,7 @@ class Split(NamedTuple):
         return isinstance(self.data.features["label"], List)
 
 
-def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Split]:
+def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, GlueSplit]:
     """Reads the examples that the arguments name.
 
     Args:
@@ -254,18 +254,18 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
             # What was the text in training is the text of the others, too.
             layout = layout or make_layout(data_args, _rows(data, data_args.task), labels, source)
             examples = read_examples(_rows(data, data_args.task), source, layout, labelled=part != "test")
-            splits[name] = Split(source, examples, labels)
+            splits[name] = GlueSplit(source, examples, labels)
     return splits
 
 
-def missing_files(data_dir: str, task: Task, wanted: tuple[str, ...]) -> list[Path]:
+def missing_files(data_dir: str, task: GlueTask, wanted: tuple[str, ...]) -> list[Path]:
     """The files that `wanted` needs of a task's own folder in `data_dir`, and that are not there."""
     found = _glue_files(Path(data_dir) / task.folder, task)
     missing = [part for part in wanted if not any(name in found for name in SETS[part])]
     return [Path(data_dir) / task.folder / f"{task.files[part][0]}.tsv" for part in missing]
 
 
-def _glue_files(folder: Path, task: Task) -> dict[str, Path]:
+def _glue_files(folder: Path, task: GlueTask) -> dict[str, Path]:
     found = {}
     for name, stems in task.files.items():
         files = [folder / f"{stem}.tsv{suffix}" for stem in stems for suffix in ("", ".gz")]
@@ -275,7 +275,7 @@ def _glue_files(folder: Path, task: Task) -> dict[str, Path]:
     return found
 
 
-def _find_files(data_args: DataArguments) -> dict[str, Path]:
+def _find_files(data_args: GlueDataArguments) -> dict[str, Path]:
     found = {}
     if data_args.data_dir is not None:
         task = data_args.task
@@ -298,17 +298,17 @@ def _find_files(data_args: DataArguments) -> dict[str, Path]:
     return found
 
 
-def _find_dataset(data_args: DataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Dataset]:
+def _find_dataset(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Dataset]:
     if data_args.dataset_name is not None:
-        splits = load_data_set(data_args.dataset_name, data_args.dataset_config_name, **download)
+        splits = load_dataset_splits(data_args.dataset_name, data_args.dataset_config_name, **download)
     elif data_args.task is not None:
-        splits = load_data_set(GLUE_ON_THE_HUB, data_args.task_name, **download)
+        splits = load_dataset_splits(GLUE_ON_THE_HUB, data_args.task_name, **download)
     else:
         raise InputError("there are no data; give --train_file, or --task_name with --data_dir, or --dataset_name.")
     sets = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
     found = {name: splits[n] for name in sets for n in (f"{name}_matched", name) if n in splits}
     if data_args.dataset_name is None and data_args.task_name == "mnli" and "test" in (wanted or ()):
-        found["diagnostic"] = load_data_set(GLUE_ON_THE_HUB, "ax", **download)["test"]
+        found["diagnostic"] = load_dataset_splits(GLUE_ON_THE_HUB, "ax", **download)["test"]
     return found
 
 
@@ -318,12 +318,12 @@ def _class_names(dataset: Dataset, column: str) -> tuple[str, ...]:
     return tuple(label.names) if isinstance(label, ClassLabel) else ()
 
 
-def _rows(source: Path | Dataset, task: Task | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(source: Path | Dataset, task: GlueTask | None) -> Iterator[tuple[int, dict[str, Any]]]:
     return read_rows(source) if task is None else read_rows(source, task.unnamed, task.torn_rows)
 
 
 def make_layout(
-    data_args: DataArguments, rows: Iterator[tuple[int, dict[str, Any]]], labels: tuple[str, ...], source: str
+    data_args: GlueDataArguments, rows: Iterator[tuple[int, dict[str, Any]]], labels: tuple[str, ...], source: str
 ) -> Layout:
     """What the columns mean.
 
@@ -418,7 +418,7 @@ def read_examples(rows: Iterable[tuple[int, dict[str, Any]]], source: str, layou
                 raise InputError(f"{source}, row {row}: no text in column {column!r} of {', '.join(values)}.")
             examples[name].append(str(values[column]))
         _check_label(values.get(layout.label), layout, f"{source}, row {row}")
-        label = layout.label_of(values.get(layout.label))
+        label = layout.find_label(values.get(layout.label))
         if label is None and labelled:
             raise InputError(f"{source}, row {row}: no label in column {layout.label!r} of {', '.join(values)}.")
         if label is not None and not isinstance(label, kind):
@@ -461,7 +461,7 @@ def _check_label(value: Any, layout: Layout, where: str) -> None:
 
 
 def choose_labels(
-    task: Task | None, splits: dict[str, Split], known: list[str], regression: bool | None = None
+    task: GlueTask | None, splits: dict[str, GlueSplit], known: list[str], regression: bool | None = None
 ) -> list[str] | None:
     """The labels in the order of their ids; None if a number is to be predicted.
 
@@ -508,7 +508,7 @@ def choose_labels(
     return labels or None
 
 
-def _are_numbers(train: Split, labels: list[str]) -> bool:
+def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:
     """Whether the labels, not all of them whole numbers, are numbers to predict and not the names of classes."""
     numbers = [label for label in labels if NUMBER.fullmatch(label)]
     # Among names there may be a "3.5". Among numbers an "n/a" is an accident.
@@ -522,7 +522,7 @@ def _are_numbers(train: Split, labels: list[str]) -> bool:
     return len(numbers) == len(labels)
 
 
-def encode_labels(split: Split, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
+def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
     """The label of each example.
 
     Returns:

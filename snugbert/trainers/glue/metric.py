@@ -38,7 +38,7 @@ def _squared_error(references: list[float], predictions: list[float]) -> dict[st
     return {"mse": float(mean_squared_error(references, predictions))}
 
 
-def _of_any_number_of_labels(references: list[list[int]], predictions: list[list[int]]) -> dict[str, float]:
+def _multi_label(references: list[list[int]], predictions: list[list[int]]) -> dict[str, float]:
     return {
         "micro_f1": float(f1_score(references, predictions, average="micro", zero_division=0.0)),
         "macro_f1": float(f1_score(references, predictions, average="macro", zero_division=0.0)),
@@ -59,10 +59,10 @@ SCORES: dict[str, Callable[..., dict[str, float]]] = {
     "stsb": _correlations,
     "wnli": _accuracy,
     "classification": _accuracy,
-    "multi_label": _of_any_number_of_labels,
+    "multi_label": _multi_label,
     "regression": _squared_error,
 }
-OF_NUMBERS = ("stsb", "regression")
+REGRESSION_TASKS = ("stsb", "regression")
 
 DESCRIPTION = """\
 The metric that the GLUE benchmark defines for a task, in shares of 1: accuracy (mnli, qnli, rte, sst2, wnli),
@@ -114,7 +114,7 @@ class GlueMetric(evaluate.Metric):
         super().__init__(config_name, **kwargs)
 
     def _info(self) -> evaluate.MetricInfo:
-        value = Value("float64" if self.config_name in OF_NUMBERS else "int64")
+        value = Value("float64" if self.config_name in REGRESSION_TASKS else "int64")
         value = List(value) if self.config_name == "multi_label" else value
         return evaluate.MetricInfo(
             description=DESCRIPTION,

@@ -21,12 +21,12 @@ from snugbert.models import load_config, load_tokenizer, longest
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, draw_entity_scores
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
+from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.finetuning.tables import apart
-from snugbert.trainers.ner.data import DataArguments, Split, choose_labels, load_splits, write_tagged
-from snugbert.trainers.ner.windows import Tags, Windows, most_frequent_tags, predicted_tags, score, windows_of
+from snugbert.trainers.ner.data import NerDataArguments, NerSplit, choose_labels, load_splits, write_tagged
+from snugbert.trainers.ner.windows import NerWindows, Tags, make_windows, most_frequent_tags, predicted_tags, score
 from snugbert.trainers.run_setup import set_up
-from snugbert.trainers.splits import hub_id, name_of_data_set, name_of_file
+from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ NAMES = {"train": "train", "validation": "eval", "test": "predict"}  # of the sp
 
 
 def make_judge(
-    name: str, split: Split, windows: Windows, labels: list[str], each_type: bool
+    name: str, split: NerSplit, windows: NerWindows, labels: list[str], each_type: bool
 ) -> Callable[[Any, Path | None], dict[str, float]]:
     """What scores and writes the predictions for `windows`, see [`EvaluationSet`].
 
@@ -72,7 +72,7 @@ def make_judge(
     return judge
 
 
-def _draw_confusion(split: Split, tags: Tags, file: Path) -> None:
+def _draw_confusion(split: NerSplit, tags: Tags, file: Path) -> None:
     """Which types the words of each type were taken for."""
     right = [tag[2:] for sentence in split.sentences for tag in sentence.tags or ()]
     given = [tag[2:] for of_sentence in tags for tag in of_sentence]
@@ -91,15 +91,15 @@ def main(argv: list[str]) -> None:
         InputError: something that the user gave cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, DataArguments, FineTuningArguments), argv, "snugbert ner", __doc__ or ""
+        (FineTunedModelArguments, NerDataArguments, FineTuningArguments), argv, "snugbert ner", __doc__ or ""
     )
     set_up(training_args)
     sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
 
 
 def make_task(
-    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
-) -> Task:
+    model_args: FineTunedModelArguments, data_args: NerDataArguments, training_args: FineTuningArguments
+) -> FineTuningTask:
     """The task of the data that the arguments name.
 
     Raises:
@@ -116,7 +116,9 @@ def make_task(
 
     max_length = longest(config, tokenizer, data_args.max_seq_length)
     windows = {
-        name: windows_of(split, labels, tokenizer, max_length, data_args.document_context, data_args.label_all_tokens)
+        name: make_windows(
+            split, labels, tokenizer, max_length, data_args.document_context, data_args.label_all_tokens
+        )
         for name, split in splits.items()
     }
 
@@ -133,10 +135,10 @@ def make_task(
         sorted(splits["validation"].types) if data_args.return_entity_level_metrics and "validation" in splits else []
     )
     if data_args.dataset_name is not None:
-        dataset_name = name_of_data_set(data_args.dataset_name)
+        dataset_name = describe_dataset(data_args.dataset_name)
     else:
-        dataset_name = name_of_file(next(iter(data_args.files.values())))
-    return Task(
+        dataset_name = describe_file(next(iter(data_args.files.values())))
+    return FineTuningTask(
         name=dataset_name,
         make_model=model_maker(AutoModelForTokenClassification, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
@@ -148,5 +150,5 @@ def make_task(
         padding_collator=DataCollatorForTokenClassification(tokenizer, **training_args.padding(max_length)),
         labels=labels,
         dataset=(dataset_name, hub_id(data_args.dataset_name), data_args.dataset_config_name),
-        settings=settings_of_data(data_args),
+        settings=collect_data_settings(data_args),
     )

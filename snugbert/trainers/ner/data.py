@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 from datasets import ClassLabel, Dataset, List
 
-from snugbert.entity_tags import SCHEMES, TAG, entities_of, tags_of
+from snugbert.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import ExampleLimits
-from snugbert.trainers.rows import lines_of, read_rows
-from snugbert.trainers.splits import SPLITS, check_sources, load_data_set, wanted_splits
+from snugbert.trainers.rows import read_rows, read_text_lines
+from snugbert.trainers.splits import SPLITS, check_sources, load_dataset_splits, wanted_splits
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # of JSON and data sets
 
 
 @dataclass
-class DataArguments(ExampleLimits):
+class NerDataArguments(ExampleLimits):
     """Which data to use, and how to read them. The names are those of `run_ner.py`; the last four are new.
 
     Raises:
@@ -104,7 +104,7 @@ class Sentence(NamedTuple):
     document: str | int | None = None  # the same for neighbours in one document; None: not told
 
 
-class Split(NamedTuple):
+class NerSplit(NamedTuple):
     """The sentences of training, validation or test."""
 
     source: str  # the file or data set they come from, for messages
@@ -128,7 +128,7 @@ class Split(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Split]:
+def load_splits(data_args: NerDataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, NerSplit]:
     """Reads the sentences that the arguments name, and their tags into BIO.
 
     Args:
@@ -139,7 +139,7 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
     Raises:
         InputError: a split or a data set does not exist; or as in [`read_conll`], [`read_records`] and [`check_tags`].
     """
-    found: dict[str, Path | Dataset] = dict(data_args.files) or _splits_of_dataset(data_args, **download)
+    found: dict[str, Path | Dataset] = dict(data_args.files) or _load_dataset_splits(data_args, **download)
     wanted = wanted_splits(wanted, found, bool(data_args.files), "sentences")
     splits = {}
     for name in wanted:
@@ -147,12 +147,12 @@ def load_splits(data_args: DataArguments, wanted: tuple[str, ...] | None, **down
     return check_tags(splits, data_args.tag_scheme, data_args.on_bad_tag)
 
 
-def _splits_of_dataset(data_args: DataArguments, **download: Any) -> dict[str, Path | Dataset]:
-    splits = load_data_set(str(data_args.dataset_name), data_args.dataset_config_name, **download)
+def _load_dataset_splits(data_args: NerDataArguments, **download: Any) -> dict[str, Path | Dataset]:
+    splits = load_dataset_splits(str(data_args.dataset_name), data_args.dataset_config_name, **download)
     return {split: splits[split] for split in SPLITS if split in splits}
 
 
-def _read_split(data: Path | Dataset, name: str, data_args: DataArguments) -> Split:
+def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) -> NerSplit:
     source = str(data) if isinstance(data, Path) else f"the {name} sentences of {data_args.dataset_name}"
     labelled = name != "test"
     stem = data.name.removesuffix(".gz").removesuffix(".zst") if isinstance(data, Path) else ""
@@ -179,10 +179,10 @@ def _read_split(data: Path | Dataset, name: str, data_args: DataArguments) -> Sp
             f"{DOCUMENT_START} lines" if in_lines else "a column that tells them; name it with --document_column_name"
         )
         raise InputError(f"--document_context: {source} does not tell where documents begin; it needs {how}.")
-    return Split(source, sentences, in_lines, types=frozenset(types))
+    return NerSplit(source, sentences, in_lines, types=frozenset(types))
 
 
-def read_conll(file: Path, data_args: DataArguments, labelled: bool) -> Iterator[Sentence]:
+def read_conll(file: Path, data_args: NerDataArguments, labelled: bool) -> Iterator[Sentence]:
     """Sentences of a file in CoNLL's form: a line a word, its columns divided by tabs or spaces.
 
     An empty line ends a sentence, a line that begins with -DOCSTART- a document. A file of one column has no tags.
@@ -193,7 +193,7 @@ def read_conll(file: Path, data_args: DataArguments, labelled: bool) -> Iterator
         labelled: whether there must be tags.
 
     Raises:
-        InputError: lines with different numbers of columns, a missing column, or as in [`lines_of`]; with line.
+        InputError: lines with different numbers of columns, a missing column, or as in [`read_text_lines`]; with line.
     """
     text = _column_number("text_column_name", data_args.text_column_name)
     label = _column_number("label_column_name", data_args.label_column_name)
@@ -207,7 +207,7 @@ def read_conll(file: Path, data_args: DataArguments, labelled: bool) -> Iterator
         return Sentence([*words], [*tags] if tags else None, number - len(words), document)
 
     # The line None ends the last sentence, too.
-    for number, line in enumerate((*lines_of(file), None), start=1):
+    for number, line in enumerate((*read_text_lines(file), None), start=1):
         # Other white space, such as a no-break space, may be a part of a word.
         line = line.strip("\r\n ") if line is not None else ""
         starts_document = line.startswith(DOCUMENT_START)
@@ -249,7 +249,7 @@ def _count(number: int, name: str) -> str:
     return f"{number:,} {name}{'s' if number != 1 else ''}"
 
 
-def read_records(data: Path | Dataset, source: str, data_args: DataArguments, labelled: bool) -> Iterator[Sentence]:
+def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments, labelled: bool) -> Iterator[Sentence]:
     """Sentences of JSON lines or a data set: a row each, with a list of words and one of tags or their class ids.
 
     Args:
@@ -318,7 +318,7 @@ def _class_names(data: Path | Dataset, column: str, here: str) -> list[str]:
 # --- schemes ----------------------------------------------------------------------------------------------------
 
 
-def check_tags(splits: dict[str, Split], scheme: str, on_bad_tag: str) -> dict[str, Split]:
+def check_tags(splits: dict[str, NerSplit], scheme: str, on_bad_tag: str) -> dict[str, NerSplit]:
     """Turns all tags into BIO.
 
     A tag breaks its scheme if the entities that `conlleval` would see, written in that scheme, have another tag there.
@@ -339,7 +339,7 @@ def check_tags(splits: dict[str, Split], scheme: str, on_bad_tag: str) -> dict[s
                     f"{split.where(sentence, word)}: {tag!r} is no tag of an entity; these are O and B-, I-, E-, S-, "
                     "L- or U- with a type, such as B-PER. Is it the right column (--label_column_name)?"
                 )
-    entities = [entities_of(tags) for _, _, tags in told]
+    entities = [decode_tags(tags) for _, _, tags in told]
     broken: dict[str, list[tuple[int, int, str]]] = {}
     for candidate in SCHEMES if scheme == "auto" else (scheme,):
         broken[candidate] = _broken([tags for _, _, tags in told], entities, candidate)
@@ -362,7 +362,7 @@ def check_tags(splits: dict[str, Split], scheme: str, on_bad_tag: str) -> dict[s
     elif told:
         begin = "; entities begin with I-, behind another of their type with B-" if scheme == "iob1" else ""
         logger.info("the tags are in the scheme %s%s", scheme.upper(), begin)
-    in_bio = iter([tags_of(found, len(tags), "bio") for (_, _, tags), found in zip(told, entities, strict=True)])
+    in_bio = iter([encode_tags(found, len(tags), "bio") for (_, _, tags), found in zip(told, entities, strict=True)])
     checked = {}
     for name, split in splits.items():
         labelled = split.labelled
@@ -377,7 +377,7 @@ def _broken(
     """The tags that break a scheme: index of the sentence, word, and what the tag would be."""
     broken = []
     for index, (tags, found) in enumerate(zip(told, entities, strict=True)):
-        right = tags_of(found, len(tags), scheme)
+        right = encode_tags(found, len(tags), scheme)
         if right != tags:
             broken += [(index, word, right[word]) for word, tag in enumerate(tags) if tag != right[word]]
     return broken
@@ -386,7 +386,7 @@ def _broken(
 # --- labels -----------------------------------------------------------------------------------------------------
 
 
-def choose_labels(splits: dict[str, Split], known: list[str]) -> list[str]:
+def choose_labels(splits: dict[str, NerSplit], known: list[str]) -> list[str]:
     """The tags that a model tells apart, in the order of their ids: O, and B- and I- of each type in training.
 
     Args:
@@ -426,7 +426,7 @@ def choose_labels(splits: dict[str, Split], known: list[str]) -> list[str]:
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def write_tagged(file: Path, split: Split, predicted: list[list[str]]) -> None:
+def write_tagged(file: Path, split: NerSplit, predicted: list[list[str]]) -> None:
     """Writes words, their tags if told, and the predicted tags: CoNLL's form, which `conlleval` reads.
 
     Columns are divided by a space, tags are in the scheme of the source, documents begin with -DOCSTART-. White space
@@ -446,7 +446,7 @@ def write_tagged(file: Path, split: Split, predicted: list[list[str]]) -> None:
                 columns = [sentence.words]
                 for bio in (sentence.tags, tags):
                     if bio is not None:
-                        columns.append(tags_of(entities_of(bio), len(bio), split.scheme))
+                        columns.append(encode_tags(decode_tags(bio), len(bio), split.scheme))
                 for cells in zip(*columns, strict=True):
                     stream.write(" ".join(re.sub(r"[ \t\r\n]+", "_", cell) or "_" for cell in cells) + "\n")
                 stream.write("\n")

@@ -11,9 +11,9 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.entity_tags import entities_of, tags_of
+from snugbert.entity_tags import decode_tags, encode_tags
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.ner.data import Split
+from snugbert.trainers.ner.data import NerSplit
 from snugbert.trainers.ner.metric import NerMetric
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Tags = list[list[str]]
 
 
-class Windows(NamedTuple):
+class NerWindows(NamedTuple):
     """What the model reads of N windows, and where it reads each of the W words of all sentences together."""
 
     features: Dataset  # N rows: what the tokenizer's model reads, and labels if the tags are told
@@ -30,14 +30,14 @@ class Windows(NamedTuple):
     position: np.ndarray  # [W] the place of its first piece there
 
 
-def windows_of(
-    split: Split,
+def make_windows(
+    split: NerSplit,
     labels: list[str],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     document_context: bool = False,
     label_all_tokens: bool = False,
-) -> Windows:
+) -> NerWindows:
     """Turns sentences into windows of word pieces: [CLS] pieces [SEP].
 
     A sentence that has room is one window. Of a longer one every window reads on about half a window's words, and has
@@ -58,11 +58,11 @@ def windows_of(
             first has one.
     """
     room = max_length - 2
-    pieces = _pieces_of([word for sentence in split.sentences for word in sentence.words], tokenizer, room)
+    pieces = _tokenize_words([word for sentence in split.sentences for word in sentence.words], tokenizer, room)
     lengths = np.array([len(ids) for ids in pieces])
     starts = np.concatenate([[0], np.cumsum(lengths)])  # of each word among all pieces, and their end
     ids = np.concatenate(pieces)
-    piece_labels = _labels_of_pieces(split, labels, lengths, label_all_tokens) if split.labelled else None
+    piece_labels = _label_tokens(split, labels, lengths, label_all_tokens) if split.labelled else None
 
     window, position = np.empty(len(lengths), dtype=np.int64), np.empty(len(lengths), dtype=np.int64)
     windows: dict[str, list[np.ndarray]] = {"input_ids": [], "labels": []}
@@ -77,10 +77,10 @@ def windows_of(
             counts = np.full(end - begin + 2, IGNORE_INDEX)
             counts[1 + first - begin : 1 + last - begin] = piece_labels[first:last]
             windows["labels"].append(counts)
-    return Windows(_dataset(windows, tokenizer), window, position)
+    return NerWindows(_dataset(windows, tokenizer), window, position)
 
 
-def _pieces_of(words: list[str], tokenizer: PreTrainedTokenizerBase, most: int) -> list[np.ndarray]:
+def _tokenize_words(words: list[str], tokenizer: PreTrainedTokenizerBase, most: int) -> list[np.ndarray]:
     """The ids of the first `most` pieces of each word, one at least; words that recur are tokenized once."""
     distinct = list(dict.fromkeys(words))
     encoded = tokenizer(
@@ -91,7 +91,7 @@ def _pieces_of(words: list[str], tokenizer: PreTrainedTokenizerBase, most: int) 
     return [pieces[word] for word in words]
 
 
-def _labels_of_pieces(split: Split, labels: list[str], lengths: np.ndarray, label_all_tokens: bool) -> np.ndarray:
+def _label_tokens(split: NerSplit, labels: list[str], lengths: np.ndarray, label_all_tokens: bool) -> np.ndarray:
     """The label id of each piece of all words, -100 where it has none."""
     ids = {label: i for i, label in enumerate(labels)}
     # Tokens of a checkpoint whose labels lack a B- or an I- have none here; they are scored all the same.
@@ -104,7 +104,7 @@ def _labels_of_pieces(split: Split, labels: list[str], lengths: np.ndarray, labe
     return of_pieces
 
 
-def _cores(split: Split, lengths: np.ndarray, room: int, document_context: bool) -> list[tuple[slice, slice]]:
+def _cores(split: NerSplit, lengths: np.ndarray, room: int, document_context: bool) -> list[tuple[slice, slice]]:
     """Which words count in each window, and which others of their sentence or document may stand around them."""
     cores = []
     end = 0
@@ -169,7 +169,7 @@ def _dataset(windows: dict[str, list[np.ndarray]], tokenizer: PreTrainedTokenize
     return Dataset(pa.table({name: pa.ListArray.from_arrays(ends, column) for name, column in columns.items()}))
 
 
-def predicted_tags(logits: Any, windows: Windows, split: Split, labels: list[str]) -> Tags:
+def predicted_tags(logits: Any, windows: NerWindows, split: NerSplit, labels: list[str]) -> Tags:
     """The tags of each word of each sentence in BIO, made valid as `conlleval` reads them.
 
     Entities score the same; the accuracy of tags counts an I- that is read as the B- that it must be as right.
@@ -183,16 +183,16 @@ def predicted_tags(logits: Any, windows: Windows, split: Split, labels: list[str
     logits = logits[0] if isinstance(logits, tuple) else logits
     ids = iter(logits[windows.window, windows.position].argmax(axis=-1).tolist())
     raw = [[labels[next(ids)] for _ in sentence.words] for sentence in split.sentences]
-    return [tags_of(entities_of(tags), len(tags), "bio") for tags in raw]
+    return [encode_tags(decode_tags(tags), len(tags), "bio") for tags in raw]
 
 
-def score(split: Split, tags: Tags) -> dict[str, float]:
+def score(split: NerSplit, tags: Tags) -> dict[str, float]:
     """The figures of [`NerMetric`], `conlleval`'s: micro average, accuracy, and those of each type."""
     references = [sentence.tags for sentence in split.sentences]
     return NerMetric(keep_in_memory=True).compute(predictions=tags, references=references)
 
 
-def most_frequent_tags(train: Split, split: Split) -> Tags:
+def most_frequent_tags(train: NerSplit, split: NerSplit) -> Tags:
     """A tagger to compare with: the most frequent tag of each word in training, O for others."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for sentence in train.sentences:

@@ -89,7 +89,7 @@ def plan_phases(datasets: Sequence[Any], shares: Sequence[float], args: Any) -> 
     return phases
 
 
-def phase_of_step(phases: Sequence[Phase], step: int) -> Phase:
+def find_phase(phases: Sequence[Phase], step: int) -> Phase:
     """The phase that `step` (from 0) belongs to."""
     for phase, end in zip(phases, accumulate(phase.steps for phase in phases), strict=True):
         if step < end:

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_snugbert import FAULTS, HEADS, TAGS, base_model_of, escape, how_to_load
+from snugbert.card_snugbert import FAULTS, HEADS, TAGS, escape, find_base_model, how_to_load
 from snugbert.trainers.card import eval_result, save_model_card, table
 from snugbert.trainers.pretraining.plot import FORMS, PICTURE
 
@@ -35,7 +35,7 @@ HUB_METRICS = {
 # --- the model card ---------------------------------------------------------------------------------------------
 
 
-def write_model_card(
+def write_pretraining_card(
     output_dir: Path,
     *,
     name: str,
@@ -67,7 +67,7 @@ def write_model_card(
         next_sentences: whether the model has the head for them, too.
     """
     head = HEADS["ForPreTraining" if next_sentences else "ForMaskedLM"]
-    base_id, start = base_model_of(base_model)
+    base_id, start = find_base_model(base_model)
     results = _eval_results(figures or {}, validation_name)
     header = ModelCardData(
         language=language,

@@ -27,7 +27,7 @@ LABELS: dict[Objective, tuple[str, str]] = {
 
 
 @dataclass
-class SnugBertDataCollatorForPreTraining:
+class SnugBertDataCollatorForPretraining:
     """Masks the examples of a [`PretrainingDataset`] and packs them: no padding, whatever their lengths.
 
     An example's masks are a function of its `mask_seed` alone, not of the batch, the worker or the process it comes

@@ -27,16 +27,16 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from snugbert.card_snugbert import base_model_of
+from snugbert.card_snugbert import find_base_model
 from snugbert.command_line import parse_arguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.documents import TextArguments
-from snugbert.trainers.output_folder import claim_output_dir, clear_output_dir
+from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.batches import Phase, parse_phases, plan_phases
-from snugbert.trainers.pretraining.card import write_model_card
-from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPreTraining
+from snugbert.trainers.pretraining.card import write_pretraining_card
+from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION, SHORTEST_EXAMPLE, Objective, PretrainingDataset
 from snugbert.trainers.pretraining.plot import PICTURE, draw_training
@@ -48,7 +48,7 @@ from snugbert.trainers.pretraining.trainer import (
     check_data_settings,
 )
 from snugbert.trainers.run_setup import set_up
-from snugbert.trainers.splits import hub_id, name_of_data_set
+from snugbert.trainers.splits import describe_dataset, hub_id
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ SECOND_TASK = {"nsp": "next sentence", "sop": "sentence order"}
 
 
 @dataclass(kw_only=True)
-class DataArguments(PreparationArguments):
+class PretrainingDataArguments(PreparationArguments):
     """Which text the model is pretrained on, how it is cut into examples, and how these are masked."""
 
     corpus: str | None = field(
@@ -132,7 +132,7 @@ def main(argv: list[str]) -> None:
         InputError: what the user gave cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (ModelArguments, DataArguments, PretrainingArguments),
+        (ModelArguments, PretrainingDataArguments, PretrainingArguments),
         argv,
         prog="snugbert pretrain",
         description="Pretrains on documents with masked tokens and next sentences.",
@@ -145,7 +145,7 @@ def main(argv: list[str]) -> None:
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     _check_lengths(data_args, config)
-    collator = SnugBertDataCollatorForPreTraining(
+    collator = SnugBertDataCollatorForPretraining(
         tokenizer,
         data_args.mlm_probability,
         data_args.mask_replace_prob,
@@ -156,7 +156,7 @@ def main(argv: list[str]) -> None:
         _show(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
 
-    checkpoint = claim_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
+    checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
@@ -232,7 +232,7 @@ def _data_seed(training_args: TrainingArguments) -> int:
     return training_args.seed if training_args.data_seed is None else training_args.data_seed
 
 
-def _check_lengths(data_args: DataArguments, config: PreTrainedConfig) -> None:
+def _check_lengths(data_args: PretrainingDataArguments, config: PreTrainedConfig) -> None:
     if not isinstance(config, SnugBertConfig):
         raise InputError(f"the model is of type {config.model_type}; only snugbert and bert can be pretrained.")
     for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
@@ -248,7 +248,7 @@ def _check_lengths(data_args: DataArguments, config: PreTrainedConfig) -> None:
 
 
 def _load_corpora(
-    data_args: DataArguments,
+    data_args: PretrainingDataArguments,
     training_args: TrainingArguments,
     cache_dir: str | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -321,7 +321,7 @@ def _dataset(
     corpus: Corpus,
     name: str,
     max_seq_length: int,
-    data_args: DataArguments,
+    data_args: PretrainingDataArguments,
     tokenizer: PreTrainedTokenizerBase,
     epochs_dir: Path,
     seed: int,
@@ -350,11 +350,11 @@ def _dataset(
 
 
 def _show(
-    data_args: DataArguments,
+    data_args: PretrainingDataArguments,
     training_args: TrainingArguments,
     cache_dir: str | None,
     tokenizer: PreTrainedTokenizerBase,
-    collator: SnugBertDataCollatorForPreTraining,
+    collator: SnugBertDataCollatorForPretraining,
 ) -> None:
     """Prints the first examples of training as the model will see them."""
     data_args.validation_file, training_args.do_eval = [], False
@@ -376,7 +376,7 @@ def _show(
 
 def _plan(
     corpus: Corpus,
-    data_args: DataArguments,
+    data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
     epochs_dir: Path,
@@ -406,7 +406,7 @@ def _plan(
 
 
 def _data_settings(
-    corpus: Corpus, phases: list[Phase], data_args: DataArguments, training_args: PretrainingArguments
+    corpus: Corpus, phases: list[Phase], data_args: PretrainingDataArguments, training_args: PretrainingArguments
 ) -> dict[str, Any]:
     """All that decides which examples a step sees, as a checkpoint remembers it."""
     names = ("short_seq_prob", "mlm_probability", "mask_replace_prob", "random_replace_prob", "whole_word_mask")
@@ -428,7 +428,7 @@ def _data_settings(
 def _without_folders(sources: dict[str, str]) -> dict[str, str]:
     """Makes paths relative to their common folder, because a checkpoint may be published."""
     if not all(map(os.path.isabs, sources)):  # a dataset
-        return {name_of_data_set(name.removeprefix("dataset ")): digest for name, digest in sources.items()}
+        return {describe_dataset(name.removeprefix("dataset ")): digest for name, digest in sources.items()}
     folder = os.path.commonpath([os.path.dirname(name) for name in sources])
     return {os.path.relpath(name, folder): digest for name, digest in sources.items()}
 
@@ -499,7 +499,7 @@ def _counts(corpus: Corpus, vocab_size: int) -> np.ndarray:
 def _write_card(
     trainer: PretrainingTrainer,
     model_args: ModelArguments,
-    data_args: DataArguments,
+    data_args: PretrainingDataArguments,
     train: Corpus | None,
     validation: Corpus | None,
     figures: dict[str, float],
@@ -507,12 +507,12 @@ def _write_card(
 ) -> None:
     """Writes the model card, of a model that may still be in training."""
     output_dir = Path(trainer.args.output_dir or "")
-    write_model_card(
+    write_pretraining_card(
         output_dir,
         name=trainer.hub_model_id or trainer.args.hub_model_id or output_dir.resolve().name,
         language=data_args.sentence_language,
-        data=_facts_of_text(data_args, train, validation),
-        settings=_facts_of_training(trainer, model_args, data_args),
+        data=_describe_text(data_args, train, validation),
+        settings=_describe_training(trainer, model_args, data_args),
         figures=figures,
         baselines=baselines,
         validation_name=_validation_name(data_args, validation),
@@ -522,15 +522,17 @@ def _write_card(
     )
 
 
-def _validation_name(data_args: DataArguments, validation: Corpus | None) -> str:
+def _validation_name(data_args: PretrainingDataArguments, validation: Corpus | None) -> str:
     if validation is None:
         return "validation text"
     if data_args.dataset_name is not None and not data_args.validation_file:
-        return f"{name_of_data_set(data_args.dataset_name)}, held out"
+        return f"{describe_dataset(data_args.dataset_name)}, held out"
     return _names(validation)
 
 
-def _facts_of_text(data_args: DataArguments, train: Corpus | None, validation: Corpus | None) -> dict[str, Any]:
+def _describe_text(
+    data_args: PretrainingDataArguments, train: Corpus | None, validation: Corpus | None
+) -> dict[str, Any]:
     """What the model card says of the text."""
     facts = {}
     if train is not None:
@@ -541,12 +543,12 @@ def _facts_of_text(data_args: DataArguments, train: Corpus | None, validation: C
 
 
 def _names(corpus: Corpus) -> str:
-    names = sorted(name_of_data_set(name.removeprefix("dataset ")) for name in corpus.sources)
+    names = sorted(describe_dataset(name.removeprefix("dataset ")) for name in corpus.sources)
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
-def _facts_of_training(
-    trainer: PretrainingTrainer, model_args: ModelArguments, data_args: DataArguments
+def _describe_training(
+    trainer: PretrainingTrainer, model_args: ModelArguments, data_args: PretrainingDataArguments
 ) -> dict[str, Any]:
     """What the model card says of the settings."""
     training_args: Any = trainer.args
@@ -555,7 +557,7 @@ def _facts_of_training(
     size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
     words = "words" if data_args.whole_word_mask else "word pieces"
     return {
-        "start": base_model_of(model_args.model_name_or_path)[1],
+        "start": find_base_model(model_args.model_name_or_path)[1],
         "model": f"{size}; {model.num_parameters():,} parameters, vocabulary {config.vocab_size:,}",
         "objective": "masked tokens" + (f", {SECOND_TASK[data_args.objective]}" if not data_args.no_nsp else ""),
         "masking": f"{data_args.mlm_probability:.0%} of the {words}; {data_args.mask_replace_prob:.0%} [MASK], "

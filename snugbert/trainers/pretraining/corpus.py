@@ -139,13 +139,13 @@ def open_corpus(folder: Path, tokenizer: Any) -> Corpus:
 
 def _open(folder: Path, digest: str | None = None, tokenizer: Any = None) -> Corpus:
     """Opens a corpus. Given a tokenizer, validates it. Given a digest, checks that it is still the same corpus."""
-    files = _files_of_parts(folder)
+    files = _find_parts(folder)
     origins = [read_origin(file) for file in files]
     settings = origins[0]["settings"]
     for file, origin in zip(files, origins, strict=True):
         if origin["settings"] != settings:
             raise InputError(f"{file} was prepared with other settings or another tokenizer than {files[0].name}.")
-    if tokenizer is not None and settings["tokenizer"] != digest_of_tokenizer(tokenizer):
+    if tokenizer is not None and settings["tokenizer"] != hash_tokenizer(tokenizer):
         raise InputError(
             f"the corpus in {folder} was prepared with another tokenizer; give that one, or prepare the text again."
         )
@@ -153,13 +153,13 @@ def _open(folder: Path, digest: str | None = None, tokenizer: Any = None) -> Cor
     content = [[source["digest"] for source in origin["sources"]] for origin in origins]
     vocab_size = None if tokenizer is None else len(tokenizer)
     blocks = list(chain.from_iterable(_read_blocks(file, vocab_size) for file in files))
-    corpus = Corpus(blocks, digest_of([settings, content]), folder, sources, settings)
+    corpus = Corpus(blocks, hash_json([settings, content]), folder, sources, settings)
     if digest not in (None, corpus.digest):
         raise InputError(f"the corpus in {folder} was replaced while it was in use; start again.")
     return corpus
 
 
-def _files_of_parts(folder: Path) -> list[Path]:
+def _find_parts(folder: Path) -> list[Path]:
     """The files of a corpus. Refuses a missing or stray one."""
     files = sorted(folder.glob("part-*.arrow"))
     if not files:
@@ -293,16 +293,16 @@ def _is_source(source: Any) -> bool:
     return False
 
 
-def digest_of_tokenizer(tokenizer: Any) -> str:
+def hash_tokenizer(tokenizer: Any) -> str:
     """A digest of all that decides how a fast tokenizer cuts text; padding and truncation do not."""
-    return digest_of(_definition(tokenizer))
+    return hash_json(_definition(tokenizer))
 
 
 def _definition(tokenizer: Any) -> dict[str, Any]:
     return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
 
 
-def digest_of(value: Any) -> str:
+def hash_json(value: Any) -> str:
     """A digest of what can be written as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -356,10 +356,10 @@ class Part:
         if not self.files:
             return [{"name": self.names[0], "digest": dataset_version(self.text)}]
         digests = {tuple(source.get("identity", ())): source["digest"] for source in known}
-        return [_source_of(file, digests) for file in self.files]
+        return [_describe_source(file, digests) for file in self.files]
 
 
-def _source_of(file: Path, digests: dict[tuple, str]) -> dict[str, Any]:
+def _describe_source(file: Path, digests: dict[tuple, str]) -> dict[str, Any]:
     stat = file.stat()
     identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     digest = digests.get(identity)
@@ -374,7 +374,7 @@ def every(number: int) -> bool:
     return True
 
 
-def parts_of(text: TextArguments, shards: int = 1, keeps: Callable[[int], bool] = every) -> list[Part]:
+def plan_parts(text: TextArguments, shards: int = 1, keeps: Callable[[int], bool] = every) -> list[Part]:
     """Divides text into parts, at least one for each of `shards` machines: files that follow each other make a part.
 
     Args:
@@ -423,7 +423,7 @@ def prepare_corpus(
 
     Args:
         folder: of the prepared corpus; created if need be.
-        parts: from [`parts_of`], all or those of a shard.
+        parts: from [`plan_parts`], all or those of a shard.
         tokenizer: a fast tokenizer.
         language: of the sentence splitter, an ISO 639-1 code; None when lines are sentences already.
         documents: which documents the parts keep, in words; part of the settings.
@@ -437,7 +437,7 @@ def prepare_corpus(
     """
     settings = {
         "format": FORMAT,
-        "tokenizer": digest_of_tokenizer(tokenizer),
+        "tokenizer": hash_tokenizer(tokenizer),
         "language": language,
         "sentence_splitter": None if language is None else f"sentencex {version('sentencex')}",
         "documents": documents,

@@ -187,7 +187,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         unfinished = file.with_suffix(".unfinished")
         try:
             with unfinished.open("wb") as table:
-                rows_of_block = functools.partial(self._rows_of_block, epoch)
+                rows_of_block = functools.partial(self._encode_block, epoch)
                 for rows in in_order(rows_of_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
                     table.write(rows)
                 table.flush()
@@ -198,10 +198,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
         finally:
             unfinished.unlink(missing_ok=True)
 
-    def _rows_of_block(self, epoch: int, number: int) -> bytes:
-        return np.array(self._examples_of_block(number, epoch), dtype=ROW).tobytes()
+    def _encode_block(self, epoch: int, number: int) -> bytes:
+        return np.array(self._make_block_examples(number, epoch), dtype=ROW).tobytes()
 
-    def _examples_of_block(self, number: int, epoch: int) -> list[Example]:
+    def _make_block_examples(self, number: int, epoch: int) -> list[Example]:
         block, length, share = self.corpus.blocks[number], self.max_seq_length, self.short_seq_prob
         rng = random.Random(f"{self.objective} {length} {share} {self.seed} {epoch} {number}")
         if self.objective == "nsp":

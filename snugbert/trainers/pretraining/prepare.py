@@ -32,11 +32,11 @@ from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.pretraining.corpus import (
     Corpus,
-    digest_of,
-    digest_of_tokenizer,
     every,
+    hash_json,
+    hash_tokenizer,
     open_corpus,
-    parts_of,
+    plan_parts,
     prepare_corpus,
     read_origin,
 )
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
     """Runs `snugbert prepare` with the arguments `argv`.
 
     Raises:
-        InputError: what the user gave cannot be used, see [`parts_of`], [`prepare_corpus`] and [`clean_cache`].
+        InputError: what the user gave cannot be used, see [`plan_parts`], [`prepare_corpus`] and [`clean_cache`].
     """
     tokenizer_args, text_args, output_args, cache_args = parse_arguments(
         (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments),
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> None:
     if tokenizer_args.tokenizer_name is None:
         raise InputError("which tokenizer? Give --tokenizer_name.")
     tokenizer = load_tokenizer(tokenizer_args)
-    parts = parts_of(text_args, output_args.shards)
+    parts = plan_parts(text_args, output_args.shards)
     folder = Path(output_args.output_dir)
     prepare_corpus(
         folder,
@@ -170,18 +170,18 @@ def prepare_in_cache(
         text: files or a dataset.
         tokenizer, language, num_workers, documents, show_progress: as in [`prepare_corpus`].
         cache_dir: the folder of the cache; default: `HF_HOME`.
-        keeps: as in [`parts_of`].
+        keeps: as in [`plan_parts`].
 
     Returns:
         The folder, `snugbert/<digest of names and settings>` in the cache, and what it holds.
 
     Raises:
-        InputError: as in [`parts_of`] and [`prepare_corpus`].
+        InputError: as in [`plan_parts`] and [`prepare_corpus`].
     """
-    parts = parts_of(text, keeps=keeps)
+    parts = plan_parts(text, keeps=keeps)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
     names = [str(file.resolve()) for part in parts for file in part.files]
-    key = digest_of([dataset, names, text.text_column_name, digest_of_tokenizer(tokenizer), language, documents])
+    key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents])
     folder = cache_folder(cache_dir) / key
     prepare_corpus(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
     os.utime(folder)  # `list_cache` prints when it was last used

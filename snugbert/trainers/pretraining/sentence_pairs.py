@@ -23,7 +23,7 @@ import numpy as np
 
 from snugbert.trainers.pretraining.corpus import Block, Corpus
 
-SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] first [SEP] second [SEP]
+PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # word pieces of a short pair, at least; as in the original release
 # How much less likely a random pair becomes with each by which they are ahead. The labels of a block then differ in
 # number by about ten at most, while those of neighbours hardly depend on each other.
@@ -50,7 +50,7 @@ def next_sentence_pairs(
     second half takes the place of the real one, which goes back to the text still to be used. What is over
     `max_seq_length` is cut from the longer half, word piece by word piece, at either end at random.
     """
-    block, longest = corpus.blocks[number], max_seq_length - SPECIAL_TOKENS_OF_A_PAIR
+    block, longest = corpus.blocks[number], max_seq_length - PAIR_SPECIAL_TOKENS
     # Lists: bisect and indexing are several times faster on them than on arrays.
     sentences, documents = block.sentences.tolist(), block.documents.tolist()
     document_starts = corpus.document_starts.tolist()
@@ -105,7 +105,7 @@ def sentence_order_pairs(
 
     A document of one sentence is split in the middle of it; one of a single word piece cannot be, and is left out.
     """
-    longest = max_seq_length - SPECIAL_TOKENS_OF_A_PAIR
+    longest = max_seq_length - PAIR_SPECIAL_TOKENS
     sentences, documents = block.sentences.tolist(), block.documents.tolist()
     pairs: list[Example] = []
     for document, next_document in pairwise(documents):

@@ -33,7 +33,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.output_folder import newest_checkpoint
-from snugbert.trainers.pretraining.batches import BatchSampler, Phase, passes_over_corpus, phase_of_step, plan_phases
+from snugbert.trainers.pretraining.batches import BatchSampler, Phase, find_phase, passes_over_corpus, plan_phases
 from snugbert.trainers.pretraining.optimizers import OPTIMIZERS, make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
@@ -143,7 +143,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         if phases:
             train_dataset = torch.utils.data.ConcatDataset([phase.dataset for phase in phases])
             args.max_steps = sum(phase.steps for phase in phases)
-        super().__init__(args=args, train_dataset=train_dataset, compute_metrics=_metrics_of_evaluation, **kwargs)
+        super().__init__(args=args, train_dataset=train_dataset, compute_metrics=_compute_metrics, **kwargs)
         self.phases = phases
         self.data_settings = data_settings or {}
         self.interrupted = False
@@ -168,7 +168,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
             # What was logged after the checkpoint goes, and so does a line that was not written to its end; when there
             # is something to log, so that a run which fails at once leaves the file as it was.
             self._metrics_file = Path(self.args.output_dir or "") / METRICS_NAME
-            self._metrics_before = "".join(map(_line_of_json, state.log_history if state else []))
+            self._metrics_before = "".join(map(_to_json_line, state.log_history if state else []))
         precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
         precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
         self._peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
@@ -211,7 +211,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         callbacks[RECORD_NAME] = {
             "sums": self._collect_sums(),
             "steps": self._steps,
-            "seconds": self._seconds_of_window(),
+            "seconds": self._elapsed_seconds(),
             "totals": self._totals,
             "data_settings": self.data_settings,
         }
@@ -296,7 +296,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
             self._window_start = time.perf_counter()
         self._steps += 1
         batches = list(islice(epoch_iterator, num_batches))
-        self._phase = phase_of_step(self.phases, self.state.global_step)
+        self._phase = find_phase(self.phases, self.state.global_step)
         for batch in batches:
             self._data_sums += _data_sums(self._model_config, batch, self._phase.dataset.max_seq_length)
         batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
@@ -352,10 +352,10 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
                 self._metrics_file.write_text(self._metrics_before)
                 self._metrics_before = None
             with self._metrics_file.open("a") as file:
-                file.write(_line_of_json(self.state.log_history[-1]))
+                file.write(_to_json_line(self.state.log_history[-1]))
 
     def _figures_since_last_line(self) -> dict[str, float]:
-        sums, seconds, steps = self._collect_sums(), self._seconds_of_window(), self._steps
+        sums, seconds, steps = self._collect_sums(), self._elapsed_seconds(), self._steps
         loss = sums["mlm_loss"] + sums["nsp_loss"]
         self._totals["loss"] += loss
         self._totals["tokens"] += sums["tokens"]
@@ -388,7 +388,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         self.state.num_input_tokens_seen = int(self._totals["tokens"] + named["tokens"])
         return named
 
-    def _seconds_of_window(self) -> float:
+    def _elapsed_seconds(self) -> float:
         """Since the last line of the log, those before a resumed run was stopped included."""
         return self._seconds + (0.0 if self._window_start is None else time.perf_counter() - self._window_start)
 
@@ -414,7 +414,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, sparse_prediction=True)
-        sums = _sums_of_sequences(outputs, inputs)
+        sums = _sum_per_sequence(outputs, inputs)
         return None, sums, sums[:, 2]
 
 
@@ -464,7 +464,7 @@ def _record(state: Any) -> dict[str, Any]:
     return state.stateful_callbacks.get(RECORD_NAME, {})
 
 
-def _line_of_json(line: dict[str, Any]) -> str:
+def _to_json_line(line: dict[str, Any]) -> str:
     return json.dumps(line) + "\n"
 
 
@@ -514,7 +514,7 @@ def _mlm_logits(outputs: Any) -> torch.Tensor:
     return outputs["prediction_logits"] if "prediction_logits" in outputs else outputs["logits"]
 
 
-def _sums_of_sequences(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def _sum_per_sequence(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """For each sequence: masked token loss, correct and number; next-sentence loss and correct, if there is a label.
 
     *Shape:* (N, 3) or (N, 5)
@@ -546,7 +546,7 @@ def _sums_of_sequences(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.T
     return torch.cat([sums, of_sequences], dim=-1)
 
 
-def _metrics_of_evaluation(prediction: EvalPrediction) -> dict[str, float]:
+def _compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     sums_of_sequences = np.asarray(prediction.predictions)
     mlm_loss, mlm_correct, mlm_tokens, *of_sequences = sums_of_sequences.sum(axis=0, dtype=np.float64).tolist()
     metrics = {"mlm_loss": mlm_loss / mlm_tokens, "mlm_accuracy": mlm_correct / mlm_tokens}

@@ -23,14 +23,14 @@ from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.models import load_config, load_tokenizer, longest
 from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
-from snugbert.question_answering.windows import Question, Windows, windows_of
+from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, model_maker, settings_of_data
+from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.run_setup import set_up
-from snugbert.trainers.splits import hub_id, name_of_data_set, name_of_file
-from snugbert.trainers.squad.data import DataArguments, answers_are_told, load_questions
+from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
+from snugbert.trainers.squad.data import SquadDataArguments, answers_are_told, load_questions
 from snugbert.trainers.squad.metric import squad_figures, squad_scores, squad_v2_figures, threshold_curve
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ Judge = Callable[[Any, Path | None], dict[str, float]]
 
 
 @dataclass
-class SquadArguments(FineTuningArguments):
+class SquadTrainingArguments(FineTuningArguments):
     """[`FineTuningArguments`] with the paper's learning rate for SQuAD (Devlin et al., 2018, section 4.2)."""
 
     learning_rate: float = field(default=5e-5, metadata={"help": "The peak learning rate."})
@@ -60,15 +60,15 @@ def main(argv: list[str]) -> None:
         InputError: something that the user gave cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, DataArguments, SquadArguments), argv, "snugbert squad", __doc__ or ""
+        (FineTunedModelArguments, SquadDataArguments, SquadTrainingArguments), argv, "snugbert squad", __doc__ or ""
     )
     set_up(training_args)
     sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
 
 
 def make_task(
-    model_args: FineTunedModelArguments, data_args: DataArguments, training_args: FineTuningArguments
-) -> Task:
+    model_args: FineTunedModelArguments, data_args: SquadDataArguments, training_args: FineTuningArguments
+) -> FineTuningTask:
     """The task of the data that the arguments name.
 
     Raises:
@@ -86,7 +86,7 @@ def make_task(
 
     max_length = longest(config, tokenizer, data_args.max_seq_length)
     windows = {
-        name: windows_of(
+        name: make_windows(
             questions, tokenizer, max_length, data_args.doc_stride, data_args.max_query_length, name == "train"
         )
         for name, questions in splits.items()
@@ -101,10 +101,10 @@ def make_task(
             baseline = ("always no answer", always_no_answer(splits[split]))
         return EvaluationSet(NAMES[split], windows[split].features, judge, len(splits[split]), baseline)
 
-    names = dict.fromkeys(name_of_file(file) for files in data_args.files.values() for file in files)
-    dataset_name = name_of_data_set(data_args.dataset_name) if data_args.dataset_name else ", ".join(names)
+    names = dict.fromkeys(describe_file(file) for files in data_args.files.values() for file in files)
+    dataset_name = describe_dataset(data_args.dataset_name) if data_args.dataset_name else ", ".join(names)
     on_hub = hub_id(data_args.dataset_name)
-    return Task(
+    return FineTuningTask(
         name=ON_THE_HUB.get((on_hub or "").removeprefix("rajpurkar/"), dataset_name),
         make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
@@ -115,14 +115,14 @@ def make_task(
         pipeline_tag="question-answering",
         padding_collator=DataCollatorWithPadding(tokenizer, **training_args.padding(max_length)),
         dataset=(dataset_name, on_hub, data_args.dataset_config_name),
-        settings=settings_of_data(data_args),
+        settings=collect_data_settings(data_args),
     )
 
 
 # --- answers ----------------------------------------------------------------------------------------------------
 
 
-def make_judge(name: str, questions: list[Question], windows: Windows, data_args: DataArguments) -> Judge:
+def make_judge(name: str, questions: list[Question], windows: ContextWindows, data_args: SquadDataArguments) -> Judge:
     """A function of the scores of `windows` and a folder that answers `questions`: see [`EvaluationSet`].
 
     In the folder it writes predictions.json, nbest_predictions.json and, for SQuAD v2.0, null_odds.json; and if the
@@ -135,7 +135,7 @@ def make_judge(name: str, questions: list[Question], windows: Windows, data_args
     """
     version_2, threshold = data_args.version_2_with_negative, data_args.null_score_diff_threshold
     prefix = "" if name == "eval" else f"{name}_"
-    golds = golds_of(questions)
+    golds = collect_gold_answers(questions)
 
     def judge(predictions: Any, folder: Path | None) -> dict[str, float]:
         start_logits, end_logits = predictions[:2]
@@ -176,14 +176,14 @@ def make_judge(name: str, questions: list[Question], windows: Windows, data_args
     return judge
 
 
-def golds_of(questions: list[Question]) -> dict[str, tuple[str, ...]]:
+def collect_gold_answers(questions: list[Question]) -> dict[str, tuple[str, ...]]:
     """The right answers to each question, by its id; none at all where they are not told."""
     return {question.id: question.answers for question in questions}
 
 
 def always_no_answer(questions: list[Question]) -> dict[str, float]:
     """Exact match and F1 of answering nothing, in percent."""
-    golds = golds_of(questions)
+    golds = collect_gold_answers(questions)
     nothing = dict.fromkeys(golds, "")
     figures = squad_v2_figures(*squad_scores(nothing, golds, version_2=True), nothing, golds)
     return {name: figures[name] for name in ("exact", "f1")}

@@ -17,14 +17,14 @@ from snugbert.errors import InputError
 from snugbert.json_files import parse_json
 from snugbert.question_answering.windows import Question
 from snugbert.trainers.finetuning.arguments import ExampleLimits
-from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, json_rows, lines_of, read_rows
-from snugbert.trainers.splits import SPLITS, check_sources, load_data_set, wanted_splits
+from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, json_rows, read_rows, read_text_lines
+from snugbert.trainers.splits import SPLITS, check_sources, load_dataset_splits, wanted_splits
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class DataArguments(ExampleLimits):
+class SquadDataArguments(ExampleLimits):
     """Which questions to use, and how to read and answer them. The names are those of `run_qa.py`.
 
     Windows, lengths and the number of answers: the defaults of the original release's `run_squad.py`.
@@ -82,7 +82,7 @@ class DataArguments(ExampleLimits):
 
 
 def load_questions(
-    data_args: DataArguments, wanted: tuple[str, ...] | None, **download: Any
+    data_args: SquadDataArguments, wanted: tuple[str, ...] | None, **download: Any
 ) -> dict[str, list[Question]]:
     """Reads the questions that the arguments name.
 
@@ -95,7 +95,7 @@ def load_questions(
         InputError: a split or a data set does not exist, ids of questions to answer are not unique; or as in
             [`read_questions`] and [`check_answers`].
     """
-    found = data_args.files or _splits_of_dataset(data_args, **download)
+    found = data_args.files or _load_dataset_splits(data_args, **download)
     wanted = wanted_splits(wanted, found, bool(data_args.files), "questions")
     loaded = {}
     for split in wanted:
@@ -115,8 +115,8 @@ def load_questions(
     return loaded
 
 
-def _splits_of_dataset(data_args: DataArguments, **download: Any) -> dict[str, list[Dataset]]:
-    splits = load_data_set(str(data_args.dataset_name), data_args.dataset_config_name, **download)
+def _load_dataset_splits(data_args: SquadDataArguments, **download: Any) -> dict[str, list[Dataset]]:
+    splits = load_dataset_splits(str(data_args.dataset_name), data_args.dataset_config_name, **download)
     return {split: [splits[split]] for split in SPLITS if split in splits}
 
 
@@ -177,7 +177,7 @@ def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, An
 
 def _object_in(file: Path) -> dict[str, Any] | None:
     """The object that a JSON file is; None if it is made of lines, or is a list."""
-    text = "".join(lines_of(file, LONGEST_LINE_OF_JSON)).strip()
+    text = "".join(read_text_lines(file, LONGEST_LINE_OF_JSON)).strip()
     try:
         content = parse_json(text or "null")
     except ValueError as error:

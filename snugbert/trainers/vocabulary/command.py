@@ -31,7 +31,7 @@ from snugbert.trainers.vocabulary.extension import (
     learn_extension,
     load_init_model,
     pieces_per_word,
-    settings_of,
+    read_settings,
 )
 from snugbert.trainers.vocabulary.learning import KINDS, Kind, count_words, learn_pieces, make_tokenizer
 
@@ -179,7 +179,7 @@ def _go_on(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) ->
 
 def _check_init(args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str) -> None:
     """Refuses what contradicts the tokenizer to go on from."""
-    kind, settings = settings_of(old, name)
+    kind, settings = read_settings(old, name)
     if args.model not in (None, kind):
         raise InputError(f"--model {args.model}: the tokenizer of {name} is {kind}, and stays so; leave --model out.")
     if settings["strip_accents"] is None:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from snugbert.checkpoints import CLASSES, find, model_of, read_checkpoint
+from snugbert.checkpoints import CLASSES, build_model, find, read_checkpoint
 from snugbert.errors import InputError
 from snugbert.models import SPECIAL_TOKENS
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
@@ -40,7 +40,7 @@ class Extension(NamedTuple):
     merges: list[Merge]
 
 
-def settings_of(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
+def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
     """The kind of a tokenizer and the other arguments that [`make_tokenizer`] makes one like it of.
 
     Args:
@@ -143,7 +143,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
         extension: from [`learn_extension`].
         name: of the old one, for messages.
     """
-    kind, settings = settings_of(tokenizer, name)
+    kind, settings = read_settings(tokenizer, name)
     new = {piece: index for index, piece in enumerate(extension.pieces, start=extension.first)}
     vocabulary = tokenizer.get_vocab() | new
     options: dict[str, Any] = {token: getattr(tokenizer, token) for token in SPECIAL_TOKENS}
@@ -177,7 +177,7 @@ def load_init_model(name: str) -> PreTrainedModel | None:
         return None
     checkpoint = read_checkpoint(folder)
     model_class = CLASSES["snugbert"][checkpoint.head]
-    return model_of(model_class, checkpoint.config, checkpoint.weights, torch.float32, checkpoint.options)
+    return build_model(model_class, checkpoint.config, checkpoint.weights, torch.float32, checkpoint.options)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining
 from snugbert.packed_batches import pack
-from snugbert.trainers.pretraining.card import write_model_card
+from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.plot import draw_training
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
@@ -78,7 +78,7 @@ def test_nothing_is_drawn_of_nothing(tmp_path):
 
 
 def test_model_card(tmp_path):
-    write_model_card(
+    write_pretraining_card(
         tmp_path,
         name="me/mini",
         language="en",
@@ -103,12 +103,12 @@ def test_model_card(tmp_path):
 
 def test_a_card_of_ones_own_stays(tmp_path):
     file, facts = tmp_path / "README.md", {"language": None, "data": DATA, "settings": SETTINGS}
-    write_model_card(tmp_path, name="first", **facts)
+    write_pretraining_card(tmp_path, name="first", **facts)
     (tmp_path / "training.png").touch()
-    write_model_card(tmp_path, name="second", **facts)
+    write_pretraining_card(tmp_path, name="second", **facts)
     assert "# second" in file.read_text() and "](training.png)" in file.read_text()
     file.write_text("# My words\n")
-    write_model_card(tmp_path, name="third", **facts)
+    write_pretraining_card(tmp_path, name="third", **facts)
     assert file.read_text() == "# My words\n"
 
 

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 import snugbert
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 REQUIREMENTS = [
     Requirement(text)

@@ -9,7 +9,7 @@ import pytest
 import snugbert
 from snugbert.cli import COMMANDS, main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CODE = dict.fromkeys(("bash", "python", ""), "")
 for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE):

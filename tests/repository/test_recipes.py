@@ -9,10 +9,10 @@ import pytest
 from snugbert.cli import main
 from snugbert.command_line import parse_arguments
 from snugbert.models import ModelArguments
-from snugbert.trainers.pretraining.command import DataArguments
+from snugbert.trainers.pretraining.command import PretrainingDataArguments
 from snugbert.trainers.pretraining.trainer import PretrainingArguments
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "examples").glob("pretrain_*.yaml"))
 
 
@@ -23,7 +23,7 @@ STEPS = {"mini": (32, 1), "base_1_gpu": (256, 1), "base_8_gpus": (1024, 8), "lar
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_recipes_are_arguments_of_the_command(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
-    types = (ModelArguments, DataArguments, PretrainingArguments)
+    types = (ModelArguments, PretrainingDataArguments, PretrainingArguments)
     argv = ["--config", str(recipe), "--use_cpu", "true"]  # a machine without a GPU must do for parsing
     _, data_args, training_args = parse_arguments(types, argv, "snugbert pretrain", "")
     sequences, processes = STEPS[recipe.stem.removeprefix("pretrain_")]

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix
 
 import snugbert
-from snugbert.trainers.finetuning.card import write_model_card
+from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plots import (
     ANSWER_LENGTHS,
     draw_confusion_matrix,
@@ -332,7 +332,7 @@ CARD = {
 def test_the_hub_reads_what_the_card_says(tmp_path):
     for name in ("learning_curve.png", "eval_mm_confusion_matrix.png", "confusion_matrix.png", "another.png"):
         (tmp_path / name).touch()
-    write_model_card(tmp_path, **CARD)
+    write_finetuning_card(tmp_path, **CARD)
     card = ModelCard.load(tmp_path / "README.md")
 
     def result(split, metric, name, value):
@@ -382,12 +382,12 @@ def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
     checkpoint = tmp_path / "secret" / "pretrained"
     checkpoint.mkdir(parents=True)
     own = {"dataset": ("my reviews, 2024", None, None), "base_model": str(checkpoint), "figures": {"predict": {}}}
-    write_model_card(tmp_path, **CARD | own, sweep="| batch size |")
+    write_finetuning_card(tmp_path, **CARD | own, sweep="| batch size |")
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
     assert "fine-tuned from pretrained on my reviews, 2024" in card.text and "secret" not in card.content
     assert "## All runs\n\n| batch size |" in card.text and "## Results" not in card.text
-    write_model_card(tmp_path, **CARD | own | {"figures": CARD["figures"]})
+    write_finetuning_card(tmp_path, **CARD | own | {"figures": CARD["figures"]})
     assert ModelCard.load(tmp_path / "README.md").data.eval_results[0].dataset_type == "my-reviews-2024"
 
 
@@ -410,7 +410,7 @@ def test_the_snippet_of_the_card_runs(tmp_path, capsys, pipeline_tag, head, labe
     getattr(snugbert, f"SnugBertFor{head}")(config).save_pretrained(tmp_path)
 
     facts = {"name": str(tmp_path), "pipeline_tag": pipeline_tag, "labels": labels}
-    write_model_card(tmp_path, **CARD | facts)
+    write_finetuning_card(tmp_path, **CARD | facts)
     text = ModelCard.load(tmp_path / "README.md").text
     assert ("gives texts or pairs of texts a number" in text) == (labels is None and head == "SequenceClassification")
     for snippet in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):

@@ -24,13 +24,15 @@ from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
 from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 TINY = ["--batch_size", "4", "--pairs", "1", "--json"]
 TRAINING = [*TINY, "--steps", "1"]
 
 
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
 
 
 def rows_of(capsys, dtype, trains) -> list[dict]:

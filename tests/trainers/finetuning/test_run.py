@@ -17,6 +17,8 @@ import pytest
 import torch
 from accelerate import PartialState
 from datasets import Dataset
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for a script; pytest has it already
 from parity import CONFIG, NUM_LABELS, assert_same_gradients
 from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
@@ -27,16 +29,22 @@ from snugbert import SnugBertTokenizer
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, Task, class_weights, fine_tune, settings_of_data
+from snugbert.trainers.finetuning.run import (
+    EvaluationSet,
+    FineTuningTask,
+    class_weights,
+    collect_data_settings,
+    fine_tune,
+)
 from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
-from snugbert.trainers.glue.data import DataArguments
+from snugbert.trainers.glue.data import GlueDataArguments
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 LABELS = ["few", "some", "many"]
 WEIGHTS = torch.tensor([0.5, 1.0, 3.0])
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +354,7 @@ def test_one_process_is_two_processes(tmp_path):
 # --- runs and sweeps --------------------------------------------------------------------------------------------
 
 
-def make_task(tokenizer, number: int = 60) -> Task:
+def make_task(tokenizer, number: int = 60) -> FineTuningTask:
     """Whether a sequence has few, some or many high tokens."""
     train_features, eval_features = examples(HEADS[0], number), examples(HEADS[0], 30, seed=1)
     references = np.array(eval_features["label"])
@@ -356,7 +364,7 @@ def make_task(tokenizer, number: int = 60) -> Task:
             np.savetxt(folder / "predictions.txt", predictions.argmax(-1), fmt="%d")
         return {"accuracy": float((predictions.argmax(-1) == references).mean())}
 
-    return Task(
+    return FineTuningTask(
         name="counting",
         make_model=lambda: snugbert.SnugBertForSequenceClassification(snugbert.SnugBertConfig(**CONFIG)),
         tokenizer=tokenizer,
@@ -448,7 +456,7 @@ class Interrupted(Exception):
 
 
 def test_the_papers_grid(tmp_path):
-    settings = sweep.settings_of_sweep(arguments(tmp_path, sweep="paper"))
+    settings = sweep.list_settings(arguments(tmp_path, sweep="paper"))
     rates = (5e-5, 4e-5, 3e-5, 2e-5)
     assert settings == [(size, rate, epochs) for size in (16, 32) for rate in rates for epochs in (2, 3, 4)]
 
@@ -568,7 +576,7 @@ def test_no_path_of_this_machine_is_in_the_results(tokenizer, tmp_path):
     checkpoint.mkdir(parents=True)
     model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint))
     task = make_task(tokenizer)
-    task.settings = settings_of_data(DataArguments(dataset_name=str(tmp_path / "secret")))
+    task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
     folder = tmp_path / "run"
     given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
     sweep.run(task, model_args, arguments(folder, **given, save_strategy="steps", save_steps=1))

@@ -27,7 +27,7 @@ from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.documents import TextArguments, find_files, read_documents, read_lines, split_sentences
 from snugbert.trainers.pretraining import corpus as corpus_module
-from snugbert.trainers.pretraining.corpus import open_corpus, parts_of, prepare_corpus
+from snugbert.trainers.pretraining.corpus import open_corpus, plan_parts, prepare_corpus
 from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset
 from snugbert.trainers.pretraining.prepare import prepare_in_cache
 
@@ -51,7 +51,7 @@ def text_of(*files) -> TextArguments:
 
 
 def prepare(folder, tokenizer, *files, **options):
-    prepare_corpus(folder, parts_of(text_of(*files)), tokenizer, show_progress=False, **options)
+    prepare_corpus(folder, plan_parts(text_of(*files)), tokenizer, show_progress=False, **options)
     return open_corpus(folder, tokenizer)
 
 
@@ -219,7 +219,7 @@ tokenize = corpus._Worker.__call__
 corpus._Worker.__call__ = lambda worker, batch: (time.sleep(0.1), tokenize(worker, batch))[1]
 corpus.BLOCK_TOKENS = corpus.BATCH_CHARACTERS = 10_000
 tokenizer = snugbert.SnugBertTokenizer(vocab=sys.argv[1])
-parts = corpus.parts_of(TextArguments(train_file=[sys.argv[2]]))
+parts = corpus.plan_parts(TextArguments(train_file=[sys.argv[2]]))
 corpus.prepare_corpus(Path(sys.argv[3]), parts, tokenizer, num_workers=2, show_progress=False)
 """
 
@@ -359,14 +359,14 @@ def test_a_dataset_is_prepared_by_rows_and_notices_a_change(tmp_path, tokenizer)
     assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
         f"row {number}." for number in range(10)
     ]
-    for part in parts_of(text, shards=3):
+    for part in plan_parts(text, shards=3):
         prepare_corpus(tmp_path / "shards", [part], tokenizer, show_progress=False)
     shards = content(open_corpus(tmp_path / "shards", tokenizer))
     assert sorted(shards) == sorted(content(corpus))
     assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
     title = TextArguments(dataset_name=str(data), text_column_name="title")
     with pytest.raises(InputError, match="another text, tokenizer or settings"):
-        prepare_corpus(tmp_path / "shards", parts_of(title, shards=3), tokenizer, show_progress=False)
+        prepare_corpus(tmp_path / "shards", plan_parts(title, shards=3), tokenizer, show_progress=False)
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
     _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)

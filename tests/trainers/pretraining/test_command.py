@@ -19,7 +19,7 @@ import snugbert
 from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.documents import TextArguments
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.command import unigram_baseline
 from snugbert.trainers.pretraining.corpus import Block, Corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -103,7 +103,7 @@ def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
     ids = tokenizer.cls_token_id, tokenizer.sep_token_id
     dataset = PretrainingDataset(corpus, *ids, tmp_path / "epochs", max_seq_length=40, seed=0)
     assert len(dataset) % 3  # the last batch is smaller than the others
-    collate = SnugBertDataCollatorForPreTraining(tokenizer)
+    collate = SnugBertDataCollatorForPretraining(tokenizer)
     model = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path).eval()
     of_tokens, of_pairs = [], []
     for index in range(len(dataset)):

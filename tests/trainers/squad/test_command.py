@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
-from test_squad_answers import definition_2
+from squad_definition import definition_2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snugbert import SnugBertTokenizer, cli
 from snugbert.errors import InputError
-from snugbert.question_answering.windows import Question, Windows, best_windows, spans_of, windows_of
+from snugbert.question_answering.windows import ContextWindows, Question, best_windows, find_best_spans, make_windows
 from snugbert.trainers.squad import command as squad
-from snugbert.trainers.squad.data import DataArguments, find_answer, load_questions, read_questions
+from snugbert.trainers.squad.data import SquadDataArguments, find_answer, load_questions, read_questions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,7 +44,7 @@ def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, d
     for form in ("json", "jsonl"):
         file = str(data_dir / "squad" / f"{name}.{form}.gz")
         split = {"train_file": [file]} if name.startswith("train") else {"validation_file": file}
-        arguments = DataArguments(**split, version_2_with_negative=version_2)
+        arguments = SquadDataArguments(**split, version_2_with_negative=version_2)
         (questions,) = load_questions(arguments, None).values()
         loaded.append([question._replace(row="", is_impossible=False) for question in questions])  # flat: not told
     nested, flat = loaded
@@ -109,7 +109,7 @@ def test_every_format_gives_the_same_questions(tmp_path):
     sources = [{"validation_file": str(file)} for file in sorted(tmp_path.iterdir()) if file.is_file()]
     assert len(sources) == 12
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
-        arguments = DataArguments(**source, version_2_with_negative=True)
+        arguments = SquadDataArguments(**source, version_2_with_negative=True)
         splits = load_questions(arguments, None, cache_dir=str(tmp_path / "cache"))
         assert [question._replace(row="", is_impossible=False) for question in splits["validation"]] == [
             Question("a", "Who?", "Anna met  Ben.\n", ("Anna", "Ben"), (0, 10), "T"),
@@ -122,11 +122,11 @@ def test_several_files_and_limits(tmp_path):
     for name, rows in (("1.json", ROWS[:2]), ("2.json", ROWS[2:])):
         (tmp_path / name).write_text(json.dumps(nested(rows)))
     files = [str(tmp_path / "1.json"), str(tmp_path / "2.json")]
-    questions = load_questions(DataArguments(train_file=files, version_2_with_negative=True), ("train",))["train"]
+    questions = load_questions(SquadDataArguments(train_file=files, version_2_with_negative=True), ("train",))["train"]
     assert [question.id for question in questions] == ["a", "b", "c"]
     assert questions[1].row == f"{files[0]}, data[1].paragraphs[0].qas[0]"
     # What is behind the limit is not looked at: not the question without an answer.
-    questions = load_questions(DataArguments(train_file=files, max_train_samples=1), ("train",))["train"]
+    questions = load_questions(SquadDataArguments(train_file=files, max_train_samples=1), ("train",))["train"]
     assert [question.id for question in questions] == ["a"]
 
 
@@ -195,7 +195,7 @@ def check_is_max_context(spans: list[tuple[int, int]], window: int, position: in
 def test_windows_are_those_of_the_tokenizer(length, overlap, data_dir, tokenizer):
     file = data_dir / "squad" / "dev-v2.0-half.jsonl.gz"
     questions = random.Random(1).sample(read_questions(file, "dev"), 150)
-    windows = windows_of(questions, tokenizer, length, overlap, training=True)
+    windows = make_windows(questions, tokenizer, length, overlap, training=True)
     expected = [
         (number, feature)
         for number, question in enumerate(questions)
@@ -213,7 +213,7 @@ def test_windows_are_those_of_the_tokenizer(length, overlap, data_dir, tokenizer
     assert sum(feature["start_positions"] > 0 for _, feature in expected) > 50
 
 
-def found_again(questions: list[Question], windows: Windows) -> int:
+def found_again(questions: list[Question], windows: ContextWindows) -> int:
     """How many windows hold an answer; it must stand there."""
     found = 0
     positions = zip(windows.features["start_positions"], windows.features["end_positions"], strict=True)
@@ -231,8 +231,8 @@ def found_again(questions: list[Question], windows: Windows) -> int:
 
 def test_every_answer_is_in_a_window(data_dir, tokenizer):
     file = str(data_dir / "tydiqa_goldp_en" / "train.jsonl.gz")
-    questions = load_questions(DataArguments(train_file=[file], max_train_samples=300), ("train",))["train"]
-    windows = windows_of(questions, tokenizer, max_seq_length=192, doc_stride=64, training=True)
+    questions = load_questions(SquadDataArguments(train_file=[file], max_train_samples=300), ("train",))["train"]
+    windows = make_windows(questions, tokenizer, max_seq_length=192, doc_stride=64, training=True)
     assert found_again(questions, windows) > len(questions)
     answered = windows.question[np.array(windows.features["start_positions"][:]) > 0]
     assert set(answered.tolist()) == set(range(len(questions)))
@@ -257,7 +257,7 @@ def test_every_answer_is_in_a_window(data_dir, tokenizer):
     ],
 )
 def test_spans_and_their_best(tokens, size, overlap, expected):
-    spans = spans_of(tokens, size, overlap)
+    spans = find_best_spans(tokens, size, overlap)
     assert spans == expected
     lengths = [(begin, end - begin) for begin, end in spans]
     for window, ((begin, end), best) in enumerate(zip(spans, best_windows(spans), strict=True)):
@@ -271,7 +271,7 @@ def test_unusual_questions(tokenizer, caplog):
         Question("2", "who " * 70, "Anna unbelievably slept.", ("believ",), (7,), row="dev.jsonl, row 3"),
     ]
     with caplog.at_level(logging.WARNING, logger="snugbert"):
-        windows = windows_of(questions, tokenizer, training=True)
+        windows = make_windows(questions, tokenizer, training=True)
     assert (
         "1 questions have more than 64 tokens (--max_query_length) and lose their ends; the first: dev.jsonl, row 3"
         in (caplog.text)
@@ -291,8 +291,8 @@ def test_unusual_questions(tokenizer, caplog):
 def test_windows_that_are_too_small(tokenizer):
     question = Question("0", "Who slept?", "Anna slept.")
     with pytest.raises(InputError, match=r"beside a question of 3 tokens, a window of 128 .* has room for 122 of"):
-        windows_of([question], tokenizer, max_seq_length=128)
-    assert len(windows_of([question], tokenizer, max_seq_length=128, doc_stride=121).question) == 1
+        make_windows([question], tokenizer, max_seq_length=128)
+    assert len(make_windows([question], tokenizer, max_seq_length=128, doc_stride=121).question) == 1
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------
@@ -444,10 +444,10 @@ def test_limits_of_answers(run, workshop, tmp_path):
 
 
 def test_defaults_are_the_original_releases(tmp_path):
-    assert squad.SquadArguments(output_dir=str(tmp_path)).learning_rate == 5e-5
+    assert squad.SquadTrainingArguments(output_dir=str(tmp_path)).learning_rate == 5e-5
     limits = {"max_seq_length": 384, "doc_stride": 128, "max_query_length": 64}
     limits |= {"n_best_size": 20, "max_answer_length": 30, "null_score_diff_threshold": 0.0}
-    data_args = DataArguments(dataset_name="squad")
+    data_args = SquadDataArguments(dataset_name="squad")
     assert {name: getattr(data_args, name) for name in limits} == limits
 
 
@@ -466,7 +466,7 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
             squad.main(arguments(workshop, tmp_path / "out", **{split: file}))
     assert not (tmp_path / "out").exists()
 
-    loaded = load_questions(DataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
+    loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
     assert f"{message}; they are left out, and 1 questions with them" in caplog.text

@@ -16,12 +16,12 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrai
 
 from snugbert import SnugBertModel, SnugBertTokenizer, cli
 from snugbert.command_line import parse_arguments
-from snugbert.entity_tags import SCHEMES, entities_of, tags_of
+from snugbert.entity_tags import SCHEMES, decode_tags, encode_tags
 from snugbert.errors import InputError
-from snugbert.packed_batches import lengths_of
+from snugbert.packed_batches import count_tokens
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.ner import command as ner
-from snugbert.trainers.ner.data import DataArguments, Sentence, Split, check_tags, choose_labels, load_splits
+from snugbert.trainers.ner.data import NerDataArguments, NerSplit, Sentence, check_tags, choose_labels, load_splits
 from snugbert.trainers.ner.metric import NerMetric
 
 PARTS = ("train", "validation", "test")
@@ -39,14 +39,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def conll(data_dir) -> dict[str, Split]:
+def conll(data_dir) -> dict[str, NerSplit]:
     """The sentences of CoNLL-2003."""
     files = {f"{part}_file": str(data_dir / "conll2003" / f"{name}.txt.gz") for part, name in FILES.items()}
-    return load_splits(DataArguments(**files), PARTS)
+    return load_splits(NerDataArguments(**files), PARTS)
 
 
 @pytest.fixture(scope="module")
-def part(conll) -> Split:
+def part(conll) -> NerSplit:
     """Documents of 400 sentences."""
     last = conll["validation"].sentences[400].document
     return conll["validation"]._replace(sentences=[s for s in conll["validation"].sentences if s.document < last])
@@ -57,16 +57,16 @@ def tokenizer(minilm) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(minilm)
 
 
-def all_tags(split: Split) -> list[list[str]]:
+def all_tags(split: NerSplit) -> list[list[str]]:
     return [sentence.tags for sentence in split.sentences]
 
 
-def read(folder: Path, *texts: str, **arguments: object) -> dict[str, Split]:
+def read(folder: Path, *texts: str, **arguments: object) -> dict[str, NerSplit]:
     """Reads a CoNLL file of each text, for training, validation and test."""
     for part, text in zip(PARTS, texts, strict=False):
         arguments[f"{part}_file"] = str(folder / f"{part}.txt")
         (folder / f"{part}.txt").write_text(text, encoding="utf-8")
-    return load_splits(DataArguments(**arguments), PARTS[: len(texts)])
+    return load_splits(NerDataArguments(**arguments), PARTS[: len(texts)])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_conll_2003_as_published(conll):
         assert len({sentence.document for sentence in sentences}) == documents
         assert len(sentences) + documents == blocks
         assert sum(len(sentence.words) for sentence in sentences) == words
-        kinds = Counter(kind for tags in all_tags(conll[part]) for kind, _, _ in entities_of(tags))
+        kinds = Counter(kind for tags in all_tags(conll[part]) for kind, _, _ in decode_tags(tags))
         assert [kinds[kind] for kind in ("LOC", "MISC", "ORG", "PER")] == entities
     assert choose_labels(conll, ["LABEL_0"]) == [
         "O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER",
@@ -87,7 +87,7 @@ def test_conll_2003_as_published(conll):
 
 def test_json_lines_and_data_sets_are_the_same(conll, data_dir, tmp_path):
     file = data_dir / "conll2003" / "valid.jsonl.gz"
-    split = load_splits(DataArguments(validation_file=str(file)), None)["validation"]
+    split = load_splits(NerDataArguments(validation_file=str(file)), None)["validation"]
     assert [sentence[:2] for sentence in split.sentences] == [s[:2] for s in conll["validation"].sentences]
     assert [s.document for s in split.sentences] == [s.document for s in conll["validation"].sentences]
 
@@ -97,7 +97,7 @@ def test_json_lines_and_data_sets_are_the_same(conll, data_dir, tmp_path):
     (tmp_path / "data").mkdir()
     Dataset.from_list(rows, features=features).to_parquet(tmp_path / "data" / "validation.parquet")
     columns = {"text_column_name": "words", "label_column_name": "ner"}
-    arguments = DataArguments(dataset_name=str(tmp_path / "data"), **columns)
+    arguments = NerDataArguments(dataset_name=str(tmp_path / "data"), **columns)
     again = load_splits(arguments, ("validation",), cache_dir=str(tmp_path / "cache"))["validation"]
     assert [sentence[:2] for sentence in again.sentences] == [sentence[:2] for sentence in split.sentences[:100]]
     # In the order of the data set's classes or not, it is the checkpoint's labels that keep their order.
@@ -122,7 +122,7 @@ def test_columns_documents_and_compressed_files(tmp_path):
         ("a.zst", pa.compress(text.encode(), "zstd", asbytes=True)),
     ):
         (tmp_path / name).write_bytes(data)
-        splits = load_splits(DataArguments(train_file=str(tmp_path / name)), ("train",))
+        splits = load_splits(NerDataArguments(train_file=str(tmp_path / name)), ("train",))
         assert splits["train"].sentences == sentences
     # Words in the second column, tags in the first; a test file may have no tags.
     swapped = {"text_column_name": "2", "label_column_name": "1"}
@@ -158,7 +158,7 @@ def test_every_scheme_is_recognized_and_stands_for_the_same_entities(conll, capl
         checked = check_tags({"test": told}, "auto", "stop")["test"]
         assert caplog.messages[-1].startswith(f"the tags are in the scheme {scheme.upper()}")
         assert checked.sentences == split.sentences and checked.scheme == scheme
-        assert [tags_of(entities_of(tags), len(tags), scheme) for tags in all_tags(split)] == all_tags(told)
+        assert [encode_tags(decode_tags(tags), len(tags), scheme) for tags in all_tags(split)] == all_tags(told)
 
 
 def test_broken_tags(tmp_path, caplog):
@@ -186,7 +186,7 @@ def test_broken_tags(tmp_path, caplog):
 # --- windows ----------------------------------------------------------------------------------------------------
 
 
-def joined(split: Split) -> Split:
+def joined(split: NerSplit) -> NerSplit:
     """Each document as one sentence."""
     documents: dict[object, list[Sentence]] = {}
     for sentence in split.sentences:
@@ -201,7 +201,7 @@ def joined(split: Split) -> Split:
 
 def test_a_sentence_with_room_is_what_the_tokenizer_makes_of_it(conll, part, tokenizer):
     labels = choose_labels(conll, [])
-    features = ner.windows_of(part, labels, tokenizer, 512).features
+    features = ner.make_windows(part, labels, tokenizer, 512).features
     for sentence, row in zip(part.sentences, features, strict=True):
         encoded = tokenizer(sentence.words, is_split_into_words=True)
         words = encoded.word_ids()
@@ -229,7 +229,7 @@ def test_every_word_counts_once(way, conll, part, tokenizer):
     tags = [tag for sentence in split.sentences for tag in sentence.tags]
     pieces = {word: tokenizer(word, add_special_tokens=False)["input_ids"][: limit - 2] for word in set(words)}
 
-    windows = ner.windows_of(split, labels, tokenizer, limit, document_context)
+    windows = ner.make_windows(split, labels, tokenizer, limit, document_context)
     inputs, targets = windows.features["input_ids"][:], windows.features["labels"][:]
     assert max(map(len, inputs)) <= limit
     # In the order of the words, what is counted is each word's first piece, in the place that is said to be its own.
@@ -238,7 +238,7 @@ def test_every_word_counts_once(way, conll, part, tokenizer):
     assert [labels[targets[i][j]] for i, j in counted] == tags
     assert [inputs[i][j] for i, j in counted] == [pieces[word][0] for word in words]
 
-    every = ner.windows_of(split, labels, tokenizer, limit, document_context, label_all_tokens=True)
+    every = ner.make_windows(split, labels, tokenizer, limit, document_context, label_all_tokens=True)
     assert every.features["input_ids"][:] == inputs
     # All pieces of a word have its tag; B- stands only on the first.
     expected = [
@@ -251,7 +251,7 @@ def test_every_word_counts_once(way, conll, part, tokenizer):
 
 def test_words_have_context_on_both_sides(conll, part, tokenizer):
     split, labels = joined(part), choose_labels(conll, [])
-    windows = ner.windows_of(split, labels, tokenizer, 128)
+    windows = ner.make_windows(split, labels, tokenizer, 128)
     pieces_of_windows = np.array([len(ids) - 2 for ids in windows.features["input_ids"]])
     assert (pieces_of_windows == 126).mean() > 0.5
     word = 0
@@ -268,15 +268,15 @@ def test_words_have_context_on_both_sides(conll, part, tokenizer):
 
 def test_words_without_pieces_keep_their_tags(tokenizer):
     words = ["Jo", "\u200b", "\u0001", "", "Li", "a-" * 40]
-    split = Split("s", [Sentence(words, ["B-PER", "I-PER", "B-LOC", "O", "B-PER", "O"], 1)], True)
+    split = NerSplit("s", [Sentence(words, ["B-PER", "I-PER", "B-LOC", "O", "B-PER", "O"], 1)], True)
     labels = ["O", "B-LOC", "B-PER", "I-PER"]
-    features = ner.windows_of(split, labels, tokenizer, 20).features
+    features = ner.make_windows(split, labels, tokenizer, 20).features
     assert tokenizer.convert_ids_to_tokens(features[0]["input_ids"][:6]) == ["[CLS]", "jo", *["[UNK]"] * 3, "li"]
     assert [labels[i] for row in features["labels"] for i in row if i != -100] == split.sentences[0].tags
     assert list(map(len, features["input_ids"])) == [7, 20]  # the end of a word that fills a window is lost
 
 
-def logits_of(windows: ner.Windows, number: int) -> np.ndarray:
+def logits_of(windows: ner.NerWindows, number: int) -> np.ndarray:
     """Logits that have the right label where there is one, and chance elsewhere; padded as by Trainer."""
     generator = np.random.default_rng(0)
     rows = windows.features["labels"][:]
@@ -293,9 +293,9 @@ def logits_of(windows: ner.Windows, number: int) -> np.ndarray:
 def test_right_predictions_are_the_file_again(way, scheme, conll, part, tokenizer, data_dir, tmp_path):
     change, limit, document_context = WAYS[way]
     split, labels = change(part)._replace(scheme=scheme), choose_labels(conll, [])
-    windows = ner.windows_of(split, labels, tokenizer, limit, document_context)
+    windows = ner.make_windows(split, labels, tokenizer, limit, document_context)
     figures = ner.make_judge("eval", split, windows, labels, False)(logits_of(windows, len(labels)), tmp_path)
-    numbers = Counter(kind for tags in all_tags(part) for kind, _, _ in entities_of(tags))
+    numbers = Counter(kind for tags in all_tags(part) for kind, _, _ in decode_tags(tags))
     assert {name: value for name, value in figures.items() if not name.endswith("number")} == dict.fromkeys(
         [*ner.FIGURES, *(f"{kind}_{figure}" for kind in numbers for figure in ner.FIGURES[:3])], 1.0
     )
@@ -369,13 +369,13 @@ def test_metric_on_noisy_real_tags(part):
     pairs = [pair for rows in zip(predictions, references, strict=True) for pair in zip(*rows, strict=True)]
     assert figures["accuracy"] == pytest.approx(sum(a == b for a, b in pairs) / len(pairs), abs=1e-12)
     # Made valid as conlleval reads them, predictions score the same.
-    valid = [tags_of(entities_of(row), len(row), "bio") for row in predictions]
+    valid = [encode_tags(decode_tags(row), len(row), "bio") for row in predictions]
     assert {**compute(valid, references), "accuracy": figures["accuracy"]} == figures
 
 
 def test_most_frequent_tags():
-    train = Split("s", [Sentence(["a", "b", "a", "a"], ["B-X", "O", "O", "B-X"], 1)], True)
-    test = Split("s", [Sentence(["a", "c"], ["B-X", "B-X"], 1)], True)
+    train = NerSplit("s", [Sentence(["a", "b", "a", "a"], ["B-X", "O", "O", "B-X"], 1)], True)
+    test = NerSplit("s", [Sentence(["a", "c"], ["B-X", "B-X"], 1)], True)
     assert ner.most_frequent_tags(train, test) == [["B-X", "O"]]
     assert ner.score(test, [["B-X", "O"]])["f1"] == pytest.approx(2 / 3)
 
@@ -468,7 +468,7 @@ def test_a_run_learns_and_writes_everything(run, workshop):
 
 
 def test_a_run_has_the_context_it_is_told_to(workshop, tmp_path):
-    types = (FineTunedModelArguments, DataArguments, FineTuningArguments)
+    types = (FineTunedModelArguments, NerDataArguments, FineTuningArguments)
     without, with_context = (
         ner.make_task(*parse_arguments(types, arguments(workshop, tmp_path, document_context=context), "", ""))
         for context in (False, True)
@@ -477,7 +477,7 @@ def test_a_run_has_the_context_it_is_told_to(workshop, tmp_path):
         (without.train_features, with_context.train_features),
         (without.evaluation_sets[0].features, with_context.evaluation_sets[0].features),
     ):
-        assert 1.2 * lengths_of(one).sum() < lengths_of(other).sum()
+        assert 1.2 * count_tokens(one).sum() < count_tokens(other).sum()
 
 
 def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys):
@@ -548,13 +548,13 @@ def test_bad_files(text, message, tmp_path):
 def test_bad_rows(rows, message, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError, match=message):
-        load_splits(DataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))
+        load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))
 
 
 def test_sentences_without_words_are_left_out(tmp_path, caplog):
     rows = [{"tokens": [], "tags": []}, {"tokens": ["a"], "tags": ["B-X"]}, {"tokens": [], "tags": []}]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    sentences = load_splits(DataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))["train"].sentences
+    sentences = load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))["train"].sentences
     assert sentences == [Sentence(["a"], ["B-X"], 2)]
     assert "2 sentences without words are left out; the first is row 1" in caplog.text
 

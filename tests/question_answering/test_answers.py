@@ -3,18 +3,17 @@
 import json
 import math
 import random
-import re
 import time
-from collections import Counter
 from operator import itemgetter
 
 import numpy as np
 import pytest
+from squad_definition import definition_1, definition_2
 
 from snugbert import SnugBertTokenizer
 from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
-from snugbert.question_answering.windows import Question, Windows, windows_of
-from snugbert.trainers.squad.data import DataArguments, load_questions
+from snugbert.question_answering.windows import ContextWindows, Question, make_windows
+from snugbert.trainers.squad.data import SquadDataArguments, load_questions
 from snugbert.trainers.squad.metric import (
     SquadMetric,
     normalize,
@@ -46,7 +45,7 @@ def make_questions(number: int, longest: int, seed: int) -> list[Question]:
     return questions
 
 
-def make_logits(windows: Windows, seed: int, padding: float) -> tuple[np.ndarray, np.ndarray]:
+def make_logits(windows: ContextWindows, seed: int, padding: float) -> tuple[np.ndarray, np.ndarray]:
     """Scores with many ties; the highest are those of the question, which is no answer, and `padding` is behind."""
     generator = np.random.default_rng(seed)
     lengths = [len(ids) for ids in windows.features["input_ids"]]
@@ -109,7 +108,7 @@ def one_by_one(questions, windows, start_logits, end_logits, n_best_size, max_an
 )
 def test_every_span_is_weighed(n_best_size, max_answer_length, version_2, threshold, padding):
     questions = make_questions(60, longest=60, seed=n_best_size)
-    windows = windows_of(questions, TOKENIZER, max_seq_length=24, doc_stride=6)
+    windows = make_windows(questions, TOKENIZER, max_seq_length=24, doc_stride=6)
     assert len(windows.question) > 2 * len(questions) and not all(len(starts) for starts in windows.starts)
     logits = make_logits(windows, seed=n_best_size, padding=padding)
     expected = one_by_one(questions, windows, *logits, n_best_size, max_answer_length, version_2, threshold)
@@ -126,10 +125,10 @@ def test_every_span_is_weighed(n_best_size, max_answer_length, version_2, thresh
         json.dumps(answer.null_odds, allow_nan=False)
 
 
-def two_windows() -> tuple[list[Question], Windows, np.ndarray, np.ndarray]:
+def two_windows() -> tuple[list[Question], ContextWindows, np.ndarray, np.ndarray]:
     """A question in two windows of 4 and 3 tokens, scores zero: [CLS] ax [SEP], then context, then [SEP]."""
     questions = [Question(id="q", question="ax", context="ax ay az bx by")]
-    windows = windows_of(questions, TOKENIZER, max_seq_length=8, doc_stride=2)
+    windows = make_windows(questions, TOKENIZER, max_seq_length=8, doc_stride=2)
     assert [starts.tolist() for starts in windows.starts] == [[0, 3, 6, 9], [6, 9, 12]]
     return questions, windows, np.zeros((2, 8)), np.zeros((2, 8))
 
@@ -178,11 +177,11 @@ def test_scores_that_are_no_numbers_and_wrong_sizes():
 
 def test_as_fast_as_squad_needs(data_dir):
     """Answers and figures of all of dev-v1.1. Scores are random: nothing is easy to tell."""
-    arguments = DataArguments(validation_file=str(data_dir / "squad" / "dev-v1.1.json.gz"))
+    arguments = SquadDataArguments(validation_file=str(data_dir / "squad" / "dev-v1.1.json.gz"))
     (questions,) = load_questions(arguments, None).values()
     assert len(questions) == 10570
     tokenizer = SnugBertTokenizer(vocab=str(data_dir / "vocab" / "bert-base-uncased-vocab.txt"))
-    windows = windows_of(questions, tokenizer)
+    windows = make_windows(questions, tokenizer)
     start_logits, end_logits = np.random.default_rng(0).normal(size=(2, len(windows.question), 384))
     begin = time.process_time()
     answers = best_answers(questions, windows, start_logits, end_logits, version_2=True)
@@ -256,64 +255,6 @@ def random_answers(number: int, seed: int) -> tuple[dict[str, str], dict[str, li
     chance.shuffle(names)
     odds = {name: chance.choice([chance.gauss(0, 2), float(chance.randint(-2, 2))]) for name in names}
     return {**predictions, "unasked": "cat"}, golds, odds
-
-
-def words(text: str) -> list[str]:
-    kept = "".join(letter for letter in text.lower() if letter not in r"""!"#$%&'()*+,-./:;<=>?@[\]^_`{|}~""")
-    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
-
-
-def definition_1(predictions: dict[str, str], golds: dict[str, list[str]]) -> dict[str, float]:
-    """What evaluate-v1.1.py counts."""
-    total = exact = f1 = 0
-    for question in golds:
-        total += 1
-        exact += max([words(predictions[question]) == words(answer) for answer in golds[question]])
-        f1 += max([definition_f1(words(predictions[question]), words(answer)) for answer in golds[question]])
-    return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
-
-
-def definition_f1(predicted: list[str], right: list[str]) -> float:
-    shared = Counter(predicted) & Counter(right)
-    if not shared:
-        return 0
-    precision, recall = shared.total() / len(predicted), shared.total() / len(right)
-    return 2 * precision * recall / (precision + recall)
-
-
-def definition_2(predictions, golds, odds, threshold) -> dict[str, float]:
-    """What evaluate-v2.0.py counts, given a file of odds."""
-    exact, f1 = {}, {}
-    for question, answers in golds.items():
-        answers = [answer for answer in answers if words(answer)] or [""]
-        said = words(predictions[question])
-        exact[question] = max([1 if said == words(answer) else 0 for answer in answers])
-        f1[question] = max(
-            [definition_f1(said, words(a)) if said and words(a) else int(said == words(a)) for a in answers]
-        )
-    counted = {}
-    for name, scores in (("exact", exact), ("f1", f1)):
-        counted[name] = {q: float(not golds[q]) if odds[q] > threshold else score for q, score in scores.items()}
-    figures = {}
-    for prefix, questions in (
-        ("", list(golds)),
-        ("HasAns_", [q for q in golds if golds[q]]),
-        ("NoAns_", [q for q in golds if not golds[q]]),
-    ):
-        for name in ("exact", "f1"):
-            figures[prefix + name] = 100.0 * sum([counted[name][q] for q in questions]) / len(questions)
-        figures[prefix + "total"] = len(questions)
-    for name, scores in (("exact", exact), ("f1", f1)):
-        best = now = sum([not answers for answers in golds.values()])
-        best_threshold = 0.0
-        for question, value in sorted(odds.items(), key=itemgetter(1)):
-            if question in scores:
-                now += scores[question] if golds[question] else (-1 if predictions[question] else 0)
-                if now > best:
-                    best, best_threshold = now, value
-        figures[f"best_{name}"] = 100.0 * best / len(scores)
-        figures[f"best_{name}_thresh"] = best_threshold
-    return figures
 
 
 @pytest.mark.parametrize("seed", range(5))

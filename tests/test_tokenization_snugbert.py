@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertTokenizer
 import snugbert
 from snugbert.trainers.vocabulary.learning import KINDS, make_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CASES = [
     "",
@@ -35,7 +35,7 @@ def tokenizers(request, data_dir):
     )
 
 
-def lines_of(data_dir, corpus):
+def read_text_lines(data_dir, corpus):
     if corpus == "conll2003":
         for split in ("train", "valid", "test"):
             with gzip.open(data_dir / f"conll2003/{split}.jsonl.gz", "rt", encoding="utf-8") as stream:
@@ -61,14 +61,14 @@ def assert_equal(ours, stock, texts, pairs=None):
 
 @pytest.mark.parametrize("corpus", ["wiki_en", "books_en", "conll2003", "sample_text"])
 def test_equal_to_bert_tokenizer_on_real_text(tokenizers, data_dir, corpus):
-    lines = list(lines_of(data_dir, corpus))
+    lines = list(read_text_lines(data_dir, corpus))
     assert len(lines) > 30
     assert_equal(*tokenizers, lines)
 
 
 def test_equal_to_bert_tokenizer_on_pairs_and_odd_text(tokenizers, data_dir):
     ours, stock = tokenizers
-    lines = [*lines_of(data_dir, "sample_text"), *CASES]
+    lines = [*read_text_lines(data_dir, "sample_text"), *CASES]
     assert_equal(ours, stock, lines, lines[::-1])
     options = {"truncation": True, "max_length": 24, "stride": 4, "return_overflowing_tokens": True}
     options |= {"padding": "max_length", "return_tensors": "pt"}
@@ -82,7 +82,7 @@ def test_equal_to_bert_tokenizer_on_pairs_and_odd_text(tokenizers, data_dir):
 
 def test_opens_from_every_kind_of_folder_and_round_trips(tokenizers, tmp_path, data_dir):
     ours, stock = tokenizers
-    lines = [*lines_of(data_dir, "sample_text"), *CASES]
+    lines = [*read_text_lines(data_dir, "sample_text"), *CASES]
     expected = ours(lines)["input_ids"]
     ours.save_pretrained(tmp_path / "ours")
     stock.save_pretrained(tmp_path / "stock")  # tokenizer.json of BertTokenizer
@@ -137,7 +137,7 @@ def test_train_new_from_iterator_keeps_class_flags_and_special_tokens(kind, data
     flags = {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False}
     old = make_tokenizer(kind, **flags)
     old.add_special_tokens({"mask_token": "<mask>"})
-    lines = [*islice(lines_of(data_dir, "wiki_en"), 300), "CAFÉ 北京"]
+    lines = [*islice(read_text_lines(data_dir, "wiki_en"), 300), "CAFÉ 北京"]
     trained = old.train_new_from_iterator([lines], vocab_size=1000, show_progress=False)
     assert type(trained) is type(old) and len(trained) == 1000
     for name in ("normalizer", "pre_tokenizer", "decoder"):

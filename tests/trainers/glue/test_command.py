@@ -37,7 +37,7 @@ from snugbert.trainers import rows as files
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.glue import command as glue
-from snugbert.trainers.glue.data import TASKS, DataArguments, choose_labels, encode_labels, load_splits
+from snugbert.trainers.glue.data import TASKS, GlueDataArguments, choose_labels, encode_labels, load_splits
 
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
@@ -134,7 +134,7 @@ def test_folder_of_glue_data(task, data_dir):
     *sizes, ones = GLUE_FOLDERS[task]
     parts = ("train", "validation", "test")
     folder = data_dir / "glue"
-    splits = load_splits(DataArguments(task_name=task.upper(), data_dir=str(folder)), parts)
+    splits = load_splits(GlueDataArguments(task_name=task.upper(), data_dir=str(folder)), parts)
     assert [len(splits[part].data) for part in parts] == sizes
     assert ("text_pair" in splits["train"].data.column_names) == (len(TASKS[task].sentences) == 2)
     assert set(splits["test"].data["label"]) == {None}
@@ -145,14 +145,14 @@ def test_folder_of_glue_data(task, data_dir):
     else:
         assert sum(ids) == ones
     # The task's own folder is as good as its parent.
-    own = load_splits(DataArguments(task_name=task, data_dir=str(folder / TASKS[task].folder)), ("validation",))
+    own = load_splits(GlueDataArguments(task_name=task, data_dir=str(folder / TASKS[task].folder)), ("validation",))
     assert own["validation"].data[:] == splits["validation"].data[:]
 
 
 def test_texts_and_labels_of_glue(data_dir):
     first = {}
     for task in ("sst2", "cola", "mrpc", "rte"):
-        arguments = DataArguments(task_name=task, data_dir=str(data_dir / "glue"))
+        arguments = GlueDataArguments(task_name=task, data_dir=str(data_dir / "glue"))
         first[task] = load_splits(arguments, ("validation",))["validation"].data[0]
     journey = "it 's a charming and often affecting journey . "
     assert first["sst2"] == {"text": journey, "label": "positive", "index": "0", "row": 2}
@@ -172,7 +172,7 @@ def test_named_files_of_glue(data_dir):
         ("mrpc", "MRPC", "test_labelled.tsv", 1725),
         ("stsb", "STS-B", "test_labelled.tsv", 1379),
     ):
-        arguments = DataArguments(task_name=task, validation_file=str(data_dir / "glue" / folder / file))
+        arguments = GlueDataArguments(task_name=task, validation_file=str(data_dir / "glue" / folder / file))
         split = load_splits(arguments, ("validation",))["validation"]
         assert len(encode_labels(split, list(TASKS[task].labels) or None)) == rows
 
@@ -198,7 +198,7 @@ def test_glue_on_the_hub(monkeypatch):
         "ax": DatasetDict({"test": rows(-1, -1, -1)}),
     }
     monkeypatch.setattr(files, "load_dataset", lambda name, config_name, **_: hub[config_name])
-    splits = load_splits(DataArguments(task_name="MNLI"), ("train", "validation", "test"))
+    splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
     sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
     assert {name: len(split.data) for name, split in splits.items()} == {"train": 1, **sizes}
     assert splits["validation_mismatched"].data["label"][:] == ["neutral", "neutral"]
@@ -220,7 +220,7 @@ def test_files_of_the_diagnostic_set(tmp_path):
         (tmp_path / place).write_text(content)
         (tmp_path / "MNLI").mkdir(exist_ok=True)
         for data_dir in (tmp_path, tmp_path / "MNLI"):
-            splits = load_splits(DataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
+            splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
             assert Path(splits["diagnostic"].source).resolve() == tmp_path / place
             told = "neutral" if content == labelled else None
             assert splits["diagnostic"].data[:] == {
@@ -260,10 +260,10 @@ def test_every_format_gives_the_same_features(tmp_path, workshop):
     assert len(sources) == 10
     results = []
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
-        splits = load_splits(DataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
+        splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
         labels = choose_labels(None, splits, known=["LABEL_0", "LABEL_1"])
         assert labels == ["no", "yes"]
-        results.append(glue.features_of(splits["train"], labels, tokenizer, 128, False, None)[:])
+        results.append(glue.make_features(splits["train"], labels, tokenizer, 128, False, None)[:])
     assert all(result == results[0] for result in results)
     assert results[0]["label"] == [1, 0, 1]
     expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
@@ -286,10 +286,10 @@ def test_every_way_to_tell_several_labels_gives_the_same_features(tmp_path, work
         {"train_file": str(tmp_path / "a.json")},
         {"dataset_name": str(tmp_path / "folder")},
     ):
-        arguments = DataArguments(**source, label_column_name="topics")
+        arguments = GlueDataArguments(**source, label_column_name="topics")
         splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
         labels = choose_labels(None, splits, known=[])
-        features = glue.features_of(splits["train"], labels, tokenizer, 128, False, None)
+        features = glue.make_features(splits["train"], labels, tokenizer, 128, False, None)
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
@@ -301,7 +301,7 @@ def test_labels_of_ones_own_data(tmp_path):
     ) -> tuple:
         file = tmp_path / "train.jsonl"
         file.write_text("\n".join(json.dumps({"sentence": "a", "label": value}) for value in values))
-        splits = load_splits(DataArguments(train_file=str(file)), ("train",))
+        splits = load_splits(GlueDataArguments(train_file=str(file)), ("train",))
         names = choose_labels(None, splits, list(known), regression)
         return names, encode_labels(splits["train"], names)
 
@@ -329,7 +329,7 @@ def test_labels_of_ones_own_data(tmp_path):
     ("flags", "value"), [([], None), (["--do_regression"], True), (["--do_regression", "no"], False)]
 )
 def test_regression_is_told_or_inferred(flags, value):
-    assert parse_arguments((DataArguments,), flags, "snugbert glue", "")[0].do_regression is value
+    assert parse_arguments((GlueDataArguments,), flags, "snugbert glue", "")[0].do_regression is value
 
 
 def test_a_text_may_be_a_number_and_a_number_may_be_missing(tmp_path):
@@ -338,7 +338,7 @@ def test_a_text_may_be_a_number_and_a_number_may_be_missing(tmp_path):
     lines = [json.dumps({**row, "age": row["age"] or None, "old": None}) for row in rows]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     for file in (write_csv(tmp_path / "train.csv", rows), tmp_path / "train.jsonl"):
-        data = load_splits(DataArguments(train_file=str(file)), ("train",))["train"].data
+        data = load_splits(GlueDataArguments(train_file=str(file)), ("train",))["train"].data
         assert data["text"][:] == texts and "text_pair" not in data.column_names
 
 
@@ -647,9 +647,9 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
 
 def test_each_task_of_the_suite_has_a_name_on_the_hub(tmp_path):
     args = FineTuningArguments(output_dir=str(tmp_path / "suite"))
-    assert glue.arguments_of_task(args, "cola").hub_model_id == "suite-cola"
+    assert glue.make_task_arguments(args, "cola").hub_model_id == "suite-cola"
     args.hub_model_id = "me/glue"
-    assert glue.arguments_of_task(args, "rte").hub_model_id == "me/glue-rte"
+    assert glue.make_task_arguments(args, "rte").hub_model_id == "me/glue-rte"
 
 
 def test_f1_is_that_of_the_task_whatever_the_order_of_labels():

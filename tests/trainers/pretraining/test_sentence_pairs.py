@@ -22,11 +22,13 @@ from transformers import PreTrainedTokenizerFast
 import snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.documents import read_documents, split_sentences
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPreTraining
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpus import Block, Corpus
 from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset, shuffled
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.sentence_pairs import full_sentences, next_sentence_pairs, sentence_order_pairs
+
+pytestmark = pytest.mark.slow
 
 CLS, SEP = 101, 102
 
@@ -143,7 +145,7 @@ def test_pairs_follow_the_recipe(corpus, objective, max_seq_length):
 def test_text_is_used_once(corpus, objective):
     """Every token is in one first half or real second half, or was cut off by the truncation of its own pair."""
 
-    def spans_of(table):
+    def find_best_spans(table):
         for row in table:
             yield int(row["block"]), int(row["start"]), int(row["length"])
             if objective == "sop" or (objective == "nsp" and row["label"] == 0):
@@ -151,7 +153,7 @@ def test_text_is_used_once(corpus, objective):
 
     def used(table):
         counts = [np.zeros(len(block.tokens), dtype=int) for block in corpus.blocks]
-        for block, start, length in spans_of(table):
+        for block, start, length in find_best_spans(table):
             counts[block][start : start + length] += 1
         return counts
 
@@ -169,7 +171,9 @@ def test_text_is_used_once(corpus, objective):
     # full ones begin or end within a sentence.
     full = numbers(table, "length") + numbers(table, "second_length") == 125
     assert 0.5 < full.mean() < 1
-    owners = [(*span, bool(is_full)) for row, is_full in zip(table, full, strict=True) for span in spans_of([row])]
+    owners = [
+        (*span, bool(is_full)) for row, is_full in zip(table, full, strict=True) for span in find_best_spans([row])
+    ]
     for (block, start, length, is_full), (next_block, next_start, _, next_is_full) in pairwise(sorted(owners)):
         sentences = corpus.blocks[block].sentences
         assert is_full or np.isin([start, start + length], sentences).all()
@@ -426,7 +430,7 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
     ids = tokenizer.cls_token_id, tokenizer.sep_token_id
     length = 512 if objective == "mlm" else 128  # long enough to hold the end of a document now and then
     dataset = PretrainingDataset(corpus, *ids, tmp_path, objective, max_seq_length=length)
-    collate = SnugBertDataCollatorForPreTraining(tokenizer, whole_word_mask=whole_word_mask)
+    collate = SnugBertDataCollatorForPretraining(tokenizer, whole_word_mask=whole_word_mask)
     examples = [dataset[index] for index in range(64)]
     batch, alone = collate(examples), collate([dataset[7]])
     lengths = [len(example["input_ids"]) for example in examples]
@@ -464,15 +468,15 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
 
 def test_masks_that_cannot_be_are_refused(tokenizer):
     with pytest.raises(InputError, match=r"mask_replace_prob 0.8 and random_replace_prob 0.3 must be at most 1"):
-        SnugBertDataCollatorForPreTraining(tokenizer, random_replace_prob=0.3)
+        SnugBertDataCollatorForPretraining(tokenizer, random_replace_prob=0.3)
     with pytest.raises(InputError, match="mlm_probability 2 must be between 0 and 1"):
-        SnugBertDataCollatorForPreTraining(tokenizer, mlm_probability=2)
+        SnugBertDataCollatorForPretraining(tokenizer, mlm_probability=2)
 
     special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **special)
-    SnugBertDataCollatorForPreTraining(other)
+    SnugBertDataCollatorForPretraining(other)
     with pytest.raises(InputError, match=r"whole_word_mask needs a WordPiece tokenizer.* of type BPE"):
-        SnugBertDataCollatorForPreTraining(other, whole_word_mask=True)
+        SnugBertDataCollatorForPretraining(other, whole_word_mask=True)
 
 
 def test_an_example_is_described(monkeypatch):
@@ -487,7 +491,7 @@ def test_an_example_is_described(monkeypatch):
     }
 
     def describe(objective="nsp", mlm_probability=1.0, **shares):
-        return SnugBertDataCollatorForPreTraining(tokenizer, mlm_probability, **shares).describe(example, objective)
+        return SnugBertDataCollatorForPretraining(tokenizer, mlm_probability, **shares).describe(example, objective)
 
     masked = describe(mask_replace_prob=1, random_replace_prob=0)
     assert masked.splitlines() == [

@@ -39,7 +39,7 @@ MAX_LENGTH = 24
 TRAIN, DEV = 48, 20  # 20 is no multiple of a batch of 8
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,10 @@ import snugbert
 from snugbert.card_snugbert import HEADS as CARDS
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.cli import main
-from snugbert.trainers.finetuning.card import write_model_card
+from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plots import PICTURES
 from snugbert.trainers.finetuning.results import write_results
-from snugbert.trainers.pretraining.card import write_model_card as write_pretraining_card
+from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.plot import PICTURE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,7 +135,7 @@ def trained(tmp_path, tokenizer):
     folder = tmp_path / "secret" / "tagger"
     new_model("ForSequenceClassification", id2label={0: "bad", 1: "good"}).save_pretrained(folder)
     (folder / "learning_curve.png").write_bytes(b"a picture")
-    write_model_card(folder, **TRAINED)
+    write_finetuning_card(folder, **TRAINED)
     return folder
 
 
@@ -224,7 +224,7 @@ def test_no_markdown_comes_from_labels_and_names(hostile, hub, tmp_path):
 
     words = {"name": hostile, "dataset": (hostile, None, None), "labels": [hostile], "settings": {"text": hostile}}
     results = {"figures": {"eval": {"accuracy": 0.5}}, "baselines": {"eval": (hostile, {"accuracy": 0.5})}}
-    write_model_card(tmp_path, **TRAINED | words | results)
+    write_finetuning_card(tmp_path, **TRAINED | words | results)
     # In the title, twice as the data, as a label, as a setting and as the baseline.
     assert harmless(ModelCard.load(tmp_path / "README.md").text, expected=6)
     results = {"task": hostile, "examples": {"eval": 1}, "figures": {}, "baselines": {}}

@@ -597,7 +597,7 @@ def test_init_says_what_it_cannot_extend(tmp_path: Path, small_checkpoint: Path)
 
 
 def test_benchmark_measures_both_sides(monkeypatch, some_text: Path, bpe_folders):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benchmarks")
     import vocabulary as benchmark
 
     settings = ["--train_file", str(some_text), "--validation_file", str(some_text), "--vocab_size", "4000"]
