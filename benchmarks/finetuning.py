@@ -27,8 +27,8 @@ from snugbert.models import ModelArguments, load_config, load_model, load_tokeni
 from snugbert.question_answering import windows as squad_windows
 from snugbert.trainers.glue.command import make_features
 from snugbert.trainers.glue.data import GlueDataArguments, choose_labels, load_splits
-from snugbert.trainers.ner import command as ner
 from snugbert.trainers.ner import data as ner_data
+from snugbert.trainers.ner import windows as ner_windows
 from snugbert.trainers.squad.data import check_answers, read_questions
 
 HEADS = {
@@ -92,15 +92,15 @@ def make_task_features(
     """So many random training examples as the model is given them, and how many labels there are."""
     num_labels = 2
     if task == "conll2003":
-        split = ner_data.load_splits(ner_data.GlueDataArguments(train_file=args.conll_file), ("train",))
+        split = ner_data.load_splits(ner_data.NerDataArguments(train_file=args.conll_file), ("train",))
         labels = ner_data.choose_labels(split, [])
-        windows, num_labels = ner.windows_of(split["train"], labels, tokenizer, MAX_LENGTH), len(labels)
+        windows, num_labels = ner_windows.make_windows(split["train"], labels, tokenizer, MAX_LENGTH), len(labels)
         features = windows.features.to_list()
     elif task == "squad":
         file = args.squad_file
         questions = read_questions(Path(file), file)
         questions = check_answers(questions, file, training=True, version_2=True, skip=False)
-        features = squad_windows.windows_of(questions, tokenizer, training=True).features.to_list()
+        features = squad_windows.make_windows(questions, tokenizer, training=True).features.to_list()
     else:
         features = glue_features(task, args.glue_dir, "train", tokenizer, number, args.seed)
     random.Random(args.seed).shuffle(features)  # a paragraph's windows should not all be in one batch

@@ -39,9 +39,9 @@ from snugbert.trainers.squad import command as squad
 from snugbert.trainers.squad import data as squad_data
 
 COMMANDS = {
-    "glue": (glue.make_task, glue_data.DataArguments, FineTuningArguments, BertForSequenceClassification),
-    "ner": (ner.make_task, ner_data.DataArguments, FineTuningArguments, BertForTokenClassification),
-    "squad": (squad.make_task, squad_data.DataArguments, squad.SquadArguments, BertForQuestionAnswering),
+    "glue": (glue.make_task, glue_data.GlueDataArguments, FineTuningArguments, BertForSequenceClassification),
+    "ner": (ner.make_task, ner_data.NerDataArguments, FineTuningArguments, BertForTokenClassification),
+    "squad": (squad.make_task, squad_data.SquadDataArguments, squad.SquadTrainingArguments, BertForQuestionAnswering),
 }
 
 

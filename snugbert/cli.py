@@ -12,15 +12,15 @@ from snugbert import __version__
 
 # command -> (module with `main(argv)`, one line of help)
 COMMANDS = {
-    "vocabulary": ("snugbert.trainers.vocabulary.command.command", "train a WordPiece vocabulary on text files"),
+    "vocabulary": ("snugbert.trainers.vocabulary.command", "train a WordPiece vocabulary on text files"),
     "prepare": ("snugbert.trainers.pretraining.prepare", "tokenize a corpus once, to pretrain on it many times"),
     "pretrain": ("snugbert.trainers.pretraining.command", "pretrain with masked tokens and next sentences"),
     "glue": (
-        "snugbert.trainers.glue.command.command",
+        "snugbert.trainers.glue.command",
         "fine-tune and score on classification of sentences and sentence pairs",
     ),
-    "squad": ("snugbert.trainers.squad.command.command", "fine-tune and score on answering questions from a text"),
-    "ner": ("snugbert.trainers.ner.command.command", "fine-tune and score on named entities"),
+    "squad": ("snugbert.trainers.squad.command", "fine-tune and score on answering questions from a text"),
+    "ner": ("snugbert.trainers.ner.command", "fine-tune and score on named entities"),
     "convert": ("snugbert.convert", "checkpoints from and to BERT, from DistilBERT and from TensorFlow"),
     "demo": ("snugbert.demo", "a page to try a checkpoint on"),
 }

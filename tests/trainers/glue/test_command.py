@@ -33,7 +33,7 @@ from snugbert import (
 )
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.trainers import rows as files
+from snugbert.trainers import splits as files
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.glue import command as glue
