@@ -1,7 +1,7 @@
 """`snugbert demo`: pages of tiny checkpoints with known answers, typed into, clicked on and read in a real Chromium.
 
-Screenshots for the docs: `python tests/demo/test_page.py docs CHECKPOINT ...` clicks on the second example of the first
-tab of each checkpoint, and looks at attention in the last one.
+Screenshots for the docs: `python tests/demo/test_page.py docs CHECKPOINT ...` clicks on the second example of the
+first tab of each checkpoint, and looks at attention in the last one.
 """
 
 import json

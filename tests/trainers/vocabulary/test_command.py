@@ -103,7 +103,8 @@ def test_processes_write_identical_files(tmp_path: Path):
             )
         ]
 
-    code = "import json, sys; from snugbert.trainers.vocabulary.command import main; list(map(main, json.loads(sys.argv[1])))"
+    command = "from snugbert.trainers.vocabulary.command import main"
+    code = f"import json, sys; {command}; list(map(main, json.loads(sys.argv[1])))"
     environment = os.environ | {"PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "3"}
     there = subprocess.Popen([sys.executable, "-c", code, json.dumps(runs(tmp_path / "there"))], env=environment)
     for arguments in runs(tmp_path / "here"):
