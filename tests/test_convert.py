@@ -23,8 +23,7 @@ from snugbert.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PAGE = (Path(__file__).parents[1] / "docs" / "integrations.md").read_text(encoding="utf-8")
-SECTION = re.search(r"^## Conversion$(.*?)^## ", PAGE, flags=re.DOTALL | re.MULTILINE).group(1)
+PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "convert.md").read_text(encoding="utf-8")
 DISTILBERT = {
     "vocab_size": CONFIG["vocab_size"],
     "dim": 48,
@@ -195,11 +194,11 @@ def test_the_commands_of_the_page(bert_folders, tmp_path, monkeypatch):
         model.save_pretrained(tmp_path / folder)
         shutil.copytree(bert_folders / "tokenizer", tmp_path / folder, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    lines = re.findall(r"^snugbert (convert .*)$", SECTION, flags=re.MULTILINE)
+    lines = re.findall(r"^snugbert (convert .*)$", PAGE, flags=re.MULTILINE)
     assert len(lines) == 5
     for line in lines:
         assert main(shlex.split(line, comments=True)) == 0, line
-    exec(re.search(r"^```python\n(.*?)^```$", SECTION, flags=re.DOTALL | re.MULTILINE).group(1), names := {})
+    exec(re.search(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE).group(1), names := {})
     assert type(names["model"]) is transformers.BertForPreTraining
     assert type(names["tokenizer"]) is transformers.BertTokenizer
 
@@ -260,9 +259,9 @@ def test_a_real_bert_on_real_text(table, tmp_path, minilm, data_dir):
 
 
 def test_the_table_of_conversions(bert_folders, table):
-    """`pytest -s` prints what was measured; it is the table of docs/integrations.md."""
+    """`pytest -s` prints what was measured; it is the table of docs/how-to/convert.md."""
     print(f"\n{table}")
-    shown = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (\d[\d.e-]*) \| (\d[\d.e-]*) \|$", SECTION, flags=re.MULTILINE)
+    shown = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (\d[\d.e-]*) \| (\d[\d.e-]*) \|$", PAGE, flags=re.MULTILINE)
     assert len(shown) == 8
     found = [(*row, *values) for row, values in table.rows.items()]
     for *row, exact, rounded in found + [(*row[:3], *map(float, row[3:])) for row in shown]:
