@@ -25,8 +25,8 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.question_answering import windows as squad_windows
-from snugbert.trainers.glue.command import make_features
 from snugbert.trainers.glue.data import GlueDataArguments, choose_labels, load_splits
+from snugbert.trainers.glue.task import make_features
 from snugbert.trainers.ner import data as ner_data
 from snugbert.trainers.ner import windows as ner_windows
 from snugbert.trainers.squad.data import check_answers, read_questions

@@ -4,7 +4,7 @@ r"""Inference in 8 bits on a CPU: accuracy, size and speed of a sentence classif
     python benchmarks/quantization.py --classifier sst2 --glue_dir glue
 
 The same weights six times: SnugBERT and stock BERT, each in torch, exported to ONNX in float32, and that quantized
-dynamically by ONNX Runtime as docs/integrations.md says. Only SnugBERT in torch works without padding.
+dynamically by ONNX Runtime as docs/how-to/integrate.md says. Only SnugBERT in torch works without padding.
 
 Accuracy is that of SST-2's dev set. Times are of its first sentences, in three ways: one at a time, in batches in the
 order of the file, and in batches of sentences sorted by length. All six run in every round, one after the other, and
@@ -87,7 +87,7 @@ def export(model: PreTrainedModel, example: Batch, file: Path) -> None:
 
 
 def quantize(file: Path, to: Path) -> None:
-    """Writes the exported model in 8 bits, as docs/integrations.md does."""
+    """Writes the exported model in 8 bits, as docs/how-to/integrate.md does."""
     exported = onnx.load(file)
     del exported.graph.value_info[:]  # shapes, which the quantizer would contradict: microsoft/onnxruntime issue 25890
     quantize_dynamic(

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 # every dtype, whereas torch multiplies numbers by booleans one at a time.
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 PIECE = 2**21  # elements of an attention score or logit tensor that are worked on at once
-# Scores that may be computed for padding rather than start another group. Measured, see docs/performance.md.
+# Scores computed for padding rather than starting another group. Measured in docs/explanation/performance.md.
 GROUP_COST = 64 * 64
 
 

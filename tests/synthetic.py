@@ -1,14 +1,30 @@
-"""Pretraining without a corpus, for tests of what comes after the data: a tiny model on random examples."""
+"""Pretraining without text: a corpus of given numbers, and a tiny model on random examples."""
 
+import json
 from typing import Any
 
+import numpy as np
 import torch
 
 import snugbert
+from snugbert.trainers.pretraining.corpus import Block, Corpus
 from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 
 VOCAB_SIZE, MASK = 200, 4
 MAX_SEQ_LENGTH = 20
+
+
+def make_corpus(blocks: list[list[list[list[int]]]]) -> Corpus:
+    """From blocks of documents of sentences of word pieces."""
+
+    def offsets(parts):
+        return np.cumsum([0, *map(len, parts)])
+
+    def block(documents):
+        sentences = [sentence for document in documents for sentence in document]
+        return Block(np.concatenate(sentences).astype(np.uint16), offsets(sentences), offsets(documents))
+
+    return Corpus([block(documents) for documents in blocks], digest=json.dumps([len(blocks), len(blocks[0])]))
 
 
 class RandomExamples(torch.utils.data.Dataset):

@@ -1,4 +1,4 @@
-"""What the tests of docs/integrations.md share: its examples, which they run as they are printed."""
+"""What the tests of docs/how-to/integrate.md share: its examples, which they run as they are printed."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from datasets import load_dataset
 
 import snugbert
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "integrate.md"
 ROWS = 24
 TSV = {"delimiter": "\t", "quoting": 3, "keep_default_na": False}  # GLUE has bare quotes, and the word "None"
 

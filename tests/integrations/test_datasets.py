@@ -1,4 +1,4 @@
-"""datasets: the example of docs/integrations.md, beside stock BERT, one row at a time, and the pipeline."""
+"""datasets: the example of docs/how-to/integrate.md, beside stock BERT, one row at a time, and the pipeline."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""torch.export, ONNX, torch.compile: every head beside the model itself; the examples of docs/integrations.md."""
+"""torch.export, ONNX, torch.compile: every head beside the model itself; the examples of docs/how-to/integrate.md."""
 
 import logging
 from functools import partial

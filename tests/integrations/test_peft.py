@@ -1,4 +1,4 @@
-"""PEFT: the example of docs/integrations.md, every head beside stock BERT, and what Trainer adds to it."""
+"""PEFT: the example of docs/how-to/integrate.md, every head beside stock BERT, and what Trainer adds to it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""8-bit quantization: the example of docs/integrations.md on a real encoder, and the benchmark that measures more."""
+"""8-bit quantization: the example of docs/how-to/integrate.md on a real encoder, and the benchmark."""
 
 from pathlib import Path
 

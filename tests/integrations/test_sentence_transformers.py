@@ -1,4 +1,4 @@
-"""sentence-transformers: the example of docs/integrations.md, cross-encoders, and batches that it packs itself."""
+"""sentence-transformers: the example of docs/how-to/integrate.md, cross-encoders, and batches that it packs itself."""
 
 import numpy as np
 import pytest

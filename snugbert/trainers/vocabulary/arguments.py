@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.models import _check_folder
+from snugbert.models import check_folder
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.vocabulary.learning import KINDS
 
@@ -66,7 +66,7 @@ class VocabularyArguments(TextArguments):
                 if getattr(self, name):
                     raise InputError(f"--{name} and --no_{name} contradict each other; give one of them.")
                 setattr(self, name, False)
-        _check_folder("init", self.init)
+        check_folder("init", self.init)
 
     @property
     def casing(self) -> dict[str, Any]:

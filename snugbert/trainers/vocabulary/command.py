@@ -4,9 +4,6 @@ The same text and arguments give the same files, byte for byte, in every process
 does not grow with the corpus: the table of word counts is pruned, and training on a full one is the peak, 2.7 GB.
 With words of 15 characters on average it is 3.6 GB, and 3.8 GB for BPE of bytes. `benchmarks/vocabulary.py` measures
 time and memory beside the library's own trainer.
-
-How pieces are learned: `vocabulary_learning.py`. How those of another tokenizer are added to:
-`vocabulary_extension.py`.
 """
 
 from snugbert.command_line import parse_arguments

@@ -20,7 +20,8 @@ from snugbert.entity_tags import SCHEMES, decode_tags, encode_tags
 from snugbert.errors import InputError
 from snugbert.packed_batches import count_tokens
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.ner import command as ner
+from snugbert.trainers.ner import task as ner
+from snugbert.trainers.ner.command import main
 from snugbert.trainers.ner.data import NerDataArguments, NerSplit, Sentence, check_tags, choose_labels, load_splits
 from snugbert.trainers.ner.metric import NerMetric
 
@@ -483,7 +484,7 @@ def test_a_run_has_the_context_it_is_told_to(workshop, tmp_path):
 def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys):
     checkpoint = {"model_name_or_path": run, "config_name": None, "config_overrides": None, "tokenizer_name": None}
     for extra in ({}, {"pad_to_max_length": True}):
-        ner.main(arguments(workshop, tmp_path, **checkpoint, **extra, train_file=None, max_eval_samples=20))
+        main(arguments(workshop, tmp_path, **checkpoint, **extra, train_file=None, max_eval_samples=20))
         results = json.loads((tmp_path / "eval_results.json").read_text())
         assert results["eval_samples"] == 20 and results["eval_f1"] == 1.0
         assert "eval_baseline_f1" not in results
@@ -498,7 +499,7 @@ def test_the_best_model_by_a_type(workshop, tmp_path):
         "num_train_epochs": 2,
         "max_train_samples": 64,
     }
-    ner.main(arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
+    main(arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["best_metric"] == max(line["eval_LOC_f1"] for line in state["log_history"] if "eval_LOC_f1" in line)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path)

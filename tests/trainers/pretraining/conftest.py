@@ -1,36 +1,64 @@
-"""Fixtures that the tests of pretraining share."""
+"""Tokenizers and tokenized text for the tests of pretraining."""
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from corpora import prepare
+from prepared import prepare
+from synthetic import make_corpus
 
 import snugbert
+from snugbert.trainers.documents import read_documents, split_sentences
 from snugbert.trainers.pretraining import preparation
+from snugbert.trainers.pretraining.corpus import Corpus
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tokenizer(data_dir):
+    """The uncased tokenizer of BERT."""
     return snugbert.SnugBertTokenizer(vocab=str(data_dir / "vocab/bert-base-uncased-vocab.txt"))
+
+
+@pytest.fixture(scope="session")
+def corpus(data_dir, tokenizer) -> Corpus:
+    """The validation text of WikiText-2, in three blocks."""
+    return read_corpus(data_dir / "wikitext2/valid.docs.txt.gz", tokenizer)
+
+
+@pytest.fixture(scope="session")
+def corpora(data_dir, tokenizer, corpus) -> dict[str, Corpus]:
+    """Books, Wikipedia and WikiText-2."""
+    files = {"books_en": "books_en/train-00.txt.gz", "wiki_en": "wiki_en/train.txt.gz"}
+    return {name: read_corpus(data_dir / file, tokenizer) for name, file in files.items()} | {"wikitext2": corpus}
+
+
+def read_corpus(file: Path, tokenizer) -> Corpus:
+    documents = []
+    for document in read_documents([file]):
+        encoded = tokenizer(split_sentences(document, "en"), add_special_tokens=False, verbose=False)
+        documents.append([sentence for sentence in encoded["input_ids"] if sentence])
+    third = len(documents) // 3
+    return make_corpus([documents[:third], documents[third : 2 * third], documents[2 * third :]])
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks and batches of a few documents, so that a small text has many of them."""
+    """Blocks and batches of a few documents, so that a short text has many of them."""
     monkeypatch.setattr(preparation, "BLOCK_TOKENS", 20_000)
     monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 20_000)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def words_tokenizer():
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", *(f"w{number}" for number in range(90))]
-    return snugbert.SnugBertTokenizer({piece: index for index, piece in enumerate(pieces)})
+    """A tokenizer of 90 words."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", *(f"w{number}" for number in range(90))]
+    return snugbert.SnugBertTokenizer({token: index for index, token in enumerate(tokens)})
 
 
 @pytest.fixture
 def small(tmp_path, words_tokenizer, monkeypatch):
-    """A corpus of a few short blocks: its folder, its only file and that file's bytes."""
+    """A corpus of a few short blocks: its folder, its only file, the bytes of this file, and the text."""
     monkeypatch.setattr(preparation, "BLOCK_TOKENS", 60)
     monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 100)
     rng = random.Random(0)

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from corpora import content, text_of
 from filelock import FileLock
+from prepared import content, text_of
 
 from snugbert.cli import main as snugbert_command
 from snugbert.trainers.pretraining.cache import prepare_in_cache

@@ -4,7 +4,7 @@ import pickle
 
 import datasets
 import pytest
-from corpora import content, prepare
+from prepared import content, prepare
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.corpus import open_corpus

@@ -1,7 +1,7 @@
 """Documents become sentences and tokens as the tokenizer itself cuts them."""
 
 import pytest
-from corpora import content, prepare
+from prepared import content, prepare
 
 import snugbert
 from snugbert.trainers.documents import read_documents, split_sentences

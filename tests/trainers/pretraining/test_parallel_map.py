@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from corpora import prepare
+from prepared import prepare
 
 from snugbert.trainers.pretraining import parallel_map
 from snugbert.trainers.pretraining.examples import PretrainingDataset

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from corpora import content, prepare
+from prepared import content, prepare
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining import preparation

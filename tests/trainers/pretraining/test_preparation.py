@@ -9,15 +9,14 @@ from itertools import chain
 import numpy as np
 import psutil
 import pytest
-from corpora import content, prepare
 from filelock import FileLock
+from prepared import content, prepare
 
 import snugbert
 from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining import document_tokenizer
 from snugbert.trainers.pretraining.corpus import open_corpus
-from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset
 
 
 def test_sentences_and_documents_are_where_they_should_be(tmp_path):
@@ -139,19 +138,3 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(data_dir, tmp_path, token
     assert content(open_corpus(tmp_path / "corpus", tokenizer)) == content(
         open_corpus(tmp_path / "straight", tokenizer)
     )
-
-
-def pairs(corpus, folder):
-    return PretrainingDataset(corpus, 2, 3, folder, max_seq_length=16)
-
-
-def test_a_table_of_examples_that_was_cut_off_is_made_again(small, words_tokenizer, tmp_path):
-    corpus = open_corpus(small.folder, words_tokenizer)
-    expected = len(pairs(corpus, tmp_path / "epochs"))
-    (table,) = (tmp_path / "epochs").glob("*.examples")
-    whole = table.read_bytes()
-    assert len(whole) == expected * ROW.itemsize
-    for length in (0, 20, len(whole) - 1):
-        table.write_bytes(whole[:length])
-        assert len(pairs(corpus, tmp_path / "epochs")) == expected
-        assert table.read_bytes() == whole

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from corpora import content, prepare
+from prepared import content, prepare
 
 import snugbert
 from snugbert.cli import main as snugbert_command

@@ -4,7 +4,7 @@ import os
 
 import datasets
 import pytest
-from corpora import content
+from prepared import content
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.cache import prepare_in_cache

@@ -1,0 +1,113 @@
+"""The collator: a batch as a function of its examples, and the text that shows one."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+import snugbert
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+
+SEP = 102
+
+
+@pytest.mark.parametrize("objective", ["nsp", "mlm"])
+@pytest.mark.parametrize("whole_word_mask", [False, True])
+def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, objective, whole_word_mask):
+    ids = tokenizer.cls_token_id, tokenizer.sep_token_id
+    length = 512 if objective == "mlm" else 128  # long enough to hold the end of a document now and then
+    dataset = PretrainingDataset(corpus, *ids, tmp_path, objective, max_seq_length=length)
+    collate = SnugBertDataCollatorForPretraining(tokenizer, whole_word_mask=whole_word_mask)
+    examples = [dataset[index] for index in range(64)]
+    batch, alone = collate(examples), collate([dataset[7]])
+    lengths = [len(example["input_ids"]) for example in examples]
+    assert batch["cu_seq_lens_q"].diff().tolist() == lengths and batch["max_length_q"] == max(lengths)
+    if objective == "nsp":
+        assert batch["next_sentence_label"].tolist() == [example["next_sentence_label"] for example in examples]
+    else:
+        assert "next_sentence_label" not in batch
+        assert max((example["input_ids"] == SEP).sum() for example in examples) > 1
+    start, end = batch["cu_seq_lens_q"][7:9]
+    for name in ("input_ids", "token_type_ids", "position_ids", "labels"):
+        assert torch.equal(batch[name][:, start:end], alone[name]), name
+        assert batch[name].shape == (1, sum(lengths))
+    assert alone["position_ids"].tolist() == [list(range(lengths[7]))]
+    # With its labels put back, a row is the example again.
+    labels, ids = alone["labels"][0], alone["input_ids"][0]
+    assert torch.where(labels == -100, ids, labels).tolist() == dataset[7]["input_ids"].tolist()
+    for example, hidden in zip(examples, batch["labels"][0].split(lengths), strict=True):
+        ordinary = sum(index not in tokenizer.all_special_ids for index in example["input_ids"].tolist())
+        number = (hidden != -100).sum().item()
+        assert number == round(0.15 * ordinary) or (whole_word_mask and ordinary < 20)
+    special = torch.tensor(tokenizer.all_special_ids)
+    assert not torch.isin(batch["labels"], special).any()
+    shown = batch["input_ids"][batch["labels"] != -100]
+    assert set(shown[torch.isin(shown, special)].tolist()) == {tokenizer.mask_token_id}
+    if whole_word_mask:
+        pieces = tokenizer.convert_ids_to_tokens(
+            batch["input_ids"][0].where(batch["labels"][0] == -100, batch["labels"][0])
+        )
+        is_chosen = (batch["labels"][0] != -100).tolist()
+        for (before, piece), (chosen_before, chosen) in zip(pairwise(pieces), pairwise(is_chosen), strict=True):
+            if piece.startswith("##") and before not in ("[CLS]", "[SEP]"):
+                assert chosen == chosen_before
+
+
+def test_masks_that_cannot_be_are_refused(tokenizer):
+    with pytest.raises(InputError, match=r"mask_replace_prob 0.8 and random_replace_prob 0.3 must be at most 1"):
+        SnugBertDataCollatorForPretraining(tokenizer, random_replace_prob=0.3)
+    with pytest.raises(InputError, match="mlm_probability 2 must be between 0 and 1"):
+        SnugBertDataCollatorForPretraining(tokenizer, mlm_probability=2)
+
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **special)
+    SnugBertDataCollatorForPretraining(other)
+    with pytest.raises(InputError, match=r"whole_word_mask needs a WordPiece tokenizer.* of type BPE"):
+        SnugBertDataCollatorForPretraining(other, whole_word_mask=True)
+
+
+def test_an_example_is_described(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cats", "sleep", "##ing", "."]
+    tokenizer = snugbert.SnugBertTokenizer({piece: index for index, piece in enumerate(pieces)})
+    example = {
+        "input_ids": np.array([2, 5, 6, 7, 8, 3, 7, 5, 3]),
+        "token_type_ids": np.array([0, 0, 0, 0, 0, 0, 1, 1, 1]),
+        "mask_seed": (0, 0, 0),
+        "next_sentence_label": 1,
+    }
+
+    def describe(objective="nsp", mlm_probability=1.0, **shares):
+        return SnugBertDataCollatorForPretraining(tokenizer, mlm_probability, **shares).describe(example, objective)
+
+    masked = describe(mask_replace_prob=1, random_replace_prob=0)
+    assert masked.splitlines() == [
+        "B is random, 9 tokens, 6 to predict",
+        "A  [MASK]{cats} [MASK]{sleep}[MASK]{##ing} [MASK]{.}",
+        "B  [MASK]{##ing} [MASK]{cats}",
+    ]
+    kept = describe("sop", mask_replace_prob=0, random_replace_prob=0)
+    assert kept.splitlines() == [
+        "A and B are swapped, 9 tokens, 6 to predict",
+        "A  cats{cats} sleep{sleep}##ing{##ing} .{.}",
+        "B  ##ing{##ing} cats{cats}",
+    ]
+    few = describe(mlm_probability=0)
+    assert "9 tokens, 1 to predict" in few
+    assert re.sub(r"\S+?\{(##)?(\S+?)\}", r"\2", few).splitlines()[1:] in (
+        ["A  cats sleeping .", "B  ##ing cats"],
+        ["A  cats sleeping .", "B  ing cats"],
+    )
+    del example["next_sentence_label"]
+    example["input_ids"] = np.array([2, *[5, 6] * 20, 3, 8, 3])
+    documents = describe("mlm", mlm_probability=0.1).splitlines()
+    assert documents[0] == "44 tokens, 4 to predict" and documents[-1] in ("-  .", "-  [MASK]{.}")
+    assert len(documents) > 5 and max(map(len, documents)) <= 60
+    assert all(line.startswith("   ") for line in documents[2:-1])

@@ -1,0 +1,59 @@
+"""Checkpoints that do not fit, or could not be written."""
+
+import importlib
+import resource
+
+import pytest
+import torch
+from synthetic import make_trainer, tiny_model
+
+from snugbert.errors import InputError
+from snugbert.trainers.output_folder import newest_checkpoint
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
+    make_trainer(tmp_path, max_steps=1, save_steps=1).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    with pytest.raises(InputError, match="is the state of AdamW, not of MuonWithAdamW"):
+        make_trainer(tmp_path, max_steps=2, optim="muon").train(resume_from_checkpoint=str(checkpoint))
+    model = tiny_model()
+    torch.save(torch.optim.AdamW(model.parameters()).state_dict(), checkpoint / "optimizer.pt")  # as Trainer has it
+    with pytest.raises(InputError, match="of an older version"):
+        make_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
+def test_a_disk_without_room_for_a_file_is_one_sentence(tmp_path, file):
+    """The operating system refuses to let the file grow to its size."""
+    make_trainer(tmp_path / "first", max_steps=1, save_steps=1).train()
+    size = (tmp_path / "first/checkpoint-1" / file).stat().st_size  # the optimizer's is the larger
+    trainer = make_trainer(tmp_path / "second", max_steps=1, save_steps=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1000, limits[1]))
+    try:
+        with pytest.raises(
+            InputError, match=r"checkpoint-1 could not be written: .+\. The disk is probably full"
+        ) as error:
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(error.value)
+    assert newest_checkpoint(tmp_path / "second") is None  # nothing that could pass for a checkpoint
+
+
+def test_a_tokenizer_that_cannot_be_saved_is_no_full_disk(tmp_path, monkeypatch):
+    """Its code, which is saved with it, needs a file that is not there."""
+    (tmp_path / "custom_tokenizer.py").write_text(
+        "from snugbert import SnugBertTokenizer\n\n\nclass CustomTokenizer(SnugBertTokenizer):\n"
+        "    def helper(self):\n        from .missing import helper\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tokenizer = importlib.import_module("custom_tokenizer").CustomTokenizer()
+    tokenizer.register_for_auto_class()
+    trainer = make_trainer(tmp_path / "run", max_steps=1, save_steps=1)
+    trainer.processing_class = tokenizer
+    with pytest.raises(
+        InputError, match=r"checkpoint-1 could not be written: .*missing\.py'\. Fix this and resume"
+    ) as error:
+        trainer.train()
+    assert "disk" not in str(error.value) and "\n" not in str(error.value)

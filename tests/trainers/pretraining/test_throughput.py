@@ -1,0 +1,34 @@
+"""The FLOPs in the log."""
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from snugbert import SnugBertConfig, SnugBertForPreTraining
+from snugbert.packed_batches import pack
+from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
+
+
+def test_flops_of_a_packed_batch_are_those_that_the_model_takes():
+    # Every token but [CLS] has a label, so the last layer reads all; sequences are equally long, so eager pads none.
+    config = SnugBertConfig.from_size("tiny", vocab_size=50, attn_implementation="eager")
+    model = SnugBertForPreTraining(config)
+    batch = pack({name: [np.arange(1, 8)] * 4 for name in ("input_ids", "labels")})
+    batch["labels"][0, batch["cu_seq_lens_q"][:-1].long()] = -100
+    batch["next_sentence_label"] = torch.tensor([0, 1, 0, 1])
+    with FlopCounterMode(display=False) as counter:
+        model(**batch)
+    assert training_flops(config, batch).item() == 3 * counter.get_total_flops()
+
+    # The next-sentence head: [CLS] through the last layer, pooler and classifier.
+    H, inner, length = config.hidden_size, config.intermediate_size, 7
+    of_cls = 2 * (2 * H * H + 2 * H * inner) + 4 * H * length + 2 * (H * H + H * 2)
+    with_head = training_flops(config, batch)
+    del batch["next_sentence_label"]
+    assert with_head - training_flops(config, batch) == 3 * 4 * of_cls
+
+
+def test_peak_flops_are_measured_without_touching_the_random_state():
+    state = torch.get_rng_state()
+    assert 1e8 < peak_flops("cpu", torch.float32) < 1e15
+    assert torch.equal(torch.get_rng_state(), state)
