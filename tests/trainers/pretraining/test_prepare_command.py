@@ -23,7 +23,7 @@ def test_a_corpus_is_refused_with_another_tokenizer_or_in_part(tmp_path, tokeniz
     store = tmp_path / "store"
     for shard in ("3/3", "1/3"):
         assert snugbert_command([*arguments, "--output_dir", str(store), "--shard", shard]) == 0
-    assert "1 of 3 parts are not there yet: part-00001-of-00003.arrow" in capsys.readouterr().out
+    assert "1 of 3 parts are missing: part-00001-of-00003.arrow" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"part-00001-of-00003\.arrow is missing"):
         open_corpus(store, tokenizer)
     assert snugbert_command([*arguments, "--output_dir", str(store), "--shard", "2/3"]) == 0

@@ -151,7 +151,7 @@ def test_bpe_of_bytes_works_in_every_command(bpe_folders, data_dir, tmp_path):
         (b"abc", ["--vocab_size", "0"], "--vocab_size is 0; it must be at least 1"),
         (b"abc", ["--min_frequency", "0"], "--min_frequency is 0; it must be at least 1"),
         (b"abc", ["--vocab_size", "many"], "--vocab_size.*: invalid int value: 'many'"),
-        (b"abc", ["--dataset_name", "imdb"], "either with --train_file or with --dataset_name"),
+        (b"abc", ["--dataset_name", "imdb"], "--train_file and --dataset_name exclude each other"),
         (b"abc", ["--train_file"], "--train_file.*: expected at least one argument"),
         (b"abc", ["--train_file", "none/*.txt"], r"there is no file none/\*\.txt"),
     ],
