@@ -15,7 +15,8 @@ from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
 from snugbert.models import TokenizerArguments
-from snugbert.trainers.glue.data import GlueSplit, choose_labels, encode_labels
+from snugbert.trainers.glue.data import GlueSplit
+from snugbert.trainers.glue.labels import choose_labels, encode_labels
 from snugbert.trainers.rows import LONGEST_LINE, read_rows, read_text_lines
 from snugbert.trainers.squad.data import check_answers, read_questions
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -33,25 +33,17 @@ from snugbert.trainers.finetuning.plots import draw_confusion_matrix
 from snugbert.trainers.finetuning.results import write_atomically
 from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.finetuning.tables import suite_table
-from snugbert.trainers.glue.data import (
-    GLUE_ON_THE_HUB,
-    SETS,
-    TASKS,
-    GlueDataArguments,
-    GlueSplit,
-    choose_labels,
-    encode_labels,
-    load_splits,
-    missing_files,
-)
+from snugbert.trainers.glue.arguments import GlueDataArguments
+from snugbert.trainers.glue.data import GlueSplit, load_splits, missing_files
+from snugbert.trainers.glue.labels import Problem, choose_labels, choose_problem, encode_labels
 from snugbert.trainers.glue.metric import GlueMetric
+from snugbert.trainers.glue.tasks import GLUE_ON_THE_HUB, SETS, TASKS
 from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 
 logger = logging.getLogger(__name__)
 
-Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # as transformers has it
 Score = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 # What figures and files of a set begin with.
@@ -68,29 +60,6 @@ MAIN_METRICS = {
     "multi_label_classification": "micro_f1",
 }
 DONE = "results.json"  # in a task's folder, written last
-
-
-# --- model ------------------------------------------------------------------------------------------------------
-
-
-def choose_problem(splits: dict[str, GlueSplit], labels: list[str] | None, before: str | None) -> Problem:
-    """Whether a number, one of the labels, or any number of them is predicted.
-
-    Args:
-        splits: the examples.
-        labels: from [`choose_labels`].
-        before: what the checkpoint did. It is asked if the examples tell no labels.
-
-    Raises:
-        InputError: some examples may have several labels, and others not.
-    """
-    if labels is None:
-        return "regression"
-    told = {split.multi_label: split.source for split in splits.values() if split.labelled}
-    if len(told) == 2:
-        raise InputError(f"{told[True]} has lists of labels and {told[False]} one label for each example.")
-    multi_label = True in told if told else before == "multi_label_classification"
-    return "multi_label_classification" if multi_label else "single_label_classification"
 
 
 # --- features ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ The flags are those of `TrainingArguments` and of transformers' `run_qa.py`: a c
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_th
 from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
-from snugbert.trainers.squad.data import SquadDataArguments, answers_are_told, load_questions
+from snugbert.trainers.squad.arguments import SquadDataArguments, SquadTrainingArguments
+from snugbert.trainers.squad.data import answers_are_told, load_questions
 from snugbert.trainers.squad.metric import squad_figures, squad_scores, squad_v2_figures, threshold_curve
 
 logger = logging.getLogger(__name__)
@@ -44,13 +44,6 @@ NAMES = {"validation": "eval", "test": "predict"}  # of the splits, in figures a
 ON_THE_HUB = {"squad": "SQuAD v1.1", "squad_v2": "SQuAD v2.0"}
 
 Judge = Callable[[Any, Path | None], dict[str, float]]
-
-
-@dataclass
-class SquadTrainingArguments(FineTuningArguments):
-    """[`FineTuningArguments`] with the paper's learning rate for SQuAD (Devlin et al., 2018, section 4.2)."""
-
-    learning_rate: float = field(default=5e-5, metadata={"help": "The peak learning rate."})
 
 
 def main(argv: list[str]) -> None:

@@ -37,7 +37,7 @@ from snugbert.trainers.finetuning.run import (
     fine_tune,
 )
 from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
-from snugbert.trainers.glue.data import GlueDataArguments
+from snugbert.trainers.glue.arguments import GlueDataArguments
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 LABELS = ["few", "some", "many"]
