@@ -26,9 +26,9 @@ from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.question_answering import windows as squad_windows
 from snugbert.trainers.glue.arguments import GlueDataArguments
-from snugbert.trainers.glue.command import make_features
 from snugbert.trainers.glue.data import load_splits
 from snugbert.trainers.glue.labels import choose_labels
+from snugbert.trainers.glue.task import make_features
 from snugbert.trainers.ner import data as ner_data
 from snugbert.trainers.ner import windows as ner_windows
 from snugbert.trainers.ner.arguments import NerDataArguments

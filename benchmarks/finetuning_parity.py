@@ -30,12 +30,12 @@ from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import Figures, make_trainer
-from snugbert.trainers.glue import command as glue
+from snugbert.trainers.glue import task as glue
 from snugbert.trainers.glue.arguments import GlueDataArguments
-from snugbert.trainers.ner import command as ner
+from snugbert.trainers.ner import task as ner
 from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.run_setup import set_up
-from snugbert.trainers.squad import command as squad
+from snugbert.trainers.squad import task as squad
 from snugbert.trainers.squad.arguments import SquadDataArguments, SquadTrainingArguments
 
 COMMANDS = {

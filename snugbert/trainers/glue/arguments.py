@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import ExampleLimits
-from snugbert.trainers.glue.tasks import TASKS, GlueTask
+from snugbert.trainers.glue.benchmark import TASKS, GlueTask
 
 
 @dataclass

@@ -11,8 +11,8 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.errors import InputError
 from snugbert.trainers.glue.arguments import GlueDataArguments
+from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, SETS, GlueTask
 from snugbert.trainers.glue.layout import Layout, make_layout
-from snugbert.trainers.glue.tasks import GLUE_ON_THE_HUB, SETS, GlueTask
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.splits import load_dataset_splits
 

@@ -6,9 +6,9 @@ from decimal import Decimal
 from typing import Literal
 
 from snugbert.errors import InputError
+from snugbert.trainers.glue.benchmark import GlueTask
 from snugbert.trainers.glue.data import GlueSplit
 from snugbert.trainers.glue.layout import NUMBER
-from snugbert.trainers.glue.tasks import GlueTask
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
 Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # transformers' names

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.models import TokenizerArguments, _check_folder, load_tokenizer
+from snugbert.models import TokenizerArguments, check_folder, load_tokenizer
 from snugbert.trainers.documents import TextArguments, find_files, read_dataset_documents, read_lines
 from snugbert.trainers.vocabulary.extension import (
     extend_model,
@@ -94,7 +94,7 @@ class VocabularyArguments(TextArguments):
                 if getattr(self, name):
                     raise InputError(f"--{name} and --no_{name} contradict each other; give one of them.")
                 setattr(self, name, False)
-        _check_folder("init", self.init)
+        check_folder("init", self.init)
 
     @property
     def casing(self) -> dict[str, Any]:

@@ -35,6 +35,8 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.glue import command as glue
+from snugbert.trainers.glue.suite import make_task_arguments
+from snugbert.trainers.glue.task import make_score
 
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
@@ -410,16 +412,16 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
 
 def test_each_task_of_the_suite_has_a_name_on_the_hub(tmp_path):
     args = FineTuningArguments(output_dir=str(tmp_path / "suite"))
-    assert glue.make_task_arguments(args, "cola").hub_model_id == "suite-cola"
+    assert make_task_arguments(args, "cola").hub_model_id == "suite-cola"
     args.hub_model_id = "me/glue"
-    assert glue.make_task_arguments(args, "rte").hub_model_id == "me/glue-rte"
+    assert make_task_arguments(args, "rte").hub_model_id == "me/glue-rte"
 
 
 def test_f1_is_that_of_the_task_whatever_the_order_of_labels():
     references, predictions = torch.tensor([1, 1, 0, 0, 1]).numpy(), torch.tensor([1, 0, 0, 1, 1]).numpy()
     problem = "single_label_classification"
-    straight = glue.make_score("mrpc", ["not_equivalent", "equivalent"], problem)(predictions, references)
-    turned = glue.make_score("mrpc", ["equivalent", "not_equivalent"], problem)(1 - predictions, 1 - references)
+    straight = make_score("mrpc", ["not_equivalent", "equivalent"], problem)(predictions, references)
+    turned = make_score("mrpc", ["equivalent", "not_equivalent"], problem)(1 - predictions, 1 - references)
     assert straight == turned
     assert straight["combined_score"] == pytest.approx((straight["accuracy"] + straight["f1"]) / 2)
 

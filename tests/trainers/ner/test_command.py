@@ -17,15 +17,15 @@ from snugbert.command_line import parse_arguments
 from snugbert.entity_tags import decode_tags
 from snugbert.packed_batches import count_tokens
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.ner import command as ner
+from snugbert.trainers.ner import task as ner
 from snugbert.trainers.ner.arguments import NerDataArguments
+from snugbert.trainers.ner.command import main
 from snugbert.trainers.ner.data import choose_labels
-from snugbert.trainers.ner.windows import NerWindows, make_windows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def logits_of(windows: NerWindows, number: int) -> np.ndarray:
+def logits_of(windows: ner.NerWindows, number: int) -> np.ndarray:
     """Logits that have the right label where there is one, and chance elsewhere; padded as by Trainer."""
     generator = np.random.default_rng(0)
     rows = windows.features["labels"][:]
@@ -42,7 +42,7 @@ def logits_of(windows: NerWindows, number: int) -> np.ndarray:
 def test_right_predictions_are_the_file_again(way, scheme, conll, part, tokenizer, data_dir, tmp_path):
     change, limit, document_context = WAYS[way]
     split, labels = change(part)._replace(scheme=scheme), choose_labels(conll, [])
-    windows = make_windows(split, labels, tokenizer, limit, document_context)
+    windows = ner.make_windows(split, labels, tokenizer, limit, document_context)
     figures = ner.make_judge("eval", split, windows, labels, False)(logits_of(windows, len(labels)), tmp_path)
     numbers = Counter(kind for tags in all_tags(part) for kind, _, _ in decode_tags(tags))
     assert {name: value for name, value in figures.items() if not name.endswith("number")} == dict.fromkeys(
@@ -165,7 +165,7 @@ def test_a_run_has_the_context_it_is_told_to(workshop, tmp_path):
 def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys):
     checkpoint = {"model_name_or_path": run, "config_name": None, "config_overrides": None, "tokenizer_name": None}
     for extra in ({}, {"pad_to_max_length": True}):
-        ner.main(arguments(workshop, tmp_path, **checkpoint, **extra, train_file=None, max_eval_samples=20))
+        main(arguments(workshop, tmp_path, **checkpoint, **extra, train_file=None, max_eval_samples=20))
         results = json.loads((tmp_path / "eval_results.json").read_text())
         assert results["eval_samples"] == 20 and results["eval_f1"] == 1.0
         assert "eval_baseline_f1" not in results
@@ -180,7 +180,7 @@ def test_the_best_model_by_a_type(workshop, tmp_path):
         "num_train_epochs": 2,
         "max_train_samples": 64,
     }
-    ner.main(arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
+    main(arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["best_metric"] == max(line["eval_LOC_f1"] for line in state["log_history"] if "eval_LOC_f1" in line)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The tasks of GLUE: their columns, labels, files and main metrics."""
+"""The tasks of the GLUE benchmark: columns, labels, files and main metrics."""
 
 from typing import NamedTuple
 
