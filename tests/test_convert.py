@@ -20,9 +20,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import snugbert
-from snugbert.cli import main
 from snugbert.convert import convert, find
 from snugbert.errors import InputError
+from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

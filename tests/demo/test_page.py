@@ -36,10 +36,10 @@ from selenium.webdriver.support.ui import WebDriverWait
 from transformers import AutoModel, AutoTokenizer, BertConfig, RobertaConfig, pipeline
 
 import snugbert
-from snugbert.cli import main
 from snugbert.demo import answers
 from snugbert.demo.page import MOST_BYTES, MOST_CHARACTERS, MOST_TOKENS, build_page, serve
 from snugbert.modeling_snugbert import AUTO_CLASSES
+from snugbert_cli import main
 
 PROGRAMS = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
 FLAGS = (

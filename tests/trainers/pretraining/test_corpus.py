@@ -23,13 +23,13 @@ import pytest
 from filelock import FileLock
 
 import snugbert
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.documents import TextArguments, find_files, read_documents, read_lines, split_sentences
 from snugbert.trainers.pretraining import corpus as corpus_module
 from snugbert.trainers.pretraining.corpus import open_corpus, plan_parts, prepare_corpus
 from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset
 from snugbert.trainers.pretraining.prepare import prepare_in_cache
+from snugbert_cli import main as snugbert_command
 
 DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
 

@@ -39,12 +39,12 @@ from snugbert import (
     SnugBertModel,
     SnugBertTokenizer,
 )
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.documents import read_lines
 from snugbert.trainers.vocabulary import learning as vocabulary_learning
 from snugbert.trainers.vocabulary.command import main
 from snugbert.trainers.vocabulary.learning import KINDS, SPECIAL_TOKENS, count_words, learn_pieces, make_tokenizer
+from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
