@@ -20,7 +20,16 @@ import torch
 from transformers import BertConfig, BertTokenizer, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints import CLASSES, POOLER, POSITIONS, Checkpoint, build_model, find, is_uncased, read_checkpoint
+from snugbert.checkpoints import (
+    CLASSES,
+    POOLER,
+    POSITIONS,
+    Checkpoint,
+    build_model,
+    fetch_checkpoint,
+    is_uncased,
+    read_checkpoint,
+)
 from snugbert.command_line import ArgumentParser
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
@@ -128,7 +137,7 @@ def main(argv: list[str]) -> None:
     transformers_logging.disable_progress_bar()
     hub = {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
     done = convert(
-        find(args.input, **hub),
+        fetch_checkpoint(args.input, **hub),
         Path(args.output),
         args.to,
         dtype=DTYPES.get(args.dtype),

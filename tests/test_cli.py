@@ -26,7 +26,9 @@ def test_usage_version_and_an_unknown_command_import_nothing_heavy():
     version, rest = process.stdout.split("\n", 1)
     assert version == f"snugbert {snugbert.__version__}"
     assert rest.startswith(f"{usage}\n{usage}\n")
-    assert process.stderr == f"snugbert: error: unknown command 'gleu'. Commands: {', '.join(snugbert_cli.COMMANDS)}.\n"
+    assert (
+        process.stderr == f"snugbert: error: unknown command 'gleu'. Commands: {', '.join(snugbert_cli.COMMANDS)}.\n"
+    )
     assert not {"snugbert", "torch", "transformers", "numpy", "argparse"} & set(rest.splitlines()[-1].split())
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from snugbert.checkpoints import CLASSES, build_model, find, read_checkpoint
+from snugbert.checkpoints import CLASSES, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.errors import InputError
 from snugbert.models import SPECIAL_TOKENS
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
@@ -172,7 +172,7 @@ def load_init_model(name: str) -> PreTrainedModel | None:
     Raises:
         InputError: see [`read_checkpoint`].
     """
-    folder = find(name)
+    folder = fetch_checkpoint(name)
     if folder.is_dir() and not (folder / "config.json").exists() and not any(folder.glob("*.ckpt*.index")):
         return None
     checkpoint = read_checkpoint(folder)

@@ -17,12 +17,12 @@ from synthetic import make_trainer
 
 import snugbert
 from snugbert.errors import InputError
-from snugbert.trainers.documents import TextArguments
+from snugbert.trainers.pretraining.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.command import unigram_baseline
 from snugbert.trainers.pretraining.corpus import Block, Corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.prepare import prepare_in_cache
+from snugbert.trainers.text_arguments import TextArguments
 from snugbert_cli import main as snugbert_command
 
 
