@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import snugbert
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.pretraining.batches import parse_phases, plan_phases
@@ -30,6 +29,7 @@ from snugbert.trainers.pretraining.corpus import open_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.preparation import prepare_corpus
 from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer, check_data_settings
+from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow
 

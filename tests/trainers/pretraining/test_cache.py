@@ -6,8 +6,8 @@ import pytest
 from filelock import FileLock
 from prepared import content, text_of
 
-from snugbert.cli import main as snugbert_command
 from snugbert.trainers.pretraining.cache import prepare_in_cache
+from snugbert_cli import main as snugbert_command
 
 
 def test_a_changed_text_is_never_taken_for_the_old_one(tmp_path, tokenizer):

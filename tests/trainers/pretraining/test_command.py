@@ -16,7 +16,6 @@ from huggingface_hub import ModelCard
 from synthetic import make_trainer
 
 import snugbert
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
@@ -24,6 +23,7 @@ from snugbert.trainers.pretraining.command import unigram_baseline
 from snugbert.trainers.pretraining.corpus import Block, Corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.text_arguments import TextArguments
+from snugbert_cli import main as snugbert_command
 
 
 def test_unigram_baseline_by_hand():

@@ -13,10 +13,10 @@ from filelock import FileLock
 from prepared import content, prepare
 
 import snugbert
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining import document_tokenizer
 from snugbert.trainers.pretraining.corpus import open_corpus
+from snugbert_cli import main as snugbert_command
 
 
 def test_sentences_and_documents_are_where_they_should_be(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 from prepared import content, prepare
 
 import snugbert
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.corpus import open_corpus
+from snugbert_cli import main as snugbert_command
 
 
 def test_a_corpus_is_refused_with_another_tokenizer_or_in_part(tmp_path, tokenizer, capsys):

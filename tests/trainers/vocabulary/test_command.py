@@ -20,10 +20,10 @@ from snugbert import (
     QuestionAnswerer,
     SnugBertTokenizer,
 )
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.vocabulary.command import main
 from snugbert.trainers.vocabulary.learning import KINDS
+from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -25,11 +25,11 @@ from snugbert import (
     SnugBertModel,
     SnugBertTokenizer,
 )
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
 from snugbert.trainers.documents import read_lines
 from snugbert.trainers.vocabulary.command import main
 from snugbert.trainers.vocabulary.learning import SPECIAL_TOKENS
+from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
