@@ -24,6 +24,7 @@ from transformers import (
     pipeline,
 )
 
+import snugbert_cli
 from snugbert import (
     SnugBertConfig,
     SnugBertForSequenceClassification,
@@ -36,7 +37,6 @@ from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.glue import command as glue
 from snugbert.trainers.glue.suite import make_task_arguments
 from snugbert.trainers.glue.task import make_score
-from snugbert_cli import main
 
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
@@ -103,7 +103,7 @@ def run(workshop) -> Path:
     """The output folder of a whole run."""
     output_dir = workshop / "run"
     extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.csv"}
-    assert main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
+    assert snugbert_cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
     return output_dir
 
 
@@ -588,5 +588,5 @@ def test_long_examples_end_where_the_model_does(run, workshop, tmp_path, caplog)
 
 
 def test_command_line_says_it_in_one_line(workshop, tmp_path, capsys):
-    assert main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
+    assert snugbert_cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
     assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: there is no task 'imdb'")

@@ -9,12 +9,12 @@ import pytest
 from squad_definition import definition_2
 from squad_forms import flat, nested
 
+import snugbert_cli
 from snugbert import SnugBertTokenizer
 from snugbert.errors import InputError
 from snugbert.trainers.squad import command as squad
 from snugbert.trainers.squad.arguments import SquadDataArguments
 from snugbert.trainers.squad.data import load_questions
-from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,7 +100,7 @@ def run(workshop) -> Path:
     """The output folder of a whole run on questions that all have answers."""
     output_dir = workshop / "run"
     extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.jsonl"}
-    assert main(["squad", *arguments(workshop, output_dir, **extra)]) == 0
+    assert snugbert_cli.main(["squad", *arguments(workshop, output_dir, **extra)]) == 0
     return output_dir
 
 
