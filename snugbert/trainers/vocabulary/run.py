@@ -23,6 +23,7 @@ from snugbert.trainers.vocabulary.extension import (
     read_settings,
 )
 from snugbert.trainers.vocabulary.learning import Kind, count_words, learn_pieces, make_tokenizer
+from snugbert.vocab_txt import write_vocab_txt
 
 WRITTEN = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
@@ -123,11 +124,7 @@ def _save(tokenizer: TokenizersBackend, output_dir: Path) -> None:
         (output_dir / name).unlink(missing_ok=True)  # of a tokenizer that was there
     tokenizer.save_pretrained(output_dir)
     if isinstance(tokenizer.backend_tokenizer.model, WordPiece):
-        # transformers 5 no longer writes vocab.txt; Google's code and many other readers want it.
-        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        (output_dir / "vocab.txt").write_text(
-            "".join(f"{piece}\n" for piece in pieces), encoding="utf-8", newline="\n"
-        )
+        write_vocab_txt(tokenizer, output_dir)
 
 
 def _size(words: Counter[str]) -> str:

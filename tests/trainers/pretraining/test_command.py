@@ -421,7 +421,7 @@ def test_arguments_from_a_yaml_file_yield_to_the_command_line(small_run, tmp_pat
 BAD = [
     ({"train_file": "nowhere.txt"}, "there is no file nowhere.txt"),
     ({"train_file": None}, "there is no text; name it with --train_file, --dataset_name or --corpus"),
-    ({"dataset_name": "x"}, "either with --train_file or with --dataset_name"),
+    ({"dataset_name": "x"}, "--train_file and --dataset_name exclude each other"),
     ({"train_file": None, "dataset_name": "nowhere"}, "the dataset 'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"train_file": "empty.txt"}, "the training text is empty"),
