@@ -32,7 +32,7 @@ check: .venv/installed-dev docs  ## lint, format, types, documentation, and the 
 	$(BIN)/pytest tests/repository/test_readme.py tests/repository/test_docs.py tests/repository/test_packaging.py
 
 docs: .venv/installed-dev  ## the documentation as a site, in site/; broken links and anchors are errors
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 release-check: .venv/installed-dev  ## build a release, check it, and use it in an environment of its own
 	rm -rf dist .venv-release

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.cli import COMMANDS, main
+from snugbert_cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -79,8 +79,8 @@ def test_the_tree_has_every_file_of_the_package_and_no_other():
         shown.add(path)
     files = {
         str(file.relative_to(ROOT))
-        for folder in ("snugbert", "benchmarks", "examples")
-        for file in (ROOT / folder).rglob("*.py")
+        for pattern in ("snugbert/**/*.py", "benchmarks/*.py", "examples/*.*", "*.py")
+        for file in ROOT.glob(pattern)
         if file.name != "__init__.py" or file.parent == ROOT / "snugbert"
     }
     assert files <= shown, files - shown
