@@ -24,12 +24,12 @@ from transformers import (
     pipeline,
 )
 
+import snugbert_cli
 from snugbert import (
     SnugBertConfig,
     SnugBertForSequenceClassification,
     SnugBertForTokenClassification,
     SnugBertTokenizer,
-    cli,
 )
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
@@ -103,7 +103,7 @@ def run(workshop) -> Path:
     """The output folder of a whole run."""
     output_dir = workshop / "run"
     extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.csv"}
-    assert cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
+    assert snugbert_cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
     return output_dir
 
 
@@ -597,5 +597,5 @@ def test_long_examples_end_where_the_model_does(run, workshop, tmp_path, caplog)
 
 
 def test_command_line_says_it_in_one_line(workshop, tmp_path, capsys):
-    assert cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
+    assert snugbert_cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
     assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: unknown task 'imdb'")

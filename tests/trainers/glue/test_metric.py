@@ -107,5 +107,5 @@ def test_evaluate_adds_batches_and_combines_metrics(tmp_path):
 
 
 def test_unknown_task():
-    with pytest.raises(ValueError, match="GlueMetric: unknown task 'imdb'. Choose one of ax, cola, mnli, mrpc"):
+    with pytest.raises(ValueError, match=r"GlueMetric: unknown task 'imdb'\. Choose one of ax, cola, mnli, mrpc"):
         GlueMetric("imdb")
