@@ -21,12 +21,12 @@ from parity import CONFIG, HEADS
 import snugbert
 from snugbert.card_snugbert import HEADS as CARDS
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
-from snugbert.cli import main
 from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plots import PICTURES
 from snugbert.trainers.finetuning.results import write_results
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.plot import PICTURE
+from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
