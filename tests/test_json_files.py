@@ -5,7 +5,8 @@ from datasets import Dataset
 
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
-from snugbert.trainers.glue.data import GlueSplit, choose_labels, encode_labels
+from snugbert.trainers.glue.data import GlueSplit
+from snugbert.trainers.glue.labels import choose_labels, encode_labels
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.squad.data import check_answers, read_questions
 

@@ -8,7 +8,7 @@ The flags are those of `TrainingArguments` and of transformers' `run_glue.py`: a
 
 from snugbert.command_line import parse_arguments
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.glue.data import GlueDataArguments
+from snugbert.trainers.glue.arguments import GlueDataArguments
 
 
 def main(argv: list[str]) -> None:

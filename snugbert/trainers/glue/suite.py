@@ -13,7 +13,9 @@ from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.results import write_atomically
 from snugbert.trainers.finetuning.tables import suite_table
-from snugbert.trainers.glue.data import TASKS, GlueDataArguments, missing_files
+from snugbert.trainers.glue.arguments import GlueDataArguments
+from snugbert.trainers.glue.benchmark import TASKS
+from snugbert.trainers.glue.data import missing_files
 from snugbert.trainers.glue.task import make_task
 from snugbert.trainers.output_folder import newest_checkpoint
 

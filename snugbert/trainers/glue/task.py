@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -13,27 +13,19 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from snugbert.errors import InputError
 from snugbert.models import load_config, load_tokenizer, longest
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix
 from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
-from snugbert.trainers.glue.data import (
-    GLUE_ON_THE_HUB,
-    SETS,
-    TASKS,
-    GlueDataArguments,
-    GlueSplit,
-    choose_labels,
-    encode_labels,
-    load_splits,
-)
+from snugbert.trainers.glue.arguments import GlueDataArguments
+from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, SETS, TASKS
+from snugbert.trainers.glue.data import GlueSplit, load_splits
+from snugbert.trainers.glue.labels import Problem, choose_labels, choose_problem, encode_labels
 from snugbert.trainers.glue.metric import GlueMetric
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 
 logger = logging.getLogger(__name__)
 
-Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # as transformers has it
 Score = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 # What figures and files of a set begin with.
@@ -50,29 +42,6 @@ MAIN_METRICS = {
     "multi_label_classification": "micro_f1",
 }
 DONE = "results.json"  # in a task's folder, written last
-
-
-# --- model ------------------------------------------------------------------------------------------------------
-
-
-def choose_problem(splits: dict[str, GlueSplit], labels: list[str] | None, before: str | None) -> Problem:
-    """Whether a number, one of the labels, or any number of them is predicted.
-
-    Args:
-        splits: the examples.
-        labels: from [`choose_labels`].
-        before: what the checkpoint did. It is asked if the examples tell no labels.
-
-    Raises:
-        InputError: some examples may have several labels, and others not.
-    """
-    if labels is None:
-        return "regression"
-    told = {split.multi_label: split.source for split in splits.values() if split.labelled}
-    if len(told) == 2:
-        raise InputError(f"{told[True]} has lists of labels and {told[False]} one label for each example.")
-    multi_label = True in told if told else before == "multi_label_classification"
-    return "multi_label_classification" if multi_label else "single_label_classification"
 
 
 # --- features ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ The flags are those of `TrainingArguments` and of transformers' `run_ner.py`: a 
 
 from snugbert.command_line import parse_arguments
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.ner.data import NerDataArguments
+from snugbert.trainers.ner.arguments import NerDataArguments
 
 
 def main(argv: list[str]) -> None:

@@ -16,7 +16,8 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, Fine
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, draw_entity_scores
 from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.finetuning.tables import apart
-from snugbert.trainers.ner.data import NerDataArguments, NerSplit, choose_labels, load_splits, write_tagged
+from snugbert.trainers.ner.arguments import NerDataArguments
+from snugbert.trainers.ner.data import NerSplit, choose_labels, load_splits, write_tagged
 from snugbert.trainers.ner.windows import NerWindows, Tags, make_windows, most_frequent_tags, predicted_tags, score
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 

@@ -6,18 +6,9 @@
 The flags are those of `TrainingArguments` and of transformers' `run_qa.py`: a command line for that works with this.
 """
 
-from dataclasses import dataclass, field
-
 from snugbert.command_line import parse_arguments
-from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.squad.data import SquadDataArguments
-
-
-@dataclass
-class SquadTrainingArguments(FineTuningArguments):
-    """[`FineTuningArguments`] with the paper's learning rate for SQuAD (Devlin et al., 2018, section 4.2)."""
-
-    learning_rate: float = field(default=5e-5, metadata={"help": "The peak learning rate."})
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
+from snugbert.trainers.squad.arguments import SquadDataArguments, SquadTrainingArguments
 
 
 def main(argv: list[str]) -> None:

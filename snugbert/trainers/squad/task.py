@@ -20,7 +20,8 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, Fine
 from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds
 from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
-from snugbert.trainers.squad.data import SquadDataArguments, answers_are_told, load_questions
+from snugbert.trainers.squad.arguments import SquadDataArguments
+from snugbert.trainers.squad.data import answers_are_told, load_questions
 from snugbert.trainers.squad.metric import squad_figures, squad_scores, squad_v2_figures, threshold_curve
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.run import collect_data_settings, fine_tune
 from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
-from snugbert.trainers.glue.data import GlueDataArguments
+from snugbert.trainers.glue.arguments import GlueDataArguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
