@@ -199,7 +199,9 @@ def class_weights(text: str, task: FineTuningTask) -> torch.Tensor:
             value = -1
         if label not in weights or not 0 < value < float("inf"):
             known = ", ".join(task.labels)
-            raise InputError(f"--class_weights: Expected LABEL=WEIGHT, not {part!r}. Labels: {known}. Weights: above 0.")
+            raise InputError(
+                f"--class_weights: Expected LABEL=WEIGHT, not {part!r}. Labels: {known}. Weights: above 0."
+            )
         weights[label] = value
     return torch.tensor(list(weights.values()))
 

@@ -93,9 +93,9 @@ class FineTuningTask:
         metrics: all metrics that may select it, and that the summary shows.
         pipeline_tag: the Hub's name for the task: "text-classification", "token-classification" or
             "question-answering".
+        dataset: where the examples come from.
         labels: in the order of their ids. None: the task has no classes.
         multi_label: whether an example may have several labels.
-        dataset: where the examples come from.
         settings: how the data were read, by argument name, as JSON values.
     """
 
@@ -108,9 +108,9 @@ class FineTuningTask:
     main_metric: str
     metrics: tuple[str, ...]
     pipeline_tag: str
+    dataset: DatasetName
     labels: list[str] | None = None
     multi_label: bool = False
-    dataset: DatasetName = DatasetName("own data")
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
