@@ -217,10 +217,10 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     panel = figure.subplots()
     panel.set_xlim(drawn[0], drawn[-1])
     for name, scores, color in (("F1", f1, BLUE), ("exact match", exact, ORANGE)):
-        label = f"{name}, {scores[at]:.1f} at the chosen threshold"
+        label = f"{name} (chosen: {scores[at]:.1f})"
         panel.plot(drawn, [*scores, scores[-1]], color=color, linewidth=1.7, drawstyle="steps-post", label=label)
     panel.axvline(
-        np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen threshold, {chosen:.2f}"
+        np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen threshold ({chosen:.2f})"
     )
     panel.set_xlabel("threshold: above this no-answer score, the prediction is no answer")
     panel.set_ylabel("percent")

@@ -157,8 +157,8 @@ def list_settings(args: FineTuningArguments) -> list[Setting]:
     for batch_size in BATCH_SIZES:
         if batch_size % divisor:
             raise InputError(
-                f"--sweep paper: The batch size {batch_size} is not divisible by {args.world_size} processes times "
-                f"--gradient_accumulation_steps {args.gradient_accumulation_steps}."
+                f"--sweep paper: The batch size {batch_size} is not divisible by the number of processes "
+                f"({args.world_size}) times --gradient_accumulation_steps ({args.gradient_accumulation_steps})."
             )
     return list(itertools.starmap(Setting, itertools.product(BATCH_SIZES, LEARNING_RATES, EPOCHS)))
 
