@@ -31,10 +31,9 @@ from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpus import open_corpus, plan_parts, prepare_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.preparation import prepare_corpus
 from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 
 NAMES = {"ours": "SnugBERT", "stock": "stock BERT"}
@@ -158,10 +157,8 @@ def examples_of(
     name: str, files: list[str], side: str, tokenizer: Any, args: argparse.Namespace, seed: int
 ) -> PretrainingDataset:
     """The sentence pairs of text; the text is prepared by whichever side runs first."""
-    folder = args.output_dir / name
-    prepare_corpus(folder, plan_parts(TextArguments(train_file=files)), tokenizer, show_progress=False)
     return PretrainingDataset(
-        open_corpus(folder, tokenizer),
+        prepare_corpus(files, tokenizer, args.output_dir / name, show_progress=False),
         tokenizer.cls_token_id,
         tokenizer.sep_token_id,
         args.output_dir / f"{name}-{side}",  # not shared: each side makes its own pairs, in its own time

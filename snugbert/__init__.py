@@ -45,6 +45,8 @@ LAZY_NAMES = {
     "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",
     "SnugBertDataCollatorWithPacking": "packed_batches",
     "TokenBudgetDataset": "packed_batches",
+    "open_corpus": "trainers.pretraining.corpus",
+    "prepare_corpus": "trainers.pretraining.preparation",
 }
 
 
@@ -77,4 +79,6 @@ __all__ = [
     "SnugBertPreTrainedModel",
     "SnugBertTokenizer",
     "TokenBudgetDataset",
+    "open_corpus",
+    "prepare_corpus",
 ]

@@ -23,7 +23,7 @@ OTHER_HEADS = re.compile(
     r"cls\.(predictions|seq_relationship)\.|(classifier|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
 )
 
-SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 @dataclass
@@ -175,7 +175,7 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
         raise InputError(f"the tokenizer of {name} cannot be used: {error}") from error
     # It may name another repository's code, and would be saved. A class with its own code writes its entry again.
     tokenizer.init_kwargs.pop("auto_map", None)
-    missing = [token for token in SPECIAL_TOKENS if getattr(tokenizer, token) is None]
+    missing = [token for token in SPECIAL_TOKEN_NAMES if getattr(tokenizer, token) is None]
     if missing:
         raise InputError(f"the tokenizer of {name} has no {', '.join(missing)}; BERT needs all of them.")
     return tokenizer

@@ -23,11 +23,11 @@ from parity import CONFIG, HEADS
 import snugbert
 from snugbert.card_snugbert import HEADS as CARDS
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
-from snugbert.cli import main
 from snugbert.trainers.finetuning.plots import CAPTIONS
 from snugbert.trainers.finetuning.results import write_results
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.plot import PICTURE
+from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -166,9 +166,7 @@ def test_a_card_with_figures_goes_along_with_its_weights(way, hub, trained, tmp_
         model.classifier.bias[0] += 1e-6
     card = push(model)
     assert card.data.eval_results is None and "0.93" not in card.text and "learning_curve" not in card.text
-    assert (
-        "Training started from the weights of tagger. There is no record of the training data since then" in card.text
-    )
+    assert "Training started from the weights of tagger. There is no record of the training data" in card.text
     assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.language == "en"
     assert "2 labels: `bad`, `good`" in card.text and "secret" not in card.content
 

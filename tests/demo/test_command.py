@@ -12,7 +12,7 @@ from browser import CALL, PATIENCE, TYPED, ask
 from demo_checkpoints import SIZE, VOCABULARY
 from transformers import BertConfig, RobertaConfig
 
-from snugbert.cli import main
+from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -21,15 +21,15 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import snugbert
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
-from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.pretraining.batches import parse_phases, plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpus import open_corpus, plan_parts, prepare_corpus
+from snugbert.trainers.pretraining.corpus import open_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.preparation import prepare_corpus
 from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer, check_data_settings
+from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow
 
@@ -45,8 +45,8 @@ def material(data_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("material")
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
     (folder / "vocab.txt").write_text("".join(vocabulary[:5000]))
-    text = TextArguments(train_file=[str(data_dir / "wikitext2/valid.docs.txt.gz")])
-    prepare_corpus(folder / "corpus", plan_parts(text), tokenizer_of(folder), num_workers=1, show_progress=False)
+    options = {"preprocessing_num_workers": 1, "show_progress": False}
+    prepare_corpus(data_dir / "wikitext2/valid.docs.txt.gz", tokenizer_of(folder), folder / "corpus", **options)
     return folder
 
 

@@ -32,15 +32,15 @@ from snugbert.command_line import parse_arguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.batches import Phase, parse_phases, plan_phases
+from snugbert.trainers.pretraining.cache import prepare_in_cache
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION, SHORTEST_EXAMPLE, Objective, PretrainingDataset
 from snugbert.trainers.pretraining.plot import PICTURE, draw_training
-from snugbert.trainers.pretraining.prepare import PreparationArguments, prepare_in_cache
+from snugbert.trainers.pretraining.preparation_arguments import PreparationArguments
 from snugbert.trainers.pretraining.trainer import (
     METRICS_NAME,
     PretrainingArguments,
@@ -49,6 +49,7 @@ from snugbert.trainers.pretraining.trainer import (
 )
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.splits import describe_dataset, hub_id
+from snugbert.trainers.text_arguments import TextArguments
 
 logger = logging.getLogger(__name__)
 

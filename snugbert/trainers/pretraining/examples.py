@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from snugbert.trainers.pretraining.corpus import Corpus, in_order
+from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.pretraining.parallel_map import map_in_order
 from snugbert.trainers.pretraining.sentence_pairs import (
     Example,
     full_sentences,
@@ -188,7 +189,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         try:
             with unfinished.open("wb") as table:
                 rows_of_block = functools.partial(self._encode_block, epoch)
-                for rows in in_order(rows_of_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
+                for rows in map_in_order(rows_of_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
                     table.write(rows)
                 table.flush()
                 os.fsync(table.fileno())  # some file systems say only now that they are full

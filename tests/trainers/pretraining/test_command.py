@@ -16,14 +16,14 @@ from huggingface_hub import ModelCard
 from synthetic import make_trainer
 
 import snugbert
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
-from snugbert.trainers.documents import TextArguments
+from snugbert.trainers.pretraining.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.command import unigram_baseline
 from snugbert.trainers.pretraining.corpus import Block, Corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.prepare import prepare_in_cache
+from snugbert.trainers.text_arguments import TextArguments
+from snugbert_cli import main as snugbert_command
 
 
 def test_unigram_baseline_by_hand():
@@ -421,7 +421,7 @@ def test_arguments_from_a_yaml_file_yield_to_the_command_line(small_run, tmp_pat
 BAD = [
     ({"train_file": "nowhere.txt"}, "there is no file nowhere.txt"),
     ({"train_file": None}, "there is no text; name it with --train_file, --dataset_name or --corpus"),
-    ({"dataset_name": "x"}, "either with --train_file or with --dataset_name"),
+    ({"dataset_name": "x"}, "--train_file and --dataset_name exclude each other"),
     ({"train_file": None, "dataset_name": "nowhere"}, "the dataset 'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"train_file": "empty.txt"}, "the training text is empty"),

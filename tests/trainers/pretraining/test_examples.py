@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import chisquare
 from synthetic import make_corpus
 
-from snugbert.trainers.pretraining.corpus import Corpus
-from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffled
+from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
+from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset, shuffled
 
 pytestmark = pytest.mark.slow
 
@@ -144,3 +144,19 @@ def test_what_gives_no_example_is_said(tmp_path):
         with pytest.raises(ValueError, match=message):
             PretrainingDataset(corpus, CLS, SEP, tmp_path, **settings)
     assert len(PretrainingDataset(one, CLS, SEP, tmp_path, "sop")) == 1
+
+
+def test_a_table_that_was_cut_off_is_made_again(small, words_tokenizer, tmp_path):
+    corpus = open_corpus(small.folder, words_tokenizer)
+
+    def count_examples() -> int:
+        return len(PretrainingDataset(corpus, 2, 3, tmp_path / "epochs", max_seq_length=16))
+
+    expected = count_examples()
+    (table,) = (tmp_path / "epochs").glob("*.examples")
+    whole = table.read_bytes()
+    assert len(whole) == expected * ROW.itemsize
+    for length in (0, 20, len(whole) - 1):
+        table.write_bytes(whole[:length])
+        assert count_examples() == expected
+        assert table.read_bytes() == whole
