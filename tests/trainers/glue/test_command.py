@@ -129,10 +129,16 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     assert [answer["label"] for answer in classify(["the film was great", "a dull plot"])] == ["cheerful", "gloomy"]
 
 
-def test_the_printed_line_says_what_the_figure_is_worth(run, workshop, tmp_path, capsys):
+def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line == "eval: accuracy 1.0000 on 31 examples; always 'cheerful': accuracy 0.5161"
+    title, line, *files = capsys.readouterr().out.strip().splitlines()
+    assert re.fullmatch(r"glue\d+: scored", title)
+    assert line == "  validation   accuracy 1.0000 on 31 examples; always 'cheerful': accuracy 0.5161"
+    assert files == [
+        f"  folder       {tmp_path}",
+        "  plots        confusion_matrix.png",
+        "  all results  results.md",
+    ]
 
 
 def test_labelled_test_files_are_scored(run, workshop, tmp_path):
@@ -242,7 +248,7 @@ def test_several_labels(workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
     predictions = (tmp_path / "again" / "predict_results.txt").read_text().splitlines()[1:]
     assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
-    with pytest.raises(InputError, match="has no classes, each example just one, to weigh"):
+    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
         glue.main(arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
 
 
@@ -276,7 +282,7 @@ def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(tmp_path, tmp_path / "out", **changes, **learns, per_device_eval_batch_size=256))
     mnli = tmp_path / "glue" / "MNLI"
-    assert f"MNLI is left out: there is no {mnli / 'train.tsv'} and no {mnli / 'test_matched.tsv'}" in caplog.text
+    assert f"MNLI is skipped. Missing: {mnli / 'train.tsv'}, {mnli / 'test_matched.tsv'}" in caplog.text
     missing = "CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, WNLI.tsv"
     assert capsys.readouterr().out.endswith(f"submission: {tmp_path / 'out' / 'submission'}; missing: {missing}\n")
     answers = {}
@@ -359,7 +365,7 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     of_cola, of_mnli = [[step for name, step in steps if name == task] for task in ("cola", "mnli")]
     assert of_cola == list(range(4))  # once
     assert of_mnli == [*range(18), *range(15, 40)]  # on from the checkpoint
-    assert "SST-2 is left out: there is no" in caplog.text and "SST-2/train.tsv and no" in caplog.text
+    assert re.search(r"SST-2 is skipped\. Missing: \S+/SST-2/train\.tsv, ", caplog.text)
     assert "skipped 2 rows with missing columns; the first is row 6" in caplog.text
 
     figures = json.loads((output_dir / "results.json").read_text())
@@ -381,10 +387,10 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     before = len(steps)
     glue.main(of_all)  # nothing is left to do but the table
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
-    with pytest.raises(InputError, match="out was begun with other --learning_rate, --seeds; choose another folder"):
+    with pytest.raises(InputError, match="out was started with different --learning_rate, --seeds"):
         glue.main([*of_all, "--learning_rate", "1e-3", "--seeds", "2"])
     (output_dir / "plan.json").unlink()
-    with pytest.raises(InputError, match="out already holds a run"):
+    with pytest.raises(InputError, match="out already contains a run"):
         glue.main(of_all)
 
 
@@ -503,7 +509,7 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
         ),
         (
             {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
-            r"holds no task of GLUE, such as .*/CoLA/train\.tsv",
+            r"contains no task of GLUE, such as .*/CoLA/train\.tsv",
         ),
         (
             {"task_name": "all"},
@@ -515,7 +521,7 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
         ),
         ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
         ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
-        ({"metric_for_best_model": "matthews"}, "there is no metric 'matthews'; those of glue.* are accuracy"),
+        ({"metric_for_best_model": "matthews"}, r"glue\d+ has no metric 'matthews'\. Choose one of accuracy"),
         (
             {"task_name": "rte"},
             "train.csv: no column 'sentence1' and no column 'sentence2'. Columns: sentence, label. Expected: "
