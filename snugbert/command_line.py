@@ -43,7 +43,7 @@ class ArgumentParser(HfArgumentParser):
 
     def __init__(
         self,
-        dataclass_types: Sequence[type] = (),
+        dataclass_types: Sequence[Any] = (),
         *,
         prog: str,
         description: str,
@@ -82,13 +82,13 @@ class ArgumentParser(HfArgumentParser):
 
 
 class _HelpAll(Action):
-    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> NoReturn:
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
         print(parser.format_help(everything=True), end="")
         parser.exit()
 
 
 def parse_arguments(
-    dataclass_types: Sequence[type], argv: list[str], prog: str, description: str, example: str = ""
+    dataclass_types: Sequence[Any], argv: list[str], prog: str, description: str, example: str = ""
 ) -> tuple[Any, ...]:
     """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
 
@@ -107,7 +107,8 @@ def parse_arguments(
     argv = [_renamed(argument) for argument in argv]
     argv, files = _without_config(argv, parser)
     from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file))]
-    known, unknown = parser.parse_known_args(from_files + argv)  # exits after --help
+    # TrainingArguments takes seconds to construct. This answers --help and wrong flags before.
+    _, unknown = parser.parse_known_args(from_files + argv)
     if unknown:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
     if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from snugbert.models import load_config, load_tokenizer, longest
+from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix
 from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
@@ -228,7 +228,7 @@ def make_task(
     config.id2label = dict(enumerate(labels or ["LABEL_0"]))
     config.label2id = {label: i for i, label in config.id2label.items()}
 
-    max_length = longest(config, tokenizer, data_args.max_seq_length)
+    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
     padding = "max_length" if training_args.pad_to_max_length else False
     features = {
         name: make_features(splits[name], labels, tokenizer, max_length, padding, max_samples)

@@ -436,15 +436,15 @@ BAD = [
     ({"config_name": "huge"}, "neither a size (tiny, mini, small, medium, base, large) nor"),
     ({"config_overrides": "hidden_dropout_prob=2"}, "`hidden_dropout_prob` must be at least 0 and below 1"),
     ({"config_overrides": "hidden_dropuot_prob=0"}, "hidden_dropuot_prob"),
-    ({"model_name_or_path": "x", "config_name": None}, "the configuration x cannot be used"),
-    ({"model_name_or_path": "./x"}, "there is no folder ./x"),
-    ({"config_name": None}, "which model?"),
+    ({"model_name_or_path": "x", "config_name": None}, "invalid configuration x"),
+    ({"model_name_or_path": "./x"}, "the folder ./x does not exist"),
+    ({"config_name": None}, "--model_name_or_path is missing"),
     ({"tokenizer_name": "no_special"}, "lacks [MASK]"),
-    ({"tokenizer_name": None}, "--config_name alone says nothing of the vocabulary"),
-    ({"tokenizer_name": "nowhere"}, "the tokenizer of nowhere cannot be used"),
+    ({"tokenizer_name": None}, "--tokenizer_name is missing. Without a checkpoint, --config_name needs it"),
+    ({"tokenizer_name": "nowhere"}, "cannot load the tokenizer of nowhere"),
     ({"max_seq_length": 513}, "--max_seq_length 513 must be at least 5 and at most the model's"),
     ({"config_overrides": "num_attention_heads=3"}, "is not a multiple of `num_attention_heads` 3"),
-    ({"attn_implementation": "nope"}, "the model tiny cannot be opened"),
+    ({"attn_implementation": "nope"}, "cannot load the model tiny"),
     ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor is not for pretraining"),
     ({"tokenizer_name": "latin1_vocab"}, "vocab.txt, line 6: not UTF-8"),
     ({"report_to": "tensorboardx"}, "tensorboardx"),
@@ -496,5 +496,5 @@ def test_bad_input_is_one_sentence(small_run, bad_files, tmp_path, monkeypatch, 
 
 def test_unknown_commands_name_the_known_ones(capsys):
     assert snugbert_command(["pretend"]) == 2
-    assert "the commands are vocabulary, prepare, pretrain, glue" in capsys.readouterr().err
+    assert "Commands: vocabulary, prepare, pretrain, glue" in capsys.readouterr().err
     assert issubclass(InputError, ValueError)

@@ -222,7 +222,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
             {"train_file": None, "do_train": True},
             "there are no train questions; name a file of them with --train_file",
         ),
-        ({"train_file": None}, "nothing trains the model, and --config_name alone gives it random weights"),
+        ({"train_file": None}, "--model_name_or_path is missing. Without training, --config_name"),
         ({"dataset_name": "squad"}, "--dataset_name: give either the name of a data set or files"),
         (
             {"dataset_name": "./no", "train_file": None, "validation_file": None},
