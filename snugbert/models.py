@@ -210,7 +210,7 @@ def limit_length(config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, max
 def load_model(
     auto_class: Any,
     model_args: ModelArguments,
-    config: PreTrainedConfig,
+    config: SnugBertConfig,
     *,
     trained: bool = False,
     **kwargs: Any,

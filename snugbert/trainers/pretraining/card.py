@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_snugbert import FAULTS, HEADS, TAGS, escape, find_base_model, how_to_load
+from snugbert.card_snugbert import BIAS_WARNING, HEADS, TAGS, escape, find_base_model, how_to_load
 from snugbert.trainers.card import eval_result, save_model_card, table
 from snugbert.trainers.pretraining.plot import FORMS, PICTURE
 
@@ -91,7 +91,7 @@ def write_pretraining_card(
         sections.append(f"## Results\n\n{_results(figures, baselines or {})}")
     if (output_dir / PICTURE).exists():
         sections.append(f"![Losses and accuracies over the word pieces seen]({PICTURE})")
-    sections.append(f"## Limits\n\n{head.limits} It knows nothing but the text above. {FAULTS}")
+    sections.append(f"## Limitations\n\n{head.limits} It knows nothing but the text above. {BIAS_WARNING}")
     save_model_card(output_dir, header, sections)
 
 
