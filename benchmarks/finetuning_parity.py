@@ -30,18 +30,18 @@ from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run import Figures, make_trainer
-from snugbert.trainers.glue import command as glue
-from snugbert.trainers.glue import data as glue_data
-from snugbert.trainers.ner import command as ner
-from snugbert.trainers.ner import data as ner_data
+from snugbert.trainers.glue import task as glue
+from snugbert.trainers.glue.arguments import GlueDataArguments
+from snugbert.trainers.ner import task as ner
+from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.run_setup import set_up
-from snugbert.trainers.squad import command as squad
-from snugbert.trainers.squad import data as squad_data
+from snugbert.trainers.squad import task as squad
+from snugbert.trainers.squad.arguments import SquadDataArguments, SquadTrainingArguments
 
 COMMANDS = {
-    "glue": (glue.make_task, glue_data.GlueDataArguments, FineTuningArguments, BertForSequenceClassification),
-    "ner": (ner.make_task, ner_data.NerDataArguments, FineTuningArguments, BertForTokenClassification),
-    "squad": (squad.make_task, squad_data.SquadDataArguments, squad.SquadTrainingArguments, BertForQuestionAnswering),
+    "glue": (glue.make_task, GlueDataArguments, FineTuningArguments, BertForSequenceClassification),
+    "ner": (ner.make_task, NerDataArguments, FineTuningArguments, BertForTokenClassification),
+    "squad": (squad.make_task, SquadDataArguments, SquadTrainingArguments, BertForQuestionAnswering),
 }
 
 

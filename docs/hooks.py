@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from snugbert.cli import main
+from snugbert_cli import main
 
 LOG = logging.getLogger("mkdocs.hooks.snugbert")  # with `strict`, a warning fails the build
 ROOT = Path(__file__).parents[1]

@@ -149,7 +149,7 @@ class Checkpoint:
         return {"add_pooling_layer": False} if without_pooler else {}
 
 
-def find(name: str, **hub: Any) -> Path:
+def fetch_checkpoint(name: str, **hub: Any) -> Path:
     """The checkpoint that `name` names: a folder, a prefix of TensorFlow's files, or a model on the Hub, downloaded.
 
     Args:

@@ -13,7 +13,10 @@ from snugbert import __version__
 # command -> (module with `main(argv)`, one line of help)
 COMMANDS = {
     "vocabulary": ("snugbert.trainers.vocabulary.command", "train a WordPiece vocabulary on text files"),
-    "prepare": ("snugbert.trainers.pretraining.prepare", "tokenize a corpus once, to pretrain on it many times"),
+    "prepare": (
+        "snugbert.trainers.pretraining.prepare_command",
+        "tokenize text once, to pretrain on it many times",
+    ),
     "pretrain": ("snugbert.trainers.pretraining.command", "pretrain with masked tokens and next sentences"),
     "glue": (
         "snugbert.trainers.glue.command",

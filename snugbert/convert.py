@@ -20,13 +20,23 @@ import torch
 from transformers import BertConfig, BertTokenizer, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints import CLASSES, POOLER, POSITIONS, Checkpoint, build_model, find, is_uncased, read_checkpoint
+from snugbert.checkpoints import (
+    CLASSES,
+    POOLER,
+    POSITIONS,
+    Checkpoint,
+    build_model,
+    fetch_checkpoint,
+    is_uncased,
+    read_checkpoint,
+)
 from snugbert.command_line import ArgumentParser
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 from snugbert.tokenization_snugbert import SnugBertTokenizer
+from snugbert.vocab_txt import write_vocab_txt
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
@@ -128,7 +138,7 @@ def main(argv: list[str]) -> None:
     transformers_logging.disable_progress_bar()
     hub = {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
     done = convert(
-        find(args.input, **hub),
+        fetch_checkpoint(args.input, **hub),
         Path(args.output),
         args.to,
         dtype=DTYPES.get(args.dtype),
@@ -368,11 +378,7 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     for name in ("auto_map", "is_local", "local_files_only"):  # of the source, and of this run
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(written)
-    # transformers 5 no longer writes vocab.txt; Google's code and many other readers want it.
-    pieces_by_id = {index: piece for piece, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
-    if pieces_by_id.keys() == set(range(len(pieces_by_id))):
-        text = "".join(f"{pieces_by_id[index]}\n" for index in range(len(pieces_by_id)))
-        (written / "vocab.txt").write_text(text, encoding="utf-8", newline="\n")
+    write_vocab_txt(tokenizer, written)
 
     pieces = list(before.get_vocab())
     sample = " ".join(pieces[:: 1 + len(pieces) // 500]) + " Émigré in 東京, [MASK]!"

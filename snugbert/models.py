@@ -23,7 +23,7 @@ OTHER_HEADS = re.compile(
     r"cls\.(predictions|seq_relationship)\.|(classifier|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
 )
 
-SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 @dataclass
@@ -42,7 +42,7 @@ class TokenizerArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that comes with a tokenizer."})
 
     def __post_init__(self):
-        _check_folder("tokenizer_name", self.tokenizer_name)
+        check_folder("tokenizer_name", self.tokenizer_name)
 
     @property
     def tokenizer_source(self) -> str | None:
@@ -56,8 +56,12 @@ class TokenizerArguments:
         return {**names, "trust_remote_code": self.trust_remote_code}
 
 
-def _check_folder(flag: str, name: str | None) -> None:
-    # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
+def check_folder(flag: str, name: str | None) -> None:
+    """Checks that `name` exists if it can only be a folder. A name on the Hub is "name" or "owner/name".
+
+    Raises:
+        InputError: there is no such folder.
+    """
     if name and (name[0] in "/.~" or name.count("/") > 1) and not Path(name).exists():
         raise InputError(f"--{flag}: there is no folder {name}.")
 
@@ -89,7 +93,7 @@ class ModelArguments(TokenizerArguments):
             raise InputError("which model? Give --model_name_or_path, or --config_name to start from random weights.")
         if self.model_name_or_path is None and self.tokenizer_name is None:
             raise InputError("--config_name alone says nothing of the vocabulary; give --tokenizer_name, too.")
-        _check_folder("model_name_or_path", self.model_name_or_path)
+        check_folder("model_name_or_path", self.model_name_or_path)
         super().__post_init__()
 
     @property
@@ -171,7 +175,7 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
         raise InputError(f"the tokenizer of {name} cannot be used: {error}") from error
     # It may name another repository's code, and would be saved. A class with its own code writes its entry again.
     tokenizer.init_kwargs.pop("auto_map", None)
-    missing = [token for token in SPECIAL_TOKENS if getattr(tokenizer, token) is None]
+    missing = [token for token in SPECIAL_TOKEN_NAMES if getattr(tokenizer, token) is None]
     if missing:
         raise InputError(f"the tokenizer of {name} has no {', '.join(missing)}; BERT needs all of them.")
     return tokenizer

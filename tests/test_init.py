@@ -1,16 +1,21 @@
-"""`import snugbert` alone: the packages it needs, and the error when the training packages are missing."""
+"""`import snugbert`: the packages it needs, and what the Auto classes save and open."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from environments import environment_without
+from parity import HEADS, ours_and_stock
 
 import snugbert
 
 HEAVY = ("accelerate", "datasets", "evaluate", "matplotlib", "pyarrow", "scipy", "sentencex", "seqeval", "sklearn")
+AUTO_CLASSES = ["AutoModel", *(f"AutoModel{head}" for head in HEADS[1:])]
 USE = """
 import snugbert, torch
 config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=9)
@@ -54,8 +59,50 @@ def test_importing_adds_nothing_heavy_to_transformers():
 
 @pytest.mark.parametrize(("command", "extra"), [("glue", "train"), ("vocabulary", "train"), ("demo", "demo")])
 def test_a_command_names_the_extra_that_it_needs(command, extra, light_python):
-    process = run(light_python, f"import sys; from snugbert.cli import main; sys.exit(main(['{command}', '--help']))")
+    process = run(light_python, f"import sys; from snugbert_cli import main; sys.exit(main(['{command}', '--help']))")
     assert process.returncode == 2
     *_, line = process.stderr.splitlines()
     assert line.startswith(f"snugbert {command}: error: the package ")
     assert line.endswith(f" is not installed. Run: pip install 'snugbert[{extra}]'")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_what_is_saved_says_snugbert_and_opens_in_stock_bert(head, tmp_path):
+    ours, stock = ours_and_stock(head)
+    ours.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "snugbert"
+    assert config["architectures"] == [f"SnugBert{head}"]
+    assert sorted(config["auto_map"]) == sorted(["AutoConfig", *AUTO_CLASSES])
+    auto_class = getattr(transformers, f"Auto{head}" if head == "Model" else f"AutoModel{head}")
+    again = auto_class.from_pretrained(tmp_path)
+    assert type(again) is type(ours)
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+    del config["auto_map"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    back = type(stock).from_pretrained(tmp_path)
+    for name, tensor in stock.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+
+
+def test_a_foreign_auto_map_is_not_saved(tmp_path):
+    """It would send users of another Auto class to the code of a foreign repository."""
+    ours, _ = ours_and_stock("ForMaskedLM")
+    ours.config.custom_pipelines = {"mine": {"impl": "evil/repo--pipe.Evil"}}
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    parts = (ours, ours.config, snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)}))
+    for part in parts:
+        part.save_pretrained(tmp_path)
+    ours.save_pretrained(tmp_path)
+    before = {file: json.loads((tmp_path / file).read_text()) for file in ("config.json", "tokenizer_config.json")}
+    foreign = {"AutoModelForCausalLM": "evil/repo--modeling_evil.Evil", "AutoProcessor": "modeling_evil.Evil"}
+    for file, values in before.items():
+        (tmp_path / file).write_text(json.dumps({**values, "auto_map": {**values["auto_map"], **foreign}}))
+    for part in parts:
+        saved = tmp_path / type(part).__name__
+        type(part).from_pretrained(tmp_path).save_pretrained(saved)
+        for file in saved.glob("*config.json"):
+            assert json.loads(file.read_text())["auto_map"] == before[file.name]["auto_map"], (part, file)
+            assert "evil" not in file.read_text()

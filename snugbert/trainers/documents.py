@@ -6,7 +6,6 @@ in .jsonl and .parquet files and in datasets a row is a document. Nothing here h
 
 import glob
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,33 +15,10 @@ import sentencex
 
 from snugbert.errors import InputError
 from snugbert.trainers.rows import json_rows, read_text_lines
+from snugbert.trainers.text_arguments import TextArguments
 
 LINE_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
 TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
-
-
-@dataclass(kw_only=True)
-class TextArguments:
-    """Where a command finds its text.
-
-    Raises:
-        InputError: files and a dataset at once.
-    """
-
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text: .txt, .jsonl (also .gz, .zst), .parquet; several files or glob patterns."},
-    )
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset, instead of files; a row a document."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
-    text_column_name: str = field(
-        default="text", metadata={"help": "Column of .jsonl, .parquet and datasets that holds the text."}
-    )
-
-    def __post_init__(self):
-        if self.train_file and self.dataset_name is not None:
-            raise InputError("give the text either with --train_file or with --dataset_name.")
 
 
 def find_files(patterns: list[str]) -> list[Path]:

@@ -4,17 +4,17 @@ import os
 import re
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-from datasets import DatasetDict, load_dataset
-from datasets.exceptions import DatasetsError
+from typing import TYPE_CHECKING, Any
 
 from snugbert.errors import InputError
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
 
 SPLITS = ("train", "validation", "test")
 
 
-def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> DatasetDict:
+def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> "DatasetDict":
     """The splits of a data set of the Hub, or of a folder that the datasets library reads.
 
     Args:
@@ -25,6 +25,10 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
     Raises:
         InputError: it cannot be loaded.
     """
+    # Imported here because it takes seconds, and `--help` needs the rest of this module.
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
     if name.startswith(("/", ".", "~")) and not Path(name).exists():
         raise InputError(f"--dataset_name: there is no folder {name}.")
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import snugbert
-from snugbert.cli import COMMANDS, main
+from snugbert_cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -66,6 +66,11 @@ class PretrainingArguments(TrainingArguments):
         if optim in OPTIMIZERS:
             self.optim = optim
 
+    @property
+    def examples_seed(self) -> int:
+        """Seed of the examples and their order: `data_seed`, or `seed` if that is not set."""
+        return self.seed if self.data_seed is None else self.data_seed
+
 
 @dataclass(kw_only=True)
 class PretrainingDataArguments(PreparationArguments):

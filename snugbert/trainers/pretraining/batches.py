@@ -106,13 +106,15 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         steps = max(1, round(args.num_train_epochs / epochs_per_step))
     bounds = [0, *(round(steps * share) for share in accumulate(shares))]
     phases = []
-    for dataset, length, batch_size, (start, end) in zip(datasets, lengths, batch_sizes, pairwise(bounds), strict=True):
+    for dataset, length, batch_size, (start, end) in zip(
+        datasets, lengths, batch_sizes, pairwise(bounds), strict=True
+    ):
         if start == end:
             raise InputError(f"--phases: length {length} gets none of the {steps} steps. Increase its share.")
         if batch_size < parts:
             raise InputError(
-                f"--phases: a batch of length {length} has {batch_size} sequences, fewer than processes x accumulation "
-                f"steps ({parts}). Use a larger batch or fewer --gradient_accumulation_steps."
+                f"--phases: a batch of length {length} has {batch_size} sequences, fewer than processes x "
+                f"accumulation steps ({parts}). Use a larger batch or fewer --gradient_accumulation_steps."
             )
         phases.append(Phase(dataset, end - start, batch_size))
     return phases

@@ -26,7 +26,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.corpus import Corpus
 from snugbert.trainers.pretraining.digests import hash_tokenizer
 from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.parallel_map import in_order
+from snugbert.trainers.pretraining.parallel_map import map_in_order
 from snugbert.trainers.pretraining.sentence_pairs import (
     Example,
     full_sentences,
@@ -53,9 +53,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
     """Pretraining examples of a prepared corpus.
 
     The dataset itself is the first epoch. [`PretrainingTrainer`] takes the later epochs from [`get_example`]: each has
-    new pairs and a new order. Example `position` of `epoch` is a function of (corpus, settings, seed, epoch, position).
-    So a run can resume at any step, with any number of data workers and processes. Every epoch has the length of the
-    first: surplus examples of a later epoch are left out, and missing ones are filled by repeating some.
+    new pairs and a new order. An example is a function of (corpus, settings, seed, epoch, position). So a run can
+    resume at any step, with any number of data workers and processes. Every epoch has the length of the first: surplus
+    examples of a later epoch are left out, and missing ones are filled by repeating some.
 
         corpus = snugbert.open_corpus("prepared", tokenizer)
         dataset = snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128)
@@ -101,7 +101,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if objective == "nsp" and corpus.num_documents < 2:
             raise ValueError("Random next sentences come from another document, but the text has fewer than two.")
         if "tokenizer" in corpus.settings and corpus.settings["tokenizer"] != hash_tokenizer(tokenizer):
-            raise InputError("The corpus was prepared with another tokenizer. Pass that one, or prepare the text again.")
+            raise InputError(
+                "The corpus was prepared with another tokenizer. Pass that one, or prepare the text again."
+            )
         if epochs_dir is None:
             if corpus.folder is None:
                 raise ValueError("The corpus has no folder. Pass `epochs_dir`.")
@@ -197,7 +199,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         try:
             with unfinished.open("wb") as table:
                 encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, epoch)
-                for rows in in_order(encode_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
+                for rows in map_in_order(encode_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
                     table.write(rows)
                 table.flush()
                 os.fsync(table.fileno())  # some file systems report only now that they are full

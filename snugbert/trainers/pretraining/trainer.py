@@ -20,11 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate.utils import send_to_device
-from transformers import EvalPrediction, TrainerState, get_wsd_schedule
+from transformers import TrainerState, get_wsd_schedule
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
@@ -36,7 +34,6 @@ from transformers.trainer_utils import (
 from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
-from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.output_folder import newest_checkpoint
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.batches import (
@@ -52,8 +49,9 @@ from snugbert.trainers.pretraining.batches import (
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
+from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.throughput import peak_flops
-from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog, get_mlm_logits
+from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog
 from snugbert.trainers.shared_trainer import CardTrainer
 
 logger = logging.getLogger(__name__)
@@ -104,6 +102,8 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         InputError: `train_dataset` is empty or has no length.
     """
 
+    args: PretrainingArguments
+
     def __init__(
         self,
         *,
@@ -118,7 +118,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         self.phases = list(phases)
         args = _as_one_epoch(args, self.phases)
         train_dataset = self.phases[0].dataset if self.phases else None
-        super().__init__(args=args, train_dataset=train_dataset, compute_metrics=_compute_metrics, **kwargs)
+        super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
         self.interrupted = False
         self._model_config = self.model.config  # a sharded model may not have it
@@ -218,13 +218,14 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
     def _set_signature_columns_if_needed(self) -> None:
         """As in Trainer. With `remove_unused_columns`, features keep what the collator needs."""
         super()._set_signature_columns_if_needed()
-        self._signature_columns = list({*self._signature_columns, "mask_seed"})
+        columns: Any = self._signature_columns
+        if "mask_seed" not in columns:
+            columns.append("mask_seed")
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         """The batches of this process from the first step of this call on. accelerate must not split them again."""
         if not self.phases:
             raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         sampler = BatchSampler(
             self.phases,
             self.args.gradient_accumulation_steps,
@@ -233,7 +234,9 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
             self._first_step,
         )
         return torch.utils.data.DataLoader(
-            RunBatches(self.phases, self._get_collator_with_removed_columns(self.data_collator), seed),
+            RunBatches(
+                self.phases, self._get_collator_with_removed_columns(self.data_collator), self.args.examples_seed
+            ),
             sampler=sampler,
             batch_size=None,  # an item is a batch already
             num_workers=self.args.dataloader_num_workers,
@@ -349,14 +352,14 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, sparse_prediction=True)
-        sums = _sum_per_sequence(outputs, inputs)
+        sums = sum_per_sequence(outputs, inputs)
         return None, sums, sums[:, 2]
 
 
 def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> PretrainingArguments:
     """A copy of `args` for Trainer, which treats the whole run as one epoch.
 
-    `max_steps` becomes the number of all steps. To log, evaluate or save once per epoch means once every so many steps.
+    `max_steps` becomes the number of all steps. "Once per epoch" becomes a number of steps, too.
     """
     args = copy.copy(args)
     if phases:
@@ -384,42 +387,3 @@ def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
             signal.raise_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, survive)
-
-
-def _sum_per_sequence(outputs: ModelOutput, inputs: Batch) -> torch.Tensor:
-    """Sums of each sequence: masked token loss, correct tokens, labeled tokens; likewise for its pair, if it has one.
-
-    *Shape:* (N, 3) or (N, 6)
-    """
-    labels = inputs["labels"].flatten()
-    token_indices = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
-    if "cu_seq_lens_q" in inputs:
-        # A token belongs to the last sequence that starts at or before it.
-        starts = inputs["cu_seq_lens_q"].long()
-        num_sequences = len(starts) - 1
-        sequence_indices = torch.searchsorted(starts, token_indices, right=True) - 1
-    else:
-        num_sequences, length = inputs["labels"].shape
-        sequence_indices = token_indices // length
-    token_scores = _score(get_mlm_logits(outputs), labels[token_indices])
-    sums = torch.zeros(num_sequences, 3, device=labels.device)
-    sums.index_add_(0, sequence_indices, token_scores)
-    if "next_sentence_label" not in inputs:
-        return sums
-    pair_scores = _score(outputs["seq_relationship_logits"], inputs["next_sentence_label"].flatten())
-    return torch.cat([sums, pair_scores], dim=-1)
-
-
-def _score(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Loss, whether the prediction is correct, and whether there is a label. *Shape:* (labels, 3)"""
-    loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="none")
-    return torch.stack([loss, (logits.argmax(-1) == labels).float(), (labels != IGNORE_INDEX).float()], dim=-1)
-
-
-def _compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    sums = np.asarray(prediction.predictions).sum(axis=0, dtype=np.float64).tolist()
-    metrics: dict[str, float] = {}
-    for task, start in zip(("mlm", "nsp"), range(0, len(sums), 3), strict=False):
-        loss, correct, labeled = sums[start : start + 3]
-        metrics |= {f"{task}_loss": loss / max(labeled, 1), f"{task}_accuracy": correct / max(labeled, 1)}
-    return {"loss": metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0), **metrics}

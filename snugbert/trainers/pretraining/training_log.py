@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers.pretraining.scores import get_mlm_logits
 from snugbert.trainers.pretraining.throughput import count_tokens, training_flops
 
 METRICS_NAME = "metrics.jsonl"  # in the output folder: one JSON object per log line
@@ -210,8 +211,3 @@ class MetricsFile:
 
 def _to_json_line(line: Mapping[str, Any]) -> str:
     return json.dumps(line) + "\n"
-
-
-def get_mlm_logits(outputs: ModelOutput) -> torch.Tensor:
-    """The logits of the masked token head. *Shape:* (labeled tokens, vocabulary) in training"""
-    return outputs["prediction_logits"] if "prediction_logits" in outputs else outputs["logits"]

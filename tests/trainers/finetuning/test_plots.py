@@ -1,21 +1,15 @@
-"""What a fine-tuning run leaves for people: what the pictures show, the tables, and the card as the Hub reads it."""
+"""The plots of a fine-tuning run: the values that they show, and whether their words fit and can be read."""
 
-import json
 import math
-import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-from huggingface_hub import EvalResult, ModelCard
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
-import snugbert
-from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plots import (
     ANSWER_LENGTHS,
     draw_confusion_matrix,
@@ -24,12 +18,8 @@ from snugbert.trainers.finetuning.plots import (
     draw_learning_curve,
     draw_thresholds,
 )
-from snugbert.trainers.finetuning.results import write_results
-from snugbert.trainers.finetuning.tables import means_table, results_table, suite_table
 
 pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
-
-# --- pictures ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -197,230 +187,3 @@ def test_nothing_is_drawn_of_nothing(tmp_path):
     draw_thresholds(none, none, none, 0.0, file)
     draw_learning_curve([{"train_runtime": 3.0, "epoch": 1.0}], "accuracy", file)
     assert not file.exists()
-
-
-# --- tables -----------------------------------------------------------------------------------------------------
-
-
-def cells(table: str) -> list[list[str]]:
-    lines = [line for line in table.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
-
-
-def test_results_table():
-    figures = {
-        "eval": {"accuracy": 0.91234, "matthews_correlation": -0.5, "pearson": float("nan"), "f1": None},
-        "eval_mm": {"accuracy": 1.0},
-        "predict": {"exact_match": 81.256, "total": 10570},
-        "predict_ax": {},
-    }
-    examples = {"eval": 1500, "eval_mm": 2, "predict": 10570, "predict_ax": 3}
-    assert cells(results_table(figures, {"eval": ("always 'yes'", {"accuracy": 0.5})}, examples)) == [
-        ["examples", "figure", "this model", "baseline"],
-        ["validation (1,500)", "accuracy", "0.9123", "0.5000 (always 'yes')"],
-        ["validation (1,500)", "matthews correlation", "-0.5000", ""],
-        ["validation (1,500)", "pearson", "-", ""],
-        ["validation (1,500)", "f1", "-", ""],
-        ["validation mismatched (2)", "accuracy", "1.0000", ""],
-        ["test (10,570)", "exact match", "81.26", ""],
-        ["test (10,570)", "total", "10,570", ""],
-    ]
-    entities = {"f1": 0.5, "LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 1248}
-    assert cells(results_table({"eval": entities}, {}, {"eval": 7})) == [
-        ["examples", "figure", "this model", "baseline"],
-        ["validation (7)", "f1", "0.5000", ""],
-        ["examples", "type", "entities", "precision", "recall", "f1"],
-        ["validation (7)", "LOC", "1,248", "1.0000", "0.2500", "0.4000"],
-    ]
-
-
-def test_means_table():
-    nan = float("nan")
-    rows = [
-        {"batch_size": 16, "learning_rate": 5e-5, "mean": 0.91, "std": 0.01, "scores": [0.90, 0.91, 0.92]},
-        {"batch_size": 32, "learning_rate": 2e-5, "mean": 89.0, "std": 1.41421},
-        {"batch_size": 32, "learning_rate": 3e-5, "mean": 0.5, "std": nan},
-        {"batch_size": 32, "learning_rate": 4e-5, "mean": nan, "std": nan},
-    ]
-    assert cells(means_table(["batch_size", "learning_rate"], rows)) == [
-        ["batch size", "learning rate", "mean ± standard deviation"],
-        ["16", "5e-05", "0.9100 ± 0.0100"],
-        ["32", "2e-05", "89.00 ± 1.41"],
-        ["32", "3e-05", "0.5000"],
-        ["32", "4e-05", "-"],
-    ]
-
-
-# Devlin et al. (2018), table 1: MNLI matched and mismatched, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE, average.
-PUBLISHED = {
-    "OpenAI GPT": (82.1, 81.4, 70.3, 87.4, 91.3, 45.4, 80.0, 82.3, 56.0, 75.1),
-    "BERT-base": (84.6, 83.4, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4, 79.6),
-    "BERT-large": (86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1, 82.1),
-}
-
-
-@pytest.mark.parametrize("model", PUBLISHED)
-def test_suite_average_is_the_published_one(model):
-    matched, mismatched, qqp, qnli, sst2, cola, stsb, mrpc, rte, _ = PUBLISHED[model]
-    figures = {
-        "cola": {"eval": {"matthews_correlation": cola / 100}},
-        "mnli": {"eval": {"accuracy": matched / 100}, "eval_mm": {"accuracy": mismatched / 100}, "predict_ax": {}},
-        "mrpc": {"eval": {"accuracy": 0.1, "f1": mrpc / 100, "combined_score": 0.1}},
-        "qnli": {"eval": {"accuracy": qnli / 100}},
-        "qqp": {"eval": {"accuracy": 0.1, "f1": qqp / 100}},
-        "rte": {"eval": {"accuracy": rte / 100}},
-        "sst2": {"eval": {"accuracy": sst2 / 100}, "predict": {"accuracy": 0.1}},
-        "stsb": {"eval": {"pearson": 0.1, "spearmanr": stsb / 100}},
-        "wnli": {"eval": {"accuracy": 0.563}},
-    }
-    table = suite_table(figures)
-    header, row = cells(table)
-    assert header == "MNLI-m MNLI-mm QQP QNLI SST-2 CoLA STS-B MRPC RTE average WNLI".split()
-    assert row == [*map(str, PUBLISHED[model]), "56.3"] and "without" not in table
-
-    some = suite_table({"mnli": {"eval": figures["mnli"]["eval"]}, "rte": figures["rte"]})
-    header, row = cells(some)
-    assert row == [str(matched), "-", "-", "-", "-", "-", "-", "-", str(rte), f"{(matched + rte) / 2:.1f}"]
-    assert "without MNLI-mm, QQP, QNLI, SST-2, CoLA, STS-B, MRPC." in some
-
-
-def test_results_files(tmp_path):
-    results = {
-        "task": "CoLA",
-        "figures": {"eval": {"matthews_correlation": 0.52}},
-        "examples": {"eval": 1043},
-        "baselines": {"eval": {"answer": "always 'acceptable'", "matthews_correlation": 0.0}},
-        "sweep": {"std": float("nan"), "name": "Zürich"},
-    }
-    write_results(tmp_path, results, "| batch size |")
-    text = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert text.startswith("# CoLA\n") and "| 0.5200 | 0.0000 (always 'acceptable') |" in text
-    assert text.endswith("\n| batch size |\n")
-    written = (tmp_path / "results.json").read_text(encoding="utf-8")
-    assert json.loads(written) == results | {"sweep": {"std": None, "name": "Zürich"}}
-    with pytest.raises(TypeError):
-        write_results(tmp_path, results | {"settings": object()})
-    assert (tmp_path / "results.json").read_text(encoding="utf-8") == written
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "results.md"]
-
-
-# --- the model card ---------------------------------------------------------------------------------------------
-
-CARD = {
-    "name": "me/mnli",
-    "task": "MNLI",
-    "pipeline_tag": "text-classification",
-    "dataset": ("GLUE (MNLI)", "nyu-mll/glue", "mnli"),
-    "language": "en",
-    "base_model": "google-bert/bert-base-uncased",
-    "labels": ["entailment", "neutral", "contradiction"],
-    "examples": {"eval": 90, "eval_mm": 90, "predict": 70, "predict_ax": 11},
-    "settings": {
-        **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "bf16": False, "class_weights": None},
-        **{"train_file": "/home/ada/train.csv", "max_eval_samples": 90},
-    },
-    "figures": {
-        "eval": {"accuracy": 0.8412345678, "combined_score": 0.7, "pearson": float("nan")},
-        "eval_mm": {"accuracy": 0.83},
-        "predict": {"exact_match": 80.5, "pearson": 0.9, "f1": None},
-        "predict_ax": {},
-    },
-    "baselines": {"eval": ("always 'entailment'", {"accuracy": 0.3545})},
-}
-
-
-def test_the_hub_reads_what_the_card_says(tmp_path):
-    for name in ("learning_curve.png", "eval_mm_confusion_matrix.png", "confusion_matrix.png", "another.png"):
-        (tmp_path / name).touch()
-    write_finetuning_card(tmp_path, **CARD)
-    card = ModelCard.load(tmp_path / "README.md")
-
-    def result(split, metric, name, value):
-        return EvalResult(
-            task_type="text-classification",
-            task_name="MNLI",
-            dataset_type="nyu-mll/glue",
-            dataset_name="GLUE (MNLI)",
-            dataset_config="mnli",
-            dataset_args={"first": 90} if split.startswith("validation") else None,
-            dataset_split=split,
-            metric_type=metric,
-            metric_name=name,
-            metric_value=value,
-        )
-
-    assert card.data.eval_results == [
-        result("validation", "accuracy", "Accuracy", 0.841235),
-        result("validation_mismatched", "accuracy", "Accuracy", 0.83),
-        result("test", "exact_match", "Exact match", 80.5),
-        result("test", "pearsonr", "Pearson correlation", 0.9),
-    ]
-    assert card.data.model_name == "me/mnli" and card.data.metrics == ["accuracy", "exact_match", "pearsonr"]
-    assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.pipeline_tag == "text-classification"
-    assert card.data.datasets == ["nyu-mll/glue"] and card.data.language == "en"
-    assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
-    assert ["validation (90)", "accuracy", "0.8412", "0.3545 (always 'entailment')"] in cells(card.text)
-    assert cells(card.text)[-5:] == [
-        ["setting", "value"],
-        ["learning rate", "3e-05"],
-        ["seed", "0"],
-        ["weight decay", "0"],
-        ["max eval samples", "90"],
-    ]
-    assert re.findall(r"!\[(.+)\]\((.+)\)", card.text) == [
-        ("Loss and score over the epochs of training", "learning_curve.png"),
-        ("Confusion matrix: a row for each right label, a column for each predicted one", "confusion_matrix.png"),
-        (
-            "Confusion matrix: a row for each right label, a column for each predicted one, "
-            "validation mismatched examples",
-            "eval_mm_confusion_matrix.png",
-        ),
-    ]
-
-
-def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
-    checkpoint = tmp_path / "secret" / "pretrained"
-    checkpoint.mkdir(parents=True)
-    own = {"dataset": ("my reviews, 2024", None, None), "base_model": str(checkpoint), "figures": {"predict": {}}}
-    write_finetuning_card(tmp_path, **CARD | own, sweep="| batch size |")
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
-    assert "fine-tuned from pretrained on my reviews, 2024" in card.text and "secret" not in card.content
-    assert "## All runs\n\n| batch size |" in card.text and "## Results" not in card.text
-    write_finetuning_card(tmp_path, **CARD | own | {"figures": CARD["figures"]})
-    assert ModelCard.load(tmp_path / "README.md").data.eval_results[0].dataset_type == "my-reviews-2024"
-
-
-@pytest.mark.parametrize(
-    "pipeline_tag, head, labels",
-    [
-        ("text-classification", "SequenceClassification", ["bad", "good"]),
-        ("text-classification", "SequenceClassification", None),
-        ("token-classification", "TokenClassification", ["O", "B-PER", "I-PER"]),
-        ("question-answering", "QuestionAnswering", None),
-    ],
-)
-def test_the_snippet_of_the_card_runs(tmp_path, capsys, pipeline_tag, head, labels):
-    vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] ada lovelace was born in london where ? a the first second".split()
-    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
-    snugbert.SnugBertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
-    number = len(labels) if labels else 2 if pipeline_tag == "question-answering" else 1
-    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(vocabulary), num_labels=number)
-    torch.manual_seed(0)
-    getattr(snugbert, f"SnugBertFor{head}")(config).save_pretrained(tmp_path)
-
-    facts = {"name": str(tmp_path), "pipeline_tag": pipeline_tag, "labels": labels}
-    write_finetuning_card(tmp_path, **CARD | facts)
-    text = ModelCard.load(tmp_path / "README.md").text
-    assert ("gives texts or pairs of texts a number" in text) == (labels is None and head == "SequenceClassification")
-    for snippet in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(snippet, names := {})
-        printed = capsys.readouterr().out
-        assert isinstance(names["model"], torch.nn.Module)
-        match pipeline_tag:
-            case "text-classification":
-                assert printed.count("'score'") == 2 * number
-            case "token-classification":
-                assert printed.startswith("[")
-            case "question-answering":
-                assert ("'answer'" in printed) == ("import snugbert" in snippet)

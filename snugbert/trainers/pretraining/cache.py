@@ -1,23 +1,9 @@
-"""`snugbert prepare`: text -> a prepared corpus, once, on one machine or shared among several.
-
-`snugbert pretrain` prepares its text by itself, in a cache. This command is for a corpus that is prepared on other
-machines than those that train, or that takes one machine alone too long:
-
-    snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared --shard 1/4
-    snugbert pretrain --corpus prepared ...
-
-It also lists and cleans the cache:
-
-    snugbert prepare --list
-    snugbert prepare --clean all
-"""
+"""The cache of prepared text."""
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -26,127 +12,17 @@ from huggingface_hub.constants import HF_HOME
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.models import TokenizerArguments, load_tokenizer
-from snugbert.trainers.documents import TextArguments
-from snugbert.trainers.pretraining.corpus import (
-    Corpus,
-    every,
-    hash_json,
-    hash_tokenizer,
-    open_corpus,
-    plan_parts,
-    prepare_corpus,
-    read_origin,
-)
+from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
+from snugbert.trainers.pretraining.digests import hash_json, hash_tokenizer
+from snugbert.trainers.pretraining.part_files import read_origin
+from snugbert.trainers.pretraining.preparation import prepare_parts
+from snugbert.trainers.pretraining.text_parts import keep_all, plan_parts
+from snugbert.trainers.text_arguments import TextArguments
 
 CACHED = re.compile(r"[0-9a-f]{32}")  # name of a folder in the cache
 PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock")
-Names = list[str]  # `list` is a field of CacheArguments
-
-
-@dataclass(kw_only=True)
-class PreparationArguments(TextArguments):
-    """Which text, and how it is cut into sentences."""
-
-    lines_are_sentences: bool = field(
-        default=False, metadata={"help": "Each line is one sentence; otherwise lines are split into sentences."}
-    )
-    language: str = field(default="en", metadata={"help": "Language code, for splitting into sentences."})
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Processes that tokenize; default: one for each core."}
-    )
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
-            raise InputError(f"--preprocessing_num_workers {self.preprocessing_num_workers} must be at least 1.")
-
-
-@dataclass(kw_only=True)
-class OutputArguments:
-    """Where the corpus goes, and which share of the work is this machine's."""
-
-    output_dir: str | None = field(default=None, metadata={"help": "Folder for the prepared corpus."})
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Replace what was prepared there from another text or with other settings."}
-    )
-    shard: str = field(
-        default="1/1", metadata={"help": "Prepare share i of n, as i/n; the machines may share the folder or not."}
-    )
-
-    def __post_init__(self):
-        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise InputError(f"--shard {self.shard!r} must be i/n with i from 1 to n, such as 1/4.")
-        self.shard_number, self.shards = int(match[1]), int(match[2])
-
-
-@dataclass(kw_only=True)
-class CacheArguments:
-    """Arguments that list or clean the cache instead of preparing text."""
-
-    clean: Names = field(
-        default_factory=list,
-        metadata={"help": "Remove prepared text from the cache: names that --list prints, or all; then stop."},
-    )
-    list: bool = field(
-        default=False, metadata={"help": "List the prepared text in the cache (--cache_dir names another); then stop."}
-    )
-
-
-def main(argv: list[str]) -> None:
-    """Runs `snugbert prepare` with the arguments `argv`.
-
-    Raises:
-        InputError: what the user gave cannot be used, see [`plan_parts`], [`prepare_corpus`] and [`clean_cache`].
-    """
-    tokenizer_args, text_args, output_args, cache_args = parse_arguments(
-        (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments),
-        argv,
-        prog="snugbert prepare",
-        description="Tokenizes a corpus once, to pretrain on it many times.",
-    )
-    if cache_args.clean or cache_args.list:
-        if text_args.train_file or text_args.dataset_name or output_args.output_dir:
-            raise InputError("--clean and --list prepare no text. Give them without text and --output_dir.")
-        if cache_args.clean:
-            clean_cache(cache_folder(tokenizer_args.cache_dir), cache_args.clean)
-        if cache_args.list:
-            list_cache(cache_folder(tokenizer_args.cache_dir))
-        return
-    if output_args.output_dir is None:
-        raise InputError("--output_dir is missing. Name a folder for the prepared corpus.")
-    if tokenizer_args.tokenizer_name is None:
-        raise InputError("which tokenizer? Give --tokenizer_name.")
-    tokenizer = load_tokenizer(tokenizer_args)
-    parts = plan_parts(text_args, output_args.shards)
-    folder = Path(output_args.output_dir)
-    prepare_corpus(
-        folder,
-        parts[output_args.shard_number - 1 :: output_args.shards],
-        tokenizer,
-        None if text_args.lines_are_sentences else text_args.language,
-        num_workers=text_args.preprocessing_num_workers,
-        replace=output_args.overwrite_output_dir,
-    )
-    missing = [part.name for part in parts if not (folder / part.name).exists()]
-    if missing:
-        print(
-            f"Shard {output_args.shard} is in {folder}. {len(missing)} of {len(parts)} parts are not there yet: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
-        )
-    else:
-        print(f"{folder}: {open_corpus(folder, tokenizer)}")
-        print(
-            f"Next: snugbert pretrain --tokenizer_name {shlex.quote(tokenizer_args.tokenizer_name)} "
-            f"--corpus {shlex.quote(str(folder))} --config_name mini --output_dir pretrained"
-        )
-
-
-# --- the cache --------------------------------------------------------------------------------------------------
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -160,7 +36,7 @@ def prepare_in_cache(
     language: str | None,
     cache_dir: str | None,
     num_workers: int | None = None,
-    keeps: Callable[[int], bool] = every,
+    keeps: Callable[[int], bool] = keep_all,
     documents: str = "all",
     show_progress: bool = True,
 ) -> tuple[Path, Corpus]:
@@ -168,7 +44,7 @@ def prepare_in_cache(
 
     Args:
         text: files or a dataset.
-        tokenizer, language, num_workers, documents, show_progress: as in [`prepare_corpus`].
+        tokenizer, language, num_workers, documents, show_progress: as in [`prepare_parts`].
         cache_dir: the folder of the cache; default: `HF_HOME`.
         keeps: as in [`plan_parts`].
 
@@ -176,14 +52,14 @@ def prepare_in_cache(
         The folder, `snugbert/<digest of names and settings>` in the cache, and what it holds.
 
     Raises:
-        InputError: as in [`plan_parts`] and [`prepare_corpus`].
+        InputError: as in [`plan_parts`] and [`prepare_parts`].
     """
     parts = plan_parts(text, keeps=keeps)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
     names = [str(file.resolve()) for part in parts for file in part.files]
     key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents])
     folder = cache_folder(cache_dir) / key
-    prepare_corpus(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
+    prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
     os.utime(folder)  # `list_cache` prints when it was last used
     return folder, open_corpus(folder, tokenizer)
 
@@ -204,7 +80,7 @@ def list_cache(cache: Path) -> None:
     print(f"total: {len(rows) - 1}, {_bytes(total)}, in {cache}")
 
 
-def clean_cache(cache: Path, names: Names) -> None:
+def clean_cache(cache: Path, names: list[str]) -> None:
     """Removes prepared text from the folder `cache`, and prints what was removed.
 
     Args:

@@ -1,0 +1,197 @@
+"""The demo page, served: requests to it, and a real Chromium that shows it.
+
+`python tests/browser.py docs CHECKPOINT ...` takes the screenshots of the docs. It runs the second example of each
+checkpoint's first tab, and shows the attention of the last checkpoint.
+"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+import gradio as gr
+import pytest
+from PIL import Image
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+from snugbert.demo import answers
+from snugbert.demo.page import build_page, serve
+
+PROGRAMS = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --hide-scrollbars --window-size=1100,1000"
+).split()
+PATIENCE = 30  # seconds
+
+CALL = "/gradio_api/call/answered"
+TYPED = json.dumps({"data": ["a"]}).encode()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[gr.Blocks]:
+    page = build_page(folder.name, answers.load_checkpoint(str(folder)))
+    serve(page, "127.0.0.1")
+    try:
+        yield page
+    finally:
+        page.close(verbose=False)
+
+
+def ask(port: int, path: str, body: bytes | Iterator[bytes] | None = None, **headers: str) -> int:
+    """The status of the answer to a GET, or to a POST if there is a body; an iterator is sent without its length."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    fields = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    with closing(connection):
+        connection.request("GET" if body is None else "POST", path, body, fields)
+        return connection.getresponse().status
+
+
+class Visitor:
+    """Somebody at a page: says what is to be seen on it, types, clicks and slides."""
+
+    def __init__(self):
+        missing = [name for name, path in PROGRAMS.items() if path is None]
+        if missing:
+            pytest.skip(f"{' and '.join(missing)} not installed")
+        self.profile = TemporaryDirectory(ignore_cleanup_errors=True)
+        options = webdriver.ChromeOptions()
+        options.binary_location = PROGRAMS["chromium"]
+        for flag in (*FLAGS, f"--user-data-dir={self.profile.name}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"performance": "ALL"})  # every request
+        service = Service(executable_path=PROGRAMS["chromedriver"])
+        self.browser = webdriver.Chrome(options=options, service=service)
+
+    def close(self) -> None:
+        self.browser.quit()
+        self.profile.cleanup()
+
+    @contextmanager
+    def at(self, folder: Path, host: str = "127.0.0.1") -> Iterator[None]:
+        """Opens the page of a checkpoint, and sees to it that it asks nobody else for anything."""
+        with served(folder) as page:
+            self.browser.get_log("performance")
+            self.browser.get(f"http://{host}:{page.server_port}/")
+            self.until(lambda: bool(self.all("button[role=tab]")), True)
+            yield
+            messages = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+            asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+            hosts = {urlsplit(url).hostname for url in asked if not url.startswith(("data:", "blob:", "chrome:"))}
+            assert hosts == {host}
+
+    def all(self, selector: str) -> list:
+        """What of it can be seen."""
+        return [element for element in self.browser.find_elements("css selector", selector) if element.is_displayed()]
+
+    def turn_to(self, tab: str) -> None:
+        next(button for button in self.all("button[role=tab]") if button.text == tab).click()
+
+    def click(self, text: str) -> None:
+        self.until(lambda: [button.text for button in self.all("button.primary")], [text])
+        self.all("button.primary")[0].click()
+
+    def type(self, label: str, text: str) -> None:
+        fields = self.browser.find_elements(
+            "xpath", f"//label[.//span[normalize-space()='{label}']]//*[self::textarea or self::input]"
+        )
+        field = next(field for field in fields if field.is_displayed())
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(text or Keys.DELETE)
+
+    def slide(self, label: str, steps: int) -> None:
+        self.all(f"input[aria-label='range slider for {label}']")[0].send_keys(Keys.ARROW_RIGHT * steps)
+
+    def until(self, look: Callable[[], Any], expected: Any) -> None:
+        """Waits for what is expected to be seen."""
+
+        def seen(_: Any) -> bool:
+            return look() == expected
+
+        try:
+            WebDriverWait(
+                self.browser, PATIENCE, poll_frequency=0.1, ignored_exceptions=[StaleElementReferenceException]
+            ).until(seen)
+        except TimeoutException:
+            assert look() == expected
+
+    def shoot(self, file: Path) -> None:
+        """A picture of the whole page in 256 colours."""
+        time.sleep(1)  # until nothing fades in any more
+        for height in (500, None):  # in a high window the foot is at that of the window
+            height = height or self.browser.execute_script("return document.documentElement.scrollHeight")
+            size = {"width": 1100, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        time.sleep(1)
+        with Image.open(BytesIO(self.browser.get_screenshot_as_png())) as picture:
+            picture.convert("P", palette=Image.Palette.ADAPTIVE).save(file, optimize=True)
+
+    def headings(self) -> list[str]:
+        """The largest letters of each list of labels."""
+        return [element.text for element in self.all("[data-testid=label-output-value]")]
+
+    def bars(self) -> dict[str, str]:
+        """Labels and their percentages."""
+        return {
+            bar.find_element("css selector", ".text").text: bar.find_element("css selector", ".confidence").text
+            for bar in self.all(".confidence-set")
+        }
+
+    def marked(self) -> list[tuple[str, str, str]]:
+        """What is marked in a text, as what, and its colour."""
+        marks = self.all(".marked .token.highlighted")
+        return [
+            (
+                mark.find_element("css selector", ".text").text,
+                "".join(label.text for label in mark.find_elements("css selector", ".label")),
+                mark.value_of_css_property("background-color"),
+            )
+            for mark in marks
+        ]
+
+    def message(self) -> str:
+        """The newest message."""
+        return next((element.text for element in self.all("[data-testid=toast-text]")[-1:]), "")
+
+    def heat_map(self) -> tuple[list[str], ...]:
+        """The labels of its rows and columns, and what its squares say."""
+        look = "selector => [...document.querySelectorAll(selector)].map(cell => cell.title || cell.innerText)"
+        parts = ("tbody th", "thead th", "tbody td")
+        return tuple(
+            self.browser.execute_script(f"return ({look})(arguments[0])", f"table.attention {part}") for part in parts
+        )
+
+
+def make_pictures(folder: Path, checkpoints: list[Path]) -> None:
+    """Writes `demo_*.png`, see above."""
+    visitor = Visitor()
+    for checkpoint in checkpoints:
+        with visitor.at(checkpoint):
+            visitor.all(".gallery-item")[1].click()
+            visitor.until(lambda: bool(visitor.headings() or visitor.marked()), True)
+            title = visitor.all("button[role=tab]")[0].text
+            visitor.shoot(folder / f"demo_{title.lower().replace(' ', '_')}.png")
+            if checkpoint is checkpoints[-1]:
+                visitor.turn_to("Attention")
+                visitor.click("Show attention")
+                visitor.slide("Layer", 1)
+                visitor.slide("Head", 4)
+                visitor.until(lambda: bool(visitor.all("table.attention")), True)
+                visitor.shoot(folder / "demo_attention.png")
+    visitor.close()
+
+
+if __name__ == "__main__":
+    make_pictures(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

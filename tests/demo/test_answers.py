@@ -1,0 +1,66 @@
+"""`snugbert.demo.answers`: the same answers as transformers' pipelines and stock BERT."""
+
+from typing import Any
+
+import pytest
+import torch
+from demo_checkpoints import FACTS
+from transformers import AutoModel, AutoTokenizer, pipeline
+
+from snugbert.demo import answers
+from snugbert.modeling_snugbert import AUTO_CLASSES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_answers_are_those_of_transformers(checkpoints):
+    """Pipelines and stock BERT on the same folders."""
+
+    def by_pipeline(task: str, name: str, *arguments: Any, **options: Any) -> Any:
+        return pipeline(
+            task, model=str(checkpoints[name]), tokenizer=AutoTokenizer.from_pretrained(checkpoints[name])
+        )(*arguments, **options)
+
+    loaded = {name: answers.load_checkpoint(str(folder)) for name, folder in checkpoints.items()}
+    assert {type(checkpoint.model) for checkpoint in loaded.values()} == set(AUTO_CLASSES.values())
+
+    text = "the [MASK] drinks [MASK]."
+    expected = [
+        {guess["token_str"]: guess["score"] for guess in guesses}
+        for guesses in by_pipeline("fill-mask", "mask", text, top_k=answers.MOST_GUESSES)
+    ]
+    for name in ("mask", "pretrained"):
+        guesses = answers.fill_masks(loaded[name], text)
+        assert [list(words) for words in guesses] == [list(words) for words in expected]
+        for words, theirs in zip(guesses, expected, strict=True):
+            assert words == pytest.approx(theirs, abs=1e-5)
+    for name, function in (("labels", "softmax"), ("several", "sigmoid")):
+        pair = ("a bad film", "a good play") if name == "labels" else ("a bad film", "")
+        scores = by_pipeline(
+            "text-classification",
+            name,
+            {"text": pair[0], "text_pair": pair[1] or None},
+            top_k=None,
+            function_to_apply=function,
+        )
+        assert answers.classify(loaded[name], *pair) == pytest.approx(
+            {s["label"]: s["score"] for s in scores}, abs=1e-5
+        )
+    number = by_pipeline("text-classification", "number", "a good play", function_to_apply="none")[0]["score"]
+    assert float(answers.classify(loaded["number"], "a good play", "")) == pytest.approx(number, abs=1e-3)
+    text = "Bob met Ada Byron in London; London met Ada Bob in Paris."
+    entities = by_pipeline("ner", "tags", text, aggregation_strategy="first")
+    tagged = [(piece, kind) for piece, kind in answers.tag(loaded["tags"], text) if kind]
+    assert tagged == [(text[e["start"] : e["end"]], e["entity_group"]) for e in entities] and len(tagged) > 4
+    assert "".join(piece for piece, _ in answers.tag(loaded["tags"], text)) == text
+
+    stock = AutoModel.from_pretrained(checkpoints["encoder"], attn_implementation="eager").eval()
+    tokenizer = loaded["encoder"].tokenizer
+    with torch.inference_mode():
+        vectors = [stock(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in FACTS[:2]]
+        weights = torch.cat(stock(**tokenizer(*FACTS[:2], return_tensors="pt"), output_attentions=True).attentions)
+    cosine = vectors[0] @ vectors[1] / vectors[0].norm() / vectors[1].norm()
+    assert answers.similarity(loaded["encoder"], *FACTS[:2]) == pytest.approx(cosine.item(), abs=1e-5)
+    tokens, ours = answers.attention(loaded["encoder"], *FACTS[:2])
+    assert tokens == "[CLS] ada byron wrote it . [SEP] bob met the dog in paris . [SEP]".split()
+    torch.testing.assert_close(ours, weights, atol=1e-5, rtol=0)

@@ -1,0 +1,99 @@
+"""`snugbert demo`, the command."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from urllib.request import urlopen
+
+import pytest
+from browser import CALL, PATIENCE, TYPED, ask
+from demo_checkpoints import SIZE, VOCABULARY
+from transformers import BertConfig, RobertaConfig
+
+from snugbert_cli import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_a_process_serves_until_ctrl_c(checkpoints):
+    """To this machine, or to all: there by any name, and with a warning."""
+    model = str(checkpoints["tags"])
+    processes = {}
+    for host in ("127.0.0.1", "0.0.0.0"):
+        port = free_port()
+        command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", host, "--port", str(port)]
+        processes[port] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ended = []
+    try:
+        for port, process in processes.items():
+            served_at = process.stdout.readline()
+            with urlopen(f"http://127.0.0.1:{port}/") as response:
+                assert "tags · SnugBERT" in response.read().decode()
+            statuses = [
+                ask(port, CALL, TYPED, Host="a.lan:1", Origin=origin)
+                for origin in ("http://a.lan:1", "http://b.lan:1")
+            ]
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=PATIENCE)
+            ended.append((served_at, statuses, process.returncode, output, errors))
+    finally:
+        for process in processes.values():
+            process.kill()
+    local, open_to_all = processes
+    assert ended == [
+        (f"{model} is on http://127.0.0.1:{local}/ until Ctrl-C.\n", [400, 400], 130, "", ""),
+        (
+            f"{model} is on http://localhost:{open_to_all}/ until Ctrl-C.\n",
+            [200, 403],
+            130,
+            "",
+            "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
+            "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
+            f"ssh -L {open_to_all}:127.0.0.1:{open_to_all} THIS_MACHINE.\n",
+        ),
+    ]
+
+
+def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
+    folder = str(checkpoints["encoder"])
+    for name, config in (
+        ("roberta", RobertaConfig()),
+        ("nameless", BertConfig()),
+        ("decoder", BertConfig(architectures=["BertLMHeadModel"])),
+        ("headless", BertConfig(architectures=["BertForQuestionAnswering"])),
+    ):
+        config.update({"vocab_size": len(VOCABULARY), **SIZE})
+        config.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    shutil.copy(checkpoints["encoder"] / "model.safetensors", tmp_path / "headless")
+    server = socket.create_server(("127.0.0.1", 0))
+    port = str(server.getsockname()[1])
+    for arguments, message in (
+        ([], "the following arguments are required: --model"),
+        (["--model", str(tmp_path / "nowhere")], f"there is no folder {tmp_path / 'nowhere'}."),
+        (["--model", str(tmp_path / "roberta")], "is a model of type 'roberta'"),
+        (["--model", str(tmp_path / "nameless")], 'add "architectures", one of SnugBertModel, SnugBertForPreTraining'),
+        (["--model", str(tmp_path / "decoder")], "names the architecture BertLMHeadModel, not one of SnugBertModel,"),
+        (["--model", str(tmp_path / "headless")], "qa_outputs.weight would be random"),
+        (
+            ["--model", folder, "--port", port],
+            f"--port {port}: the page cannot be served there: Address already in use",
+        ),
+        (["--model", folder, "--port", "70000"], "--port 70000: ports are numbers from 1 to 65535."),
+        (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1: the page cannot be served there: "),
+    ):
+        assert main(["demo", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("snugbert demo: error: ") and message in error and error.count("\n") == 1
+    server.close()
+    monkeypatch.delitem(sys.modules, "snugbert.demo.page")
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["demo", "--model", folder]) == 2
+    assert "the page needs a current gradio. Run: pip install -U 'snugbert[demo]'" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""A small task for tests of fine-tuning: whether a sequence has few, some or many high tokens."""
+
+import random
+
+import numpy as np
+import torch
+from datasets import Dataset
+from parity import CONFIG, NUM_LABELS
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
+
+import snugbert
+from snugbert import SnugBertTokenizer
+from snugbert.trainers.finetuning.arguments import FineTuningArguments
+from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask
+from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+
+HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+LABELS = ["few", "some", "many"]
+WEIGHTS = torch.tensor([0.5, 1.0, 3.0])
+
+
+def make_tokenizer() -> SnugBertTokenizer:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return SnugBertTokenizer(vocab={piece: i for i, piece in enumerate(pieces + [f"w{i}" for i in range(200)])})
+
+
+def examples(head: str, number: int, seed: int = 0) -> Dataset:
+    """Sequences of 3 to 30 tokens; the label of a sequence tells how many of its tokens are high."""
+    generator = random.Random(seed)
+    rows = []
+    for _ in range(number):
+        ids = [2, *generator.choices(range(5, 205), k=generator.randint(2, 29))]
+        row = {"input_ids": ids, "token_type_ids": [0] * len(ids), "attention_mask": [1] * len(ids)}
+        if head == "ForSequenceClassification":
+            row["label"] = min(2, sum(i >= 105 for i in ids) // 5)
+        elif head == "ForTokenClassification":
+            row["labels"] = [-100, *(i % NUM_LABELS if i % 5 else -100 for i in ids[1:])]
+        else:
+            row["start_positions"] = generator.randrange(len(ids))
+            row["end_positions"] = generator.randrange(row["start_positions"], len(ids))
+        rows.append(row)
+    return Dataset.from_list(rows)
+
+
+def new_model(head: str, **overrides) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**CONFIG | overrides))
+
+
+def new_trainer(head: str, tokenizer, folder, data=None, weights=None, model=None, **settings) -> FineTuningTrainer:
+    defaults = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "save_strategy": "no"}
+    collator = DataCollatorForTokenClassification if head == "ForTokenClassification" else DataCollatorWithPadding
+    return FineTuningTrainer(
+        model=new_model(head) if model is None else model,
+        args=FineTuningArguments(output_dir=str(folder), **defaults | settings),
+        padding_collator=collator(tokenizer),
+        of_tokens=head != "ForSequenceClassification",
+        class_weights=weights,
+        train_dataset=examples(head, 45) if data is None else data,
+    )
+
+
+def make_task(tokenizer, number: int = 60) -> FineTuningTask:
+    """Whether a sequence has few, some or many high tokens."""
+    train_features, eval_features = examples(HEADS[0], number), examples(HEADS[0], 30, seed=1)
+    references = np.array(eval_features["label"])
+
+    def judge(predictions, folder):
+        if folder is not None:
+            np.savetxt(folder / "predictions.txt", predictions.argmax(-1), fmt="%d")
+        return {"accuracy": float((predictions.argmax(-1) == references).mean())}
+
+    return FineTuningTask(
+        name="counting",
+        make_model=lambda: snugbert.SnugBertForSequenceClassification(snugbert.SnugBertConfig(**CONFIG)),
+        tokenizer=tokenizer,
+        train_features=train_features,
+        evaluation_sets=[EvaluationSet("eval", eval_features, judge, 30, ("always 'few'", {"accuracy": 0.25}))],
+        main_metric="accuracy",
+        metrics=("accuracy",),
+        pipeline_tag="text-classification",
+        padding_collator=DataCollatorWithPadding(tokenizer),
+        labels=LABELS,
+    )
+
+
+def arguments(folder, **settings) -> FineTuningArguments:
+    defaults = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "learning_rate": 1e-3}
+    return FineTuningArguments(output_dir=str(folder), **defaults | settings)

@@ -1,0 +1,110 @@
+"""Every variant of a BERT file loads, and what is saved loads again with the same numbers."""
+
+import pytest
+import torch
+import transformers
+from parity import CONFIG, assert_same_gradients, ours_and_stock, ragged_batch, scalar
+from safetensors.torch import load_file, save_file
+
+import snugbert
+
+
+def write_checkpoint(folder, weights: dict[str, torch.Tensor], binary: bool = False):
+    folder.mkdir()
+    transformers.BertConfig(**CONFIG).save_pretrained(folder)
+    if binary:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
+
+
+def old_layer_norm_names(weights):
+    return {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in weights.items()
+    }
+
+
+def test_every_variant_of_a_bert_file_loads(tmp_path):
+    _, stock = ours_and_stock("ForPreTraining")
+    weights = {name: tensor.clone() for name, tensor in stock.state_dict().items()}
+    # Files of google-bert hold the tied weights once, and older ones a buffer of positions.
+    google = {name: tensor for name, tensor in weights.items() if not name.startswith("cls.predictions.decoder")}
+    variants = {
+        "complete": weights,
+        "google": google,
+        "gamma_beta": old_layer_norm_names(google),
+        "position_ids": google | {"bert.embeddings.position_ids": torch.arange(40)[None]},
+    }
+    inputs = ragged_batch("ForPreTraining")
+    expected = stock.eval()(**inputs)
+    real = inputs["attention_mask"].bool()
+    for name, variant in variants.items():
+        for binary in (False, True):
+            write_checkpoint(tmp_path / f"{name}{binary}", variant, binary)
+            ours, report = snugbert.SnugBertForPreTraining.from_pretrained(
+                tmp_path / f"{name}{binary}", output_loading_info=True
+            )
+            assert not report["missing_keys"] and not report["unexpected_keys"], (name, report)
+            logits = ours.eval()(**inputs).prediction_logits
+            torch.testing.assert_close(logits[real], expected.prediction_logits[real], atol=2e-6, rtol=1e-5)
+
+    bare = {name.removeprefix("bert."): tensor for name, tensor in weights.items() if name.startswith("bert.")}
+    bare_without_pooler = {name: tensor for name, tensor in bare.items() if not name.startswith("pooler")}
+    hidden = stock.bert(**{n: inputs[n] for n in ("input_ids", "attention_mask", "token_type_ids")}).last_hidden_state
+    for name, variant, missing in (
+        ("bare", bare, set()),
+        ("no_pooler", bare_without_pooler, {"pooler.dense.weight", "pooler.dense.bias"}),
+    ):
+        write_checkpoint(tmp_path / name, variant)
+        ours, report = snugbert.SnugBertModel.from_pretrained(tmp_path / name, output_loading_info=True)
+        assert set(report["missing_keys"]) == missing
+        mine = ours.eval()(**{n: inputs[n] for n in ("input_ids", "attention_mask", "token_type_ids")})
+        torch.testing.assert_close(mine.last_hidden_state[real], hidden[real], atol=2e-6, rtol=1e-5)
+        # A model with a head takes the encoder of a bare file, whose names lack the prefix.
+        ours = snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path / name)
+        assert torch.equal(
+            ours.bert.state_dict()["encoder.layer.2.output.dense.weight"], bare["encoder.layer.2.output.dense.weight"]
+        )
+
+
+def test_tied_weights_are_stored_once(tmp_path):
+    ours, _ = ours_and_stock("ForPreTraining")
+    ours.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "cls.predictions.decoder.weight" not in names
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tie_word_embeddings": False}, {"position_embedding_type": "sinusoidal"}, {"vocab_size": 190}],
+    ids=["untied", "sinusoidal", "resized"],
+)
+def test_variants_of_the_model_round_trip_in_shards(fields, tmp_path):
+    torch.manual_seed(0)
+    model = snugbert.SnugBertForPreTraining(snugbert.SnugBertConfig(**CONFIG | fields))
+    torch.nn.init.normal_(model.cls.predictions.bias)
+    model.resize_token_embeddings(CONFIG["vocab_size"])
+    tied = model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+    assert tied == fields.get("tie_word_embeddings", True)
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    again, report = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_minilm_is_equal_to_stock_bert_on_real_text(minilm, data_dir):
+    lines = [line for line in (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines() if line]
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(minilm)
+    inputs = tokenizer(lines, padding=True, truncation=True, max_length=512, return_tensors="pt")
+    real = inputs["attention_mask"].bool()
+    ours = snugbert.SnugBertModel.from_pretrained(minilm).eval()
+    stock = transformers.BertModel.from_pretrained(minilm).eval()
+    output, expected = ours(**inputs, output_hidden_states=True), stock(**inputs, output_hidden_states=True)
+    for mine, theirs in zip(output.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(mine[real], theirs[real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(output.pooler_output, expected.pooler_output, atol=1e-5, rtol=0)
+    scalar(output).backward(), scalar(expected).backward()
+    assert_same_gradients(ours, stock)

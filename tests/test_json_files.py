@@ -1,0 +1,44 @@
+"""Hostile JSON and very long numbers, wherever a command reads them."""
+
+import pytest
+from datasets import Dataset
+
+from snugbert.errors import InputError
+from snugbert.json_files import parse_json
+from snugbert.trainers.glue.data import GlueSplit
+from snugbert.trainers.glue.labels import choose_labels, encode_labels
+from snugbert.trainers.rows import read_rows
+from snugbert.trainers.squad.data import check_answers, read_questions
+
+HOSTILE_JSON = {
+    "[" * 100_000 + "]" * 100_000: "nested too deeply",
+    '{"a": ' * 100_000 + "1" + "}" * 100_000: "nested too deeply",
+    "9" * 5000: "a number has too many digits",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE_JSON, ids=["lists", "objects", "digits"])
+def test_hostile_json_is_one_sentence(text, tmp_path):
+    message = HOSTILE_JSON[text]
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        parse_json(text)
+    for name, content in (("rows.jsonl", '{"a": 1}\n{"a": ' + text + "}"), ("list.json", '[{"a": ' + text + "}]")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(InputError, match=f"{name}.*: not JSON \\({message}\\)"):
+            list(read_rows(tmp_path / name))
+    with pytest.raises(InputError, match=f"list.json: not JSON \\({message}\\)"):
+        read_questions(tmp_path / "list.json", "list.json")
+
+
+def test_numbers_of_any_length_are_labels_answers_or_one_sentence(tmp_path):
+    """JSON takes up to 4,300 digits, and tables any number of them."""
+    integers, number = GlueSplit("train.csv", Dataset.from_dict({"label": ["1", "9" * 5000, "20"]})), "9" * 4000
+    assert choose_labels(None, {"train": integers}, known=[]) == ["1", "20", "9" * 5000]
+    floats = GlueSplit("train.csv", Dataset.from_dict({"label": ["1.5", "9" * 5000], "row": [2, 3]}))
+    with pytest.raises(InputError, match=r"train\.csv, row 3: '9{50}' is not a finite number"):
+        encode_labels(floats, None)
+    row = f'{{"id": 1, "context": "a b", "question": "q", "answers": {{"text": ["a"], "answer_start": [{number}]}}}}'
+    (tmp_path / "train.json").write_text(row)
+    questions = read_questions(tmp_path / "train.json", "train.json")
+    with pytest.raises(InputError, match="1 answers are not in their context at their place"):
+        check_answers(questions, "train.json", training=True, version_2=False, skip=False)

@@ -1,0 +1,101 @@
+"""The models and tokenizers that commands open, and what they refuse."""
+
+import json
+import logging
+import re
+
+import pytest
+import torch
+import transformers
+from parity import CONFIG, ours_and_stock
+from safetensors.torch import load_file, save_file
+
+import snugbert
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
+
+# --- what cannot be loaded --------------------------------------------------------------------------------------
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(CONFIG["vocab_size"] - 5))]
+VOCABULARY = {piece: index for index, piece in enumerate(PIECES)}
+
+
+def as_in_a_command(folder, auto_class=transformers.AutoModelForMaskedLM, trained=False, **flags):
+    """What every command does with `--model_name_or_path`."""
+    arguments = ModelArguments(model_name_or_path=str(folder), **flags)
+    return load_model(auto_class, arguments, load_config(arguments, load_tokenizer(arguments)), trained=trained)
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """A folder with model and tokenizer, the weights in several files."""
+    snugbert.SnugBertForPreTraining(snugbert.SnugBertConfig(**CONFIG)).save_pretrained(
+        tmp_path / "model", max_shard_size="100KB"
+    )
+    snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path / "model")
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) == 4
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "PreTrainedTokenizerFast", "Unknown"])
+def test_a_foreign_auto_map_of_any_tokenizer_is_not_saved(tokenizer_class, tmp_path):
+    snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path)
+    transformers.BertConfig(**CONFIG).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": tokenizer_class, "auto_map": {"AutoTokenizer": ["evil/repo--tok.Evil", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path))).save_pretrained(tmp_path / "saved")
+    assert "evil" not in (tmp_path / "saved" / "tokenizer_config.json").read_text()
+
+
+def test_a_missing_or_torn_file_of_weights_is_named(sharded):
+    assert type(as_in_a_command(sharded)) is snugbert.SnugBertForMaskedLM
+    shard = sharded / "model-00002-of-00004.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-100])
+    with pytest.raises(InputError, match=rf"{shard.name} is cut short"):
+        as_in_a_command(sharded)
+    shard.unlink()
+    with pytest.raises(InputError, match=rf"is not whole: of its 4 shards there is no {shard.name}\.$"):
+        as_in_a_command(sharded)
+    with pytest.raises(OSError, match=shard.name):
+        snugbert.SnugBertForMaskedLM.from_pretrained(sharded)
+    shard.write_bytes(whole)
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(index.read_text()[:200])
+    with pytest.raises(InputError, match=rf"{index.name} is not JSON"):
+        as_in_a_command(sharded)
+
+
+def test_another_architecture_is_refused(sharded):
+    file = sharded / "config.json"
+    for model_type in ("roberta", "distilbert", "unheard-of"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
+        with pytest.raises(ValueError, match=f"configuration of '{model_type}'; SnugBERT loads 'snugbert' and 'bert'"):
+            snugbert.SnugBertModel.from_pretrained(sharded)
+        with pytest.raises(InputError, match=f"type '{model_type}', and what is accepted is snugbert and bert; "):
+            as_in_a_command(sharded)
+
+
+def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
+    ours, _ = ours_and_stock("ForTokenClassification")
+    ours.save_pretrained(tmp_path)
+    snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path)
+    # Those of another head are left out: so begins fine-tuning.
+    model = as_in_a_command(tmp_path, transformers.AutoModelForQuestionAnswering)
+    assert torch.equal(model.bert.encoder.layer[2].output.dense.weight, ours.bert.encoder.layer[2].output.dense.weight)
+    file = tmp_path / "model.safetensors"
+    others = {f"lstm.{index}.weight": torch.zeros(2) for index in range(7)}
+    others |= {f"classifier.{name}.weight": torch.zeros(2) for name in ("dense", "more", "other")}
+    save_file(load_file(file) | others, file, {"format": "pt"})
+    names = r"classifier\.dense\.weight, .*lstm\.4\.weight and 2 more"
+    as_in_a_command(tmp_path)
+    assert re.search(rf"holds weights that this model does not have, and they are left out: {names}", caplog.text)
+    with pytest.raises(InputError, match=rf"holds weights that are not SnugBERT's: {names}; without them"):
+        as_in_a_command(tmp_path, trained=True)
+    caplog.clear()
+    shallow = as_in_a_command(tmp_path, config_overrides="num_hidden_layers=2")
+    assert len(shallow.bert.encoder.layer) == 2 and "bert.encoder.layer.2.attention" in caplog.text
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    snugbert.SnugBertForTokenClassification.from_pretrained(tmp_path)
+    assert re.search(r"lstm\.\{0, 1, 2, 3, 4, 5, 6\}\.weight *\| UNEXPECTED", caplog.text)

@@ -1,0 +1,33 @@
+"""The arguments of fine-tuning."""
+
+import pytest
+from finetuning_examples import arguments
+
+from snugbert.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"eval_strategy": "steps"}, (500, 500)),
+        ({"eval_strategy": "steps", "logging_steps": 100, "early_stopping_patience": 1}, (100, 100)),
+        ({"eval_strategy": "steps", "eval_steps": 30, "early_stopping_patience": 1}, (30, 30)),
+    ],
+)
+def test_steps_of_evaluation_and_of_checkpoints(settings, expected, tmp_path):
+    args = arguments(tmp_path, **settings)
+    assert (args.eval_steps, args.save_steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sweep": "grid"}, "there is no sweep 'grid'; there are paper, fixed"),
+        ({"seeds": 0}, "--seeds 0 must be at least 1"),
+        ({"layerwise_lr_decay": 1.5}, "--layerwise_lr_decay 1.5 must be at least 0 and at most 1"),
+        ({"early_stopping_patience": 0}, "--early_stopping_patience 0 must be at least 1"),
+    ],
+)
+def test_arguments_out_of_range(settings, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        arguments(tmp_path, **settings)

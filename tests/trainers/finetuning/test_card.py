@@ -1,0 +1,132 @@
+"""The model card of a fine-tuning run, as people and the Hub read it."""
+
+import re
+
+import pytest
+import torch
+from huggingface_hub import EvalResult, ModelCard
+from markdown_tables import cells
+
+import snugbert
+from snugbert.trainers.finetuning.card import write_finetuning_card
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CARD = {
+    "name": "me/mnli",
+    "task": "MNLI",
+    "pipeline_tag": "text-classification",
+    "dataset": ("GLUE (MNLI)", "nyu-mll/glue", "mnli"),
+    "language": "en",
+    "base_model": "google-bert/bert-base-uncased",
+    "labels": ["entailment", "neutral", "contradiction"],
+    "examples": {"eval": 90, "eval_mm": 90, "predict": 70, "predict_ax": 11},
+    "settings": {
+        **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "bf16": False, "class_weights": None},
+        **{"train_file": "/home/ada/train.csv", "max_eval_samples": 90},
+    },
+    "figures": {
+        "eval": {"accuracy": 0.8412345678, "combined_score": 0.7, "pearson": float("nan")},
+        "eval_mm": {"accuracy": 0.83},
+        "predict": {"exact_match": 80.5, "pearson": 0.9, "f1": None},
+        "predict_ax": {},
+    },
+    "baselines": {"eval": ("always 'entailment'", {"accuracy": 0.3545})},
+}
+
+
+def test_the_hub_reads_what_the_card_says(tmp_path):
+    for name in ("learning_curve.png", "eval_mm_confusion_matrix.png", "confusion_matrix.png", "another.png"):
+        (tmp_path / name).touch()
+    write_finetuning_card(tmp_path, **CARD)
+    card = ModelCard.load(tmp_path / "README.md")
+
+    def result(split, metric, name, value):
+        return EvalResult(
+            task_type="text-classification",
+            task_name="MNLI",
+            dataset_type="nyu-mll/glue",
+            dataset_name="GLUE (MNLI)",
+            dataset_config="mnli",
+            dataset_args={"first": 90} if split.startswith("validation") else None,
+            dataset_split=split,
+            metric_type=metric,
+            metric_name=name,
+            metric_value=value,
+        )
+
+    assert card.data.eval_results == [
+        result("validation", "accuracy", "Accuracy", 0.841235),
+        result("validation_mismatched", "accuracy", "Accuracy", 0.83),
+        result("test", "exact_match", "Exact match", 80.5),
+        result("test", "pearsonr", "Pearson correlation", 0.9),
+    ]
+    assert card.data.model_name == "me/mnli" and card.data.metrics == ["accuracy", "exact_match", "pearsonr"]
+    assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.pipeline_tag == "text-classification"
+    assert card.data.datasets == ["nyu-mll/glue"] and card.data.language == "en"
+    assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
+    assert ["validation (90)", "accuracy", "0.8412", "0.3545 (always 'entailment')"] in cells(card.text)
+    assert cells(card.text)[-5:] == [
+        ["setting", "value"],
+        ["learning rate", "3e-05"],
+        ["seed", "0"],
+        ["weight decay", "0"],
+        ["max eval samples", "90"],
+    ]
+    assert re.findall(r"!\[(.+)\]\((.+)\)", card.text) == [
+        ("Loss and score over the epochs of training", "learning_curve.png"),
+        ("Confusion matrix: a row for each right label, a column for each predicted one", "confusion_matrix.png"),
+        (
+            "Confusion matrix: a row for each right label, a column for each predicted one, "
+            "validation mismatched examples",
+            "eval_mm_confusion_matrix.png",
+        ),
+    ]
+
+
+def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
+    checkpoint = tmp_path / "secret" / "pretrained"
+    checkpoint.mkdir(parents=True)
+    own = {"dataset": ("my reviews, 2024", None, None), "base_model": str(checkpoint), "figures": {"predict": {}}}
+    write_finetuning_card(tmp_path, **CARD | own, sweep="| batch size |")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
+    assert "fine-tuned from pretrained on my reviews, 2024" in card.text and "secret" not in card.content
+    assert "## All runs\n\n| batch size |" in card.text and "## Results" not in card.text
+    write_finetuning_card(tmp_path, **CARD | own | {"figures": CARD["figures"]})
+    assert ModelCard.load(tmp_path / "README.md").data.eval_results[0].dataset_type == "my-reviews-2024"
+
+
+@pytest.mark.parametrize(
+    "pipeline_tag, head, labels",
+    [
+        ("text-classification", "SequenceClassification", ["bad", "good"]),
+        ("text-classification", "SequenceClassification", None),
+        ("token-classification", "TokenClassification", ["O", "B-PER", "I-PER"]),
+        ("question-answering", "QuestionAnswering", None),
+    ],
+)
+def test_the_snippet_of_the_card_runs(tmp_path, capsys, pipeline_tag, head, labels):
+    vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] ada lovelace was born in london where ? a the first second".split()
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    snugbert.SnugBertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    number = len(labels) if labels else 2 if pipeline_tag == "question-answering" else 1
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(vocabulary), num_labels=number)
+    torch.manual_seed(0)
+    getattr(snugbert, f"SnugBertFor{head}")(config).save_pretrained(tmp_path)
+
+    facts = {"name": str(tmp_path), "pipeline_tag": pipeline_tag, "labels": labels}
+    write_finetuning_card(tmp_path, **CARD | facts)
+    text = ModelCard.load(tmp_path / "README.md").text
+    assert ("gives texts or pairs of texts a number" in text) == (labels is None and head == "SequenceClassification")
+    for snippet in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(snippet, names := {})
+        printed = capsys.readouterr().out
+        assert isinstance(names["model"], torch.nn.Module)
+        match pipeline_tag:
+            case "text-classification":
+                assert printed.count("'score'") == 2 * number
+            case "token-classification":
+                assert printed.startswith("[")
+            case "question-answering":
+                assert ("'answer'" in printed) == ("import snugbert" in snippet)

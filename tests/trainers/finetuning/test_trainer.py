@@ -1,0 +1,282 @@
+"""The Trainer of fine-tuning: exact losses, layers that learn or do not, the order of evaluation.
+
+Run as a script, this file trains in each of several processes; see `train_and_predict`.
+"""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import PartialState
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for a script; pytest has it already
+from finetuning_examples import HEADS, LABELS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer
+from parity import assert_same_gradients
+from safetensors.torch import load_file
+from sklearn.utils.class_weight import compute_class_weight
+from transformers import TrainerCallback
+
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning.arguments import FineTuningArguments
+from snugbert.trainers.finetuning.run import class_weights
+from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+
+def gradients_of_a_step(trainer: FineTuningTrainer) -> torch.nn.Module:
+    """The model with the gradients of its first step."""
+    trainer.args.max_steps, trainer.args.max_grad_norm = 1, 0
+    gradients = {}
+
+    class Keeper(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            gradients.update({p: p.grad.clone() for p in model.parameters() if p.grad is not None})
+
+    trainer.add_callback(Keeper())
+    trainer.train()
+    for parameter in trainer.model.parameters():
+        parameter.grad = gradients.get(parameter)
+    return trainer.model
+
+
+# --- loss -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("head", "weights"), [*((head, None) for head in HEADS), *((h, WEIGHTS) for h in HEADS[:2])])
+def test_one_batch_is_accumulated_batches_is_padded_batches(head, weights, tokenizer, tmp_path):
+    """45 examples: accumulated batches of 8 end with one of 5, which a mean of means would weigh too much."""
+    models = [
+        gradients_of_a_step(new_trainer(head, tokenizer, tmp_path, weights=weights, **settings))
+        for settings in (
+            {"per_device_train_batch_size": 45},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_max_length": True},
+        )
+    ]
+    assert any(parameter.grad.any() for parameter in models[0].parameters() if parameter.grad is not None)
+    for other in models[1:]:
+        assert_same_gradients(other, models[0])
+
+
+def test_class_weights_are_those_of_torch_and_of_scikit_learn(tokenizer, tmp_path):
+    data = examples("ForSequenceClassification", 45)
+    labels = np.array(data["label"])
+    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=data)
+    balanced = class_weights("balanced", task)
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    np.testing.assert_allclose(balanced, expected, rtol=1e-6)
+    of_tokens = examples("ForTokenClassification", 45)
+    tags = np.concatenate(list(of_tokens["labels"]))
+    expected_of_tokens = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
+    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=of_tokens)
+    np.testing.assert_allclose(class_weights("balanced", task), expected_of_tokens, rtol=1e-6)
+
+    trainer = new_trainer(
+        "ForSequenceClassification", tokenizer, tmp_path, data, balanced, per_device_train_batch_size=45, max_steps=1
+    )
+    loss = trainer.train().training_loss
+    model = new_model("ForSequenceClassification").eval()
+    logits = torch.stack([model(torch.tensor([ids])).logits[0] for ids in data["input_ids"]])
+    # Balanced weights have mean 1 over the labels, so torch's division by their sum is the same.
+    assert loss == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, torch.tensor(labels), balanced).item(), abs=1e-5
+    )
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, num_train_epochs=2)
+
+    class Spoiler(TrainerCallback):
+        def on_step_begin(self, args, state, control, model, **kwargs):
+            if state.global_step == 3:
+                torch.nn.init.constant_(model.classifier.weight, float("nan"))
+
+    trainer.add_callback(Spoiler())
+    with pytest.raises(InputError, match=r"the loss is nan in step 4; try a lower --learning_rate"):
+        trainer.train()
+
+
+# --- layers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_learns_at_its_own_rate(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, layerwise_lr_decay=0.5, learning_rate=1.0, weight_decay=0.01)
+    optimizer = trainer.create_optimizer()
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert optimizer.param_groups[0]["lr"] == 1.0  # the one that is logged
+    for name, parameter in trainer.model.named_parameters():
+        layer = name.split(".")[3] if "encoder.layer" in name else None
+        expected = 0.0625 if "embeddings" in name else {None: 1.0, "0": 0.125, "1": 0.25, "2": 0.5}[layer]
+        assert rates.pop(id(parameter)) == expected, name
+        assert decays[id(parameter)] == (0 if "bias" in name or "LayerNorm" in name else 0.01), name
+    assert not rates
+
+
+@pytest.mark.parametrize(
+    ("frozen_parts", "until", "settings"),
+    [
+        (("embeddings", "layer.0.", "layer.1."), None, {"freeze_layers": 2}),
+        (("embeddings", "layer.0.", "layer.1."), 4, {"freeze_layers": 2, "unfreeze_after_steps": 4}),
+        (("embeddings",), None, {"freeze_embeddings": True}),
+    ],
+)
+def test_frozen_layers_learn_nothing_until_they_may(frozen_parts, until, settings, tokenizer, tmp_path):
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **kwargs):
+            seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+
+    settings = {**settings, "learning_rate": 1e-2, "warmup_steps": 0, "max_steps": 6}
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, **settings)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.add_callback(Watch())
+    trainer.train()
+    for name in before:
+        frozen = any(part in name for part in frozen_parts)
+        changed = [not torch.equal(now[name], then[name]) for then, now in zip([before, *seen], seen, strict=False)]
+        if "key.bias" not in name:  # has no gradient
+            assert changed == [not frozen or (until is not None and step >= until) for step in range(6)], name
+
+
+def test_what_cannot_be_frozen(tokenizer, tmp_path):
+    with pytest.raises(InputError, match="--freeze_layers 4: the model has 3 layers"):
+        new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=4)
+    with pytest.raises(InputError, match="nothing is frozen"):
+        FineTuningArguments(output_dir=str(tmp_path), unfreeze_after_steps=3)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("head", HEADS)
+def test_predictions_are_those_of_single_examples_in_their_order(head, padded, tokenizer, tmp_path):
+    data = examples(head, 21)
+    trainer = new_trainer(head, tokenizer, tmp_path, per_device_eval_batch_size=4, pad_to_max_length=padded)
+    unlabelled = data.select_columns(["input_ids", "token_type_ids", "attention_mask"])
+    predictions = trainer.predict(unlabelled).predictions
+    model = trainer.model.eval()
+    parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    for row, ids in enumerate(data["input_ids"]):
+        with torch.no_grad():
+            output = model(torch.tensor([ids]))
+        expected = list(output.values())
+        assert len(expected) == len(parts)
+        for part, values in zip(parts, expected, strict=True):
+            found = part[row][: len(ids)] if head != "ForSequenceClassification" else part[row]
+            np.testing.assert_allclose(found, values[0], atol=1e-5)
+
+
+def test_a_batch_has_no_padding_and_evaluation_begins_with_the_long_ones(tokenizer, tmp_path):
+    data = examples(HEADS[0], 45)
+    lengths = [len(ids) for ids in data["input_ids"]]
+    trainer = new_trainer(
+        HEADS[0], tokenizer, tmp_path, data, per_device_train_batch_size=8, per_device_eval_batch_size=8, max_steps=6
+    )
+    seen: dict[bool, list[list[int]]] = {True: [], False: []}
+
+    def note(model, args, inputs):
+        assert inputs["input_ids"].shape == (1, inputs["cu_seq_lens_q"][-1])
+        seen[model.training].append(inputs["cu_seq_lens_q"].diff().tolist())
+
+    trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.train()
+    trainer.predict(data)
+    assert sorted(itertools.chain.from_iterable(seen[True])) == sorted(lengths)  # an epoch
+    assert list(itertools.chain.from_iterable(seen[False])) == sorted(lengths, reverse=True)
+
+
+def test_scores_that_are_no_numbers_are_no_result(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, max_steps=1)
+    spoiled = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    spoiled["classifier.weight"][:] = float("nan")
+
+    class Spoiler(TrainerCallback):  # as a step that is too long does
+        def on_step_end(self, args, state, control, model, **kwargs):
+            model.load_state_dict(spoiled)
+
+    trainer.add_callback(Spoiler())
+    trainer.train()
+    with pytest.raises(DivergedError, match=r"test: scores .* no numbers after step 1; try a lower --learning_rate"):
+        trainer.predict(examples(HEADS[0], 5))
+    model = new_model(HEADS[0])
+    model.load_state_dict(spoiled)
+    with pytest.raises(DivergedError, match="test: scores of the model are no numbers; are its weights whole"):
+        new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_bf16_is_for_speed_alone(head, tokenizer, tmp_path):
+    """Products are rounded to 16 bits (8 of them for the digits); weights, and so the steps of AdamW, have 32."""
+    gradients, dtypes = [], []
+    for bf16 in (False, True):
+        trainer = new_trainer(head, tokenizer, tmp_path, per_device_train_batch_size=45, bf16=bf16)
+        layer = trainer.model.base_model.encoder.layer[0].output.dense
+        layer.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
+        parameters = list(gradients_of_a_step(trainer).parameters())
+        assert {parameter.dtype for parameter in parameters} == {torch.float32}
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
+    assert dtypes == [torch.float32, torch.bfloat16]
+    exact, fast = gradients
+    assert 0 < (fast - exact).norm() < 2**-6 * exact.norm()
+
+
+# --- processes --------------------------------------------------------------------------------------------------
+
+
+def train_and_predict(folder: Path, batch_size: int) -> None:
+    """Some steps with every head, its first layers frozen at first; 21 predictions, an odd number."""
+    for head in HEADS:
+        weights = None if head == "ForQuestionAnswering" else WEIGHTS
+        # Adam would make something of gradients that are rounding only.
+        settings = {
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "max_steps": 4,
+            "freeze_layers": 1,
+            "unfreeze_after_steps": 2,
+        }
+        trainer = new_trainer(
+            head,
+            make_tokenizer(),
+            folder / head,
+            examples(head, 48),  # a last batch that is not full would be filled up by accelerate
+            weights,
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=4,
+            **settings,
+        )
+        trainer.train()
+        trainer.save_model()
+        predictions = trainer.predict(examples(head, 21, seed=1)).predictions
+        if trainer.is_world_process_zero():
+            parts = predictions if isinstance(predictions, tuple) else (predictions,)
+            np.savez(folder / head / "predictions.npz", *parts, processes=trainer.args.world_size)
+
+
+def test_one_process_is_two_processes(tmp_path):
+    train_and_predict(tmp_path / "one", batch_size=12)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__]
+    process = subprocess.run([*command, str(tmp_path / "two"), "6"], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    for head in HEADS:
+        one, two = (load_file(tmp_path / name / head / "model.safetensors") for name in ("one", "two"))
+        for name in one:
+            torch.testing.assert_close(two[name], one[name], atol=2e-5, rtol=0, msg=f"{head}: {name}")
+        one, two = (np.load(tmp_path / name / head / "predictions.npz") for name in ("one", "two"))
+        assert (one["processes"], two["processes"]) == (1, 2)
+        for part in set(one.files) - {"processes"}:
+            np.testing.assert_allclose(two[part], one[part], atol=1e-3)
+
+
+if __name__ == "__main__":
+    train_and_predict(Path(sys.argv[1]), int(sys.argv[2]))
+    PartialState().destroy_process_group()
