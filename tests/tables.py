@@ -1,4 +1,4 @@
-"""Tables in files, for tests."""
+"""Writes tables that several tests read."""
 
 import csv
 from pathlib import Path

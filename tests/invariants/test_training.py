@@ -233,7 +233,7 @@ def test_a_killed_and_resumed_run_is_the_straight_run_bit_for_bit(material, stra
     ]
     process = run_script(runs)
     assert process.returncode == -signal.SIGKILL, process.stderr
-    assert f"stopped by SIGTERM after step {stopped} of {STEPS}" in process.stderr
+    assert f"SIGTERM: stopped after step {stopped} of {STEPS}" in process.stderr
     assert not (tmp_path / "model.safetensors").exists()
     assert json.loads((tmp_path / "seen-0.json").read_text())[:stopped] == straight.seen[:stopped]
     with (tmp_path / "metrics.jsonl").open("a") as file:

@@ -1,74 +1,95 @@
-"""Arguments of `snugbert glue` about the data."""
+"""Arguments of `snugbert glue` that select and read the data."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import ExampleLimits
-from snugbert.trainers.glue.benchmark import TASKS, GlueTask
+from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, TASKS, GlueTask
+from snugbert.trainers.splits import check_sources
 
 
 @dataclass
 class GlueDataArguments(ExampleLimits):
-    """Which data to use. The names are those of `run_glue.py` and `run_classification.py`, and `data_dir`."""
+    """Which data to use and how to read them.
+
+    The names are those of transformers' `run_glue.py` and `run_classification.py`; `data_dir` is new.
+
+    Raises:
+        InputError: a value is out of range or unknown, a file does not exist, no data are given, or two arguments
+            contradict each other.
+    """
 
     task_name: str | None = field(
-        default=None, metadata={"help": f"A GLUE task: {', '.join(TASKS)}; or all for all of them."}
+        default=None, metadata={"help": f"GLUE task ({', '.join(TASKS)}), or all for every task."}
     )
     data_dir: str | None = field(
-        default=None, metadata={"help": "A folder of GLUE TSV files: the task's own, or the one that holds it."}
+        default=None, metadata={"help": "Folder of GLUE TSV files: the task's folder or its parent."}
     )
     dataset_name: str | None = field(
-        default=None, metadata={"help": "A data set of the Hub, or a folder that the datasets library reads."}
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of that data set."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     train_file: str | None = field(
-        default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz."}
+        default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
     )
     validation_file: str | None = field(default=None, metadata={"help": "Examples to score the model on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     text_column_names: str | None = field(
-        default=None, metadata={"help": "Of one's own data: the column of the text, or the two of a pair: title,text."}
+        default=None, metadata={"help": "Text column of your own data, or the two columns of a pair: title,text."}
     )
     label_column_name: str | None = field(
-        default=None, metadata={"help": "Of one's own data: the column of the label; default: label."}
+        default=None, metadata={"help": "Label column of your own data. Default: label."}
     )
     label_separator: str | None = field(
         default=None,
-        metadata={"help": "What separates labels, if an example may have several. A list in JSON needs nothing."},
+        metadata={"help": "Separator between the labels of an example. Lists in JSON need none."},
     )
-    # None, too; but HfArgumentParser lets nothing but a `bool` stand without a value.
+    # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
     do_regression: bool = field(  # type: ignore[assignment]
         default=None,
         metadata={
-            "help": "Of one's own data: predict the label as a number, or (false) take it for the name of a class; "
-            "default: a number where all are numbers and not all whole ones."
+            "help": "Predict the label as a number (true) or as a class (false). Default: a number if all labels are "
+            "numbers and some are fractions."
         },
     )
     max_seq_length: int = field(
-        default=128, metadata={"help": "Longest example in tokens; a longer one loses the end of its longer sentence."}
+        default=128, metadata={"help": "Maximum tokens of an example. The longer sentence of a pair is cut first."}
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted; nothing is cached."})
+    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted and ignored: nothing is cached."})
 
     def __post_init__(self):
         if self.task_name is not None:
-            known, given = ", ".join((*TASKS, "all")), self.task_name
-            self.task_name = given.lower().replace("-", "")  # SST-2 is the folder, sst2 the task
+            given = self.task_name
+            self.task_name = given.lower().replace("-", "")  # "SST-2" is the folder, "sst2" the task
             if self.task_name not in (*TASKS, "all"):
-                raise InputError(f"--task_name: there is no task {given!r}; the tasks are {known}.")
-            own = ("text_column_names", "label_column_name", "label_separator", "do_regression")
-            self._refuse("is for one's own data", *own)
+                raise InputError(f"--task_name: unknown task {given!r}. Choose one of {', '.join((*TASKS, 'all'))}.")
+            own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
+            self._refuse("is only for your own data", *own_data)
         if self.task_name == "all":
-            files = ("train_file", "validation_file", "test_file")
-            self._refuse("is of one task; all of them are in --data_dir or on the Hub", "dataset_name", *files)
-        # A pair has three special tokens; below that the tokenizer does not truncate at all.
+            reason = "names the data of one task, but all tasks are read from --data_dir or the Hub"
+            self._refuse(reason, "dataset_name", "train_file", "validation_file", "test_file")
+        # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
         self.check_least(max_seq_length=3)
+        if self.data_dir is not None and self.task_name is None:
+            raise InputError("--data_dir: give --task_name, too: the GLUE task whose files the folder holds.")
+        if self.data_dir is not None and self.dataset_name is not None:
+            raise InputError("--dataset_name: give a dataset or --data_dir, not both.")
+        default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
+        check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name or default_dataset)
 
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
-                raise InputError(f"--{name} {reason}; leave it out with --task_name {self.task_name}.")
+                raise InputError(f"--{name} {reason}. Remove it, or remove --task_name {self.task_name}.")
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The file of each split that was given as a file."""
+        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return {split: Path(name) for split, name in names.items() if name is not None}
 
     @property
     def task(self) -> GlueTask | None:
-        """The GLUE task; None: one's own data."""
+        """The GLUE task. None: your own data."""
         return TASKS[self.task_name] if self.task_name else None

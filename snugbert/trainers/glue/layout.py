@@ -1,10 +1,10 @@
-"""The columns of a row of GLUE, or of one's own data."""
+"""Columns of a row: which hold the text and the label, in GLUE's data and in your own."""
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from snugbert.errors import InputError
 from snugbert.trainers.glue.arguments import GlueDataArguments
@@ -12,91 +12,102 @@ from snugbert.trainers.glue.arguments import GlueDataArguments
 logger = logging.getLogger(__name__)
 
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-ROWS_TO_LOOK_AT = 100  # to tell columns of text from those of numbers
+ROWS_TO_INSPECT = 100  # to distinguish columns of text from columns of numbers
 
 
 class Layout(NamedTuple):
-    """What the columns of a row mean; names are those after renaming."""
+    """The columns of a row and the form of its label.
 
-    sentences: tuple[str, ...]  # the column of the sentence, or the two of the pair
-    label: str = "label"
-    of_task: bool = False  # of GLUE; otherwise of one's own data
-    renamed: dict[str, str] = {}  # columns that have another name in the file
-    label_names: dict[str, str] = {}  # of labels that may be told by their id; "" for what tells nothing
-    separator: str | None = None  # what stands between the labels of an example; None: a text is one label
+    Attributes:
+        text_columns: one column of sentences or two columns of pairs, after renaming.
+        label_column: the column of the label, after renaming.
+        is_glue: GLUE's data, not your own.
+        renamed_columns: column in the file -> name used here, where the two differ.
+        label_names: label id as text -> label. "" means that the example is not labeled.
+        separator: text between the labels of an example. None: the text is a single label.
+    """
 
-    def find_label(self, value: Any) -> str | list[str] | None:
-        """The label, or the list of labels where there may be several; None: not told."""
+    text_columns: tuple[str, ...]
+    label_column: str = "label"
+    is_glue: bool = False
+    renamed_columns: dict[str, str] = {}
+    label_names: dict[str, str] = {}
+    separator: str | None = None
+
+    def read_label(self, value: object) -> str | list[str] | None:
+        """Converts a cell to a label, or to a list of labels if examples can have several. None: not labeled."""
         if self.separator is not None and isinstance(value, str):
             value = [part.strip() for part in value.split(self.separator) if part.strip()]
         if isinstance(value, list):
             return [self.label_names.get(str(part), str(part)) for part in value if part is not None]
-        told = "" if value is None else str(value)
-        return (self.label_names.get(told, told) if self.of_task else told) or None
+        text = "" if value is None else str(value)
+        return (self.label_names.get(text, text) if self.is_glue else text) or None
 
 
 def make_layout(
-    data_args: GlueDataArguments, rows: Iterator[tuple[int, dict[str, Any]]], labels: tuple[str, ...], source: str
+    data_args: GlueDataArguments,
+    rows: Iterable[tuple[int, Mapping[str, object]]],
+    class_names: tuple[str, ...],
+    source: str,
 ) -> Layout:
-    """What the columns mean.
+    """Chooses the columns of the text and the label.
 
     Args:
-        data_args: with the task, or with what is told of one's own data.
-        rows: number and values of each row; the first are looked at if nothing else tells the columns of text.
-        labels: in the order of their ids, where the data set tells.
-        source: where the rows are from, for messages.
+        data_args: the task, or the column names of your own data.
+        rows: number and values of each row. The first rows are inspected if the text columns were not given.
+        class_names: the dataset's class names in the order of their ids; empty if it has none.
+        source: the file or dataset, for messages.
 
     Raises:
-        InputError: as in [`sentence_columns`].
+        InputError: too many text columns were given; or see [`find_text_columns`].
     """
     task = data_args.task
     if task is not None:
-        # GLUE's labels are ids or names, and -1 where they are not told.
+        # GLUE's labels are ids or names. An id of -1 means that the example is not labeled.
         label_names = {"-1": "", "-1.0": "", **{str(i): name for i, name in enumerate(task.labels)}}
-        return Layout(task.sentences, of_task=True, renamed=task.renamed, label_names=label_names)
-    label = data_args.label_column_name or "label"
+        return Layout(task.text_columns, is_glue=True, renamed_columns=task.renamed_columns, label_names=label_names)
+    label_column = data_args.label_column_name or "label"
     if data_args.text_column_names is not None:
-        sentences = tuple(name.strip() for name in data_args.text_column_names.split(","))
-        if len(sentences) > 2:
-            raise InputError(f"--text_column_names: an example has one text or two, not {len(sentences)}.")
+        text_columns = tuple(name.strip() for name in data_args.text_column_names.split(","))
+        if len(text_columns) > 2:
+            raise InputError(f"--text_column_names: expected one or two columns, not {len(text_columns)}.")
     else:
-        first = [values for _, values in islice(rows, ROWS_TO_LOOK_AT)]
-        sentences = sentence_columns(first, label, source)
-    label_names = {str(i): name for i, name in enumerate(labels)}
-    return Layout(sentences, label, label_names=label_names, separator=data_args.label_separator)
+        first_rows = [values for _, values in islice(rows, ROWS_TO_INSPECT)]
+        text_columns = find_text_columns(first_rows, label_column, source)
+    label_names = {str(i): name for i, name in enumerate(class_names)}
+    return Layout(text_columns, label_column, label_names=label_names, separator=data_args.label_separator)
 
 
-def sentence_columns(first: list[dict[str, Any]], label: str, source: str) -> tuple[str, ...]:
-    """The column of the sentence, or the two of the pair, of one's own data; chosen as in `run_glue.py`.
+def find_text_columns(first_rows: list[Mapping[str, object]], label_column: str, source: str) -> tuple[str, ...]:
+    """Finds the text column, or the two columns of a pair, in your own data, as `run_glue.py` does.
 
-    They are sentence1 and sentence2, or else the first one or two that are not the label and hold text. Such a column
-    may have a number here and there, and one of numbers an "NA".
+    These are sentence1 and sentence2 if both exist. Otherwise they are the first one or two columns with text, except
+    the label. In a text column at most half of the filled cells are numbers.
 
     Args:
-        first: the first rows.
-        label: the column of the label.
-        source: where they are from, for messages.
+        first_rows: values of the first rows.
+        label_column: the column of the label.
+        source: the file or dataset, for messages.
 
     Raises:
-        InputError: there is no row, or no such column.
+        InputError: there is no row, or no text column.
     """
-    if not first:
-        raise InputError(f"{source} holds no examples.")
-    names = list(first[0])
+    if not first_rows:
+        raise InputError(f"{source}: no examples.")
+    names = list(first_rows[0])
     if "sentence1" in names and "sentence2" in names:
         return ("sentence1", "sentence2")
 
     def holds_text(name: str) -> bool:
-        cells = [str(values[name]).strip() for values in first if values.get(name) is not None]
-        told = [cell for cell in cells if cell and cell != "nan"]
-        return 2 * sum(NUMBER.fullmatch(cell) is not None for cell in told) <= len(told) > 0
+        cells = [str(values[name]).strip() for values in first_rows if values.get(name) is not None]
+        filled = [cell for cell in cells if cell and cell != "nan"]
+        return 2 * sum(NUMBER.fullmatch(cell) is not None for cell in filled) <= len(filled) > 0
 
-    columns = [name for name in names if name != label and holds_text(name)][:2]
-    if not columns:
+    text_columns = [name for name in names if name != label_column and holds_text(name)][:2]
+    if not text_columns:
         raise InputError(
-            f"{source} has no column of text beside the label {label!r}; its columns are {', '.join(names)} "
-            "(--text_column_names and --label_column_name name others)."
+            f"{source}: no text column besides the label {label_column!r}. Columns: {', '.join(names)}. "
+            "Set --text_column_names and --label_column_name."
         )
-    texts = f"column {columns[0]!r} holds" if len(columns) == 1 else f"columns {columns[0]!r} and {columns[1]!r} hold"
-    logger.info("%s: %s the text, %r the label", source, texts, label)
-    return tuple(columns)
+    logger.info("%s: text in %s, label in %r", source, " and ".join(map(repr, text_columns)), label_column)
+    return tuple(text_columns)

@@ -18,7 +18,7 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, Fine
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix
 from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.glue.arguments import GlueDataArguments
-from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, SETS, TASKS
+from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, TASKS
 from snugbert.trainers.glue.data import GlueSplit, load_splits
 from snugbert.trainers.glue.labels import Problem, choose_labels, choose_problem, encode_labels
 from snugbert.trainers.glue.metric import GlueMetric
@@ -65,7 +65,7 @@ def make_features(
         InputError: as in [`encode_labels`].
     """
     examples = split.data.remove_columns("label")
-    if split.labelled:
+    if split.labeled:
         examples = examples.add_column("label", encode_labels(split, labels))
     examples = examples.select(range(min(max_samples or len(examples), len(examples))))
 
@@ -151,7 +151,9 @@ def make_evaluation_set(
     """
     name, task = NAMES[split_name], data_args.task
     file = f"{task.leaderboard.get(split_name, task.folder)}.tsv" if task else "predict_results.txt"
-    names = [str(task.labels.index(label)) for label in labels] if labels and task and task.in_digits else labels
+    names = (
+        [str(task.labels.index(label)) for label in labels] if labels and task and task.writes_label_ids else labels
+    )
     separator = data_args.label_separator or ","
     score = make_score("ax" if split_name == "diagnostic" else data_args.task_name, labels, problem)
     references = np.array(features["label"][:]) if "label" in features.column_names else None
@@ -231,7 +233,7 @@ def make_task(
     features = {
         name: make_features(splits[name], labels, tokenizer, max_length, padding, max_samples)
         for part, max_samples in data_args.max_samples.items()
-        for name in SETS[part]
+        for name in GLUE_SPLITS[part]
         if name in splits
     }
     evaluation_sets = [

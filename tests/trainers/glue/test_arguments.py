@@ -1,4 +1,4 @@
-"""Arguments of `snugbert glue`."""
+"""The data arguments of `snugbert glue`."""
 
 import pytest
 
@@ -9,5 +9,6 @@ from snugbert.trainers.glue.arguments import GlueDataArguments
 @pytest.mark.parametrize(
     ("flags", "value"), [([], None), (["--do_regression"], True), (["--do_regression", "no"], False)]
 )
-def test_regression_is_told_or_inferred(flags, value):
-    assert parse_arguments((GlueDataArguments,), flags, "snugbert glue", "")[0].do_regression is value
+def test_do_regression_is_true_false_or_inferred(flags, value):
+    argv = [*flags, "--dataset_name", "imdb"]
+    assert parse_arguments((GlueDataArguments,), argv, "snugbert glue", "")[0].do_regression is value

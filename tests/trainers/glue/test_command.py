@@ -24,12 +24,12 @@ from transformers import (
     pipeline,
 )
 
+import snugbert_cli
 from snugbert import (
     SnugBertConfig,
     SnugBertForSequenceClassification,
     SnugBertForTokenClassification,
     SnugBertTokenizer,
-    cli,
 )
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
@@ -103,7 +103,7 @@ def run(workshop) -> Path:
     """The output folder of a whole run."""
     output_dir = workshop / "run"
     extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.csv"}
-    assert cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
+    assert snugbert_cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
     return output_dir
 
 
@@ -491,28 +491,37 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task_name": "imdb"}, "there is no task 'imdb'; the tasks are cola, mnli, mrpc"),
+        ({"task_name": "imdb"}, "--task_name: unknown task 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
         ({"train_file": None, "validation_file": None}, "there are no data; give --train_file"),
         ({"train_file": None, "do_train": True}, "there are no train examples; name a file of them with --train_file"),
         ({"dataset_name": "imdb"}, "--dataset_name: give either the name of a data set or files"),
-        ({"data_dir": "{workshop}"}, "--data_dir: say with --task_name"),
-        ({"data_dir": "{workshop}", "task_name": "rte"}, r"--data_dir: there is no train\.tsv or dev\.tsv or test"),
+        ({"data_dir": "{workshop}"}, "--data_dir: give --task_name, too"),
+        (
+            {"data_dir": "{workshop}", "task_name": "rte"},
+            r"--data_dir: no RTE files in .*\. Expected train\.tsv, dev\.tsv, test\.tsv",
+        ),
         (
             {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
             r"holds no task of GLUE, such as .*/CoLA/train\.tsv",
         ),
-        ({"task_name": "all"}, "--train_file is of one task; all of them are in --data_dir or on the Hub"),
-        ({"task_name": "rte", "label_separator": ","}, "--label_separator is for one's own data; leave it out with"),
-        ({"text_column_names": "a,b,c"}, "--text_column_names: an example has one text or two, not 3"),
-        ({"text_column_names": "text"}, "there is no column text; expected are text, label"),
+        (
+            {"task_name": "all"},
+            "--train_file names the data of one task, but all tasks are read from --data_dir or the Hub",
+        ),
+        (
+            {"task_name": "rte", "label_separator": ","},
+            "--label_separator is only for your own data. Remove it, or remove --task_name rte",
+        ),
+        ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
+        ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
         ({"metric_for_best_model": "matthews"}, "there is no metric 'matthews'; those of glue.* are accuracy"),
         (
             {"task_name": "rte"},
-            "train.csv: there is no column sentence1 and no column sentence2; expected are sentence1, sentence2, "
-            "label, found are sentence, label",
+            "train.csv: no column 'sentence1' and no column 'sentence2'. Columns: sentence, label. Expected: "
+            "sentence1, sentence2, label.",
         ),
-        ({"task_name": "sst2"}, r"train\.csv, row 2: the label 'cheerful' is unknown; .* are negative, positive"),
+        ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
         ({"config_name": None}, "which model"),
         ({"tokenizer_name": None}, "--config_name alone says nothing of the vocabulary"),
         ({"config_name": "huge"}, "'huge' is neither a size"),
@@ -544,7 +553,7 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
 def test_labels_that_the_model_does_not_know(run, workshop, tmp_path):
     rows = [{"sentence": "a", "label": "cheerful"}, {"sentence": "the", "label": "pensive"}]
     file = write_csv(tmp_path / "dev.csv", rows)
-    known = r"dev\.csv, row 3: the label 'pensive' is unknown; known, .*, are cheerful, gloomy; mend or remove"
+    known = r"dev\.csv, row 3: unknown label 'pensive'\. Expected cheerful, gloomy, .*\. Fix or remove the row"
     with pytest.raises(InputError, match=known):  # labels of the training file
         glue.main(arguments(workshop, tmp_path / "out", validation_file=file))
     with pytest.raises(InputError, match=known):  # labels of the checkpoint
@@ -588,5 +597,5 @@ def test_long_examples_end_where_the_model_does(run, workshop, tmp_path, caplog)
 
 
 def test_command_line_says_it_in_one_line(workshop, tmp_path, capsys):
-    assert cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
-    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: there is no task 'imdb'")
+    assert snugbert_cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
+    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: unknown task 'imdb'")

@@ -1,4 +1,4 @@
-"""Reading GLUE's files and one's own, in every format, and bad files."""
+"""Reading GLUE's files and your own in every format, and files that cannot be read."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ from snugbert.trainers.glue.task import make_features
 WORDS = "a the film plot story scene old new it was and with".split()
 VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
 
-# Rows of train, validation and test, and of label 1 in validation, as in the data sets' papers.
+# Sizes of train, validation and test, and how many validation examples have label 1, from the datasets' papers.
 GLUE_FOLDERS = {
     "sst2": (67349, 872, 1821, 444),
     "cola": (8551, 1043, 1063, 721),
@@ -32,26 +32,26 @@ GLUE_FOLDERS = {
 
 
 @pytest.mark.parametrize("task", GLUE_FOLDERS)
-def test_folder_of_glue_data(task, data_dir):
+def test_glue_folders_are_read(task, data_dir):
     *sizes, ones = GLUE_FOLDERS[task]
     parts = ("train", "validation", "test")
     folder = data_dir / "glue"
     splits = load_splits(GlueDataArguments(task_name=task.upper(), data_dir=str(folder)), parts)
     assert [len(splits[part].data) for part in parts] == sizes
-    assert ("text_pair" in splits["train"].data.column_names) == (len(TASKS[task].sentences) == 2)
+    assert ("text_pair" in splits["train"].data.column_names) == (len(TASKS[task].text_columns) == 2)
     assert set(splits["test"].data["label"]) == {None}
-    labels = choose_labels(TASKS[task], splits, known=["LABEL_0", "LABEL_1"])
+    labels = choose_labels(TASKS[task], splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
     ids = encode_labels(splits["validation"], labels)
     if ones is None:
         assert labels is None and ids[:2] == [5.0, 4.75] and min(ids) == 0.0 and max(ids) == 5.0
     else:
         assert sum(ids) == ones
-    # The task's own folder is as good as its parent.
+    # The task's folder can be given instead of its parent.
     own = load_splits(GlueDataArguments(task_name=task, data_dir=str(folder / TASKS[task].folder)), ("validation",))
     assert own["validation"].data[:] == splits["validation"].data[:]
 
 
-def test_texts_and_labels_of_glue(data_dir):
+def test_first_example_of_each_task(data_dir):
     first = {}
     for task in ("sst2", "cola", "mrpc", "rte"):
         arguments = GlueDataArguments(task_name=task, data_dir=str(data_dir / "glue"))
@@ -60,13 +60,13 @@ def test_texts_and_labels_of_glue(data_dir):
     assert first["sst2"] == {"text": journey, "label": "positive", "index": "0", "row": 2}
     assert first["cola"]["text"] == "The sailors rode the breeze clear of the rocks."
     assert first["cola"]["label"] == "acceptable" and first["cola"]["row"] == 1
-    # A quote is a quote.
+    # Quotes are kept.
     assert first["mrpc"]["text_pair"].startswith('" The foodservice pie business does not fit')
     assert first["mrpc"]["label"] == "equivalent"
     assert first["rte"]["text"].startswith("Dana Reeve") and first["rte"]["label"] == "not_entailment"
 
 
-def test_named_files_of_glue(data_dir):
+def test_files_given_by_name(data_dir):
     for task, folder, file, rows in (
         ("mnli", "MNLI", "dev_subset.tsv", 1000),
         ("qqp", "QQP", "dev_subset.tsv", 1000),
@@ -79,8 +79,8 @@ def test_named_files_of_glue(data_dir):
         assert len(encode_labels(split, list(TASKS[task].labels) or None)) == rows
 
 
-def test_glue_on_the_hub(monkeypatch):
-    """Both halves of MNLI, and the diagnostic set for its model; a label of -1 is not told."""
+def test_mnli_on_the_hub(monkeypatch):
+    """MNLI has two validation and two test splits and the diagnostic split. A label of -1 means not labeled."""
     features = Features(
         {
             "premise": Value("string"),
@@ -108,8 +108,8 @@ def test_glue_on_the_hub(monkeypatch):
     assert splits["diagnostic"].data["index"][:] == ["100", "101", "102"]
 
 
-def test_files_of_the_diagnostic_set(tmp_path):
-    """Where people have it; one that has the labels comes first."""
+def test_diagnostic_set_is_found(tmp_path):
+    """The diagnostic set is found in its usual places. A file with labels comes first."""
     plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
     labelled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
     for place, content in (
@@ -124,11 +124,11 @@ def test_files_of_the_diagnostic_set(tmp_path):
         for data_dir in (tmp_path, tmp_path / "MNLI"):
             splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
             assert Path(splits["diagnostic"].source).resolve() == tmp_path / place
-            told = "neutral" if content == labelled else None
+            label = "neutral" if content == labelled else None
             assert splits["diagnostic"].data[:] == {
                 "text": ["A."],
                 "text_pair": ["B."],
-                "label": [told],
+                "label": [label],
                 "index": ["0"],
                 "row": [2],
             }
@@ -163,7 +163,7 @@ def test_every_format_gives_the_same_features(tmp_path):
     results = []
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
-        labels = choose_labels(None, splits, known=["LABEL_0", "LABEL_1"])
+        labels = choose_labels(None, splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
         assert labels == ["no", "yes"]
         results.append(make_features(splits["train"], labels, tokenizer, 128, False, None)[:])
     assert all(result == results[0] for result in results)
@@ -173,7 +173,7 @@ def test_every_format_gives_the_same_features(tmp_path):
     assert results[0]["token_type_ids"] == expected["token_type_ids"]
 
 
-def test_every_way_to_tell_several_labels_gives_the_same_features(tmp_path):
+def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
     rows = [("the film", ["b", "a"]), ("a plot", []), ("the scene", ["c"])]
     write_csv(tmp_path / "a.csv", [{"id": 1, "text": text, "topics": " | ".join(labels)} for text, labels in rows])
     listed = [{"topics": labels, "text": text} for text, labels in rows]
@@ -190,14 +190,14 @@ def test_every_way_to_tell_several_labels_gives_the_same_features(tmp_path):
     ):
         arguments = GlueDataArguments(**source, label_column_name="topics")
         splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
-        labels = choose_labels(None, splits, known=[])
+        labels = choose_labels(None, splits, checkpoint_labels=[])
         features = make_features(splits["train"], labels, tokenizer, 128, False, None)
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
 
 
-def test_a_text_may_be_a_number_and_a_number_may_be_missing(tmp_path):
+def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
     texts, ages = ["2012", "a good year", "a bad year"], [31, "", 47.5]
     rows = [{"age": age, "old": "", "text": text, "label": "x"} for age, text in zip(ages, texts, strict=True)]
     lines = [json.dumps({**row, "age": row["age"] or None, "old": None}) for row in rows]
@@ -221,27 +221,31 @@ def test_a_text_may_be_a_number_and_a_number_may_be_missing(tmp_path):
             '{"sentence": "a", "label": 1}\n{"sentence": null, "label": 1}',
             r"row 2: no text in column 'sent",
         ),
-        ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": "a"}', r"row 2: no label in column 'label' of sent"),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": 1}\n{"sentence": "a"}',
+            r"row 2: no label in column 'label'\. Columns: sent",
+        ),
         ("a.jsonl", '{"sentence": ["a", "b"], "label": 1}', r"row 1: no text in column 'sentence'"),
         (
             "a.jsonl",
             '{"sentence": "a", "label": [0]}\n{"sentence": "b", "label": 1}',
-            r"row 2: one label and lists of",
+            r"row 2: single labels and lists of labels are mixed",
         ),
-        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict, not text or a number"),
+        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),
         ("a.csv", "sentence,label\na,yes\nb,\n", r"a\.csv, row 3: no label"),
         (
             "a.csv",
             "sentence,number\na,1\n",
-            r"a\.csv: there is no column label \(--label_column_name names another\); found are sentence, number",
+            r"a\.csv: no column 'label'\. Columns: sentence, number\. Set --label_column_name",
         ),
         (
             "a.csv",
             "idx,label\n1,yes\n",
-            r"no column of text beside the label 'label'; its columns are idx, label \(--text_column_names",
+            r"a\.csv: no text column besides the label 'label'\. Columns: idx, label\. Set --text_column_names",
         ),
-        ("a.csv", "sentence,label\n", r"a\.csv holds no examples"),
-        ("a.json", "", r"a\.json holds no examples"),
+        ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
+        ("a.json", "", r"a\.json: no examples"),
         ("a.txt", "a\tyes\n", r"a\.txt: must be a \.tsv, \.csv, \.json or \.jsonl file"),
         ("a.tsv", b"sentence\tlabel\na\tyes\n\xff\tno\n", r"a\.tsv, line 3: not UTF-8"),
         (

@@ -1,4 +1,4 @@
-"""Labels of one's own data and their ids."""
+"""Labels of your own data, their ids, and labels that cannot be used."""
 
 import json
 
@@ -10,21 +10,21 @@ from snugbert.trainers.glue.data import load_splits
 from snugbert.trainers.glue.labels import choose_labels, choose_problem, encode_labels
 
 
-def test_labels_of_ones_own_data(tmp_path):
+def test_labels_of_your_own_data(tmp_path):
     def labels(
-        values: list[object], known: tuple[str, ...] = ("LABEL_0", "LABEL_1"), regression: bool | None = None
+        values: list[object], checkpoint: tuple[str, ...] = ("LABEL_0", "LABEL_1"), regression: bool | None = None
     ) -> tuple:
         file = tmp_path / "train.jsonl"
         file.write_text("\n".join(json.dumps({"sentence": "a", "label": value}) for value in values))
         splits = load_splits(GlueDataArguments(train_file=str(file)), ("train",))
-        names = choose_labels(None, splits, list(known), regression)
+        names = choose_labels(None, splits, list(checkpoint), regression)
         return names, encode_labels(splits["train"], names)
 
     assert labels([10, 9, 10]) == (["9", "10"], [1, 0, 1])
     assert labels([-1, 1, -1]) == (["-1", "1"], [0, 1, 0])
     assert labels(["b", "a"]) == (["a", "b"], [1, 0])
-    assert labels(["b", "a"], known=("B", "A")) == (["b", "a"], [0, 1])  # the checkpoint's order
-    assert labels(["b", "a"], known=("b", "c")) == (["a", "b"], [1, 0])
+    assert labels(["b", "a"], checkpoint=("B", "A")) == (["b", "a"], [0, 1])  # the checkpoint's order
+    assert labels(["b", "a"], checkpoint=("b", "c")) == (["a", "b"], [1, 0])
     assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
     assert labels([1, 5, 3], regression=True) == (None, [1.0, 5.0, 3.0])
     assert labels([0.5, 2.25, 0.5], regression=False) == (["0.5", "2.25"], [0, 1, 0])
@@ -32,7 +32,7 @@ def test_labels_of_ones_own_data(tmp_path):
     assert labels([1, 2, "n/a"]) == (["1", "2", "n/a"], [0, 1, 2])
     assert labels(["nan", "inf"]) == (["inf", "nan"], [1, 0])
     assert labels([True, False]) == (["False", "True"], [1, 0])
-    message = r"train\.jsonl, row 3: the label 'n/a' is not a number, as most others are; .* --do_regression false"
+    message = r"train\.jsonl, row 3: the label 'n/a' is not a number, but most labels are\. .* --do_regression false"
     with pytest.raises(InputError, match=message):
         labels([0.5, 1, "n/a", 0.5, "?"])
     assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
@@ -45,7 +45,7 @@ def test_labels_of_ones_own_data(tmp_path):
     [
         ('{"sentence": "a", "label": []}\n{"sentence": "b", "label": []}', r"all examples have no label"),
         ('{"sentence": "a", "label": "yes"}\n{"sentence": "b", "label": "yes"}', r"all examples have the label 'yes'"),
-        ('{"sentence": "a", "label": [0, 1]}', r"lists of labels and .*dev\.jsonl one label for each example"),
+        ('{"sentence": "a", "label": [0, 1]}', r"lists of labels, but .*dev\.jsonl has single labels"),
     ],
 )
 def test_bad_labels(content, message, tmp_path):

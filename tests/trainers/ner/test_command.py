@@ -12,7 +12,8 @@ import pytest
 from conll import WAYS, all_tags, converted
 from transformers import AutoModelForTokenClassification, pipeline
 
-from snugbert import SnugBertModel, SnugBertTokenizer, cli
+import snugbert_cli
+from snugbert import SnugBertModel, SnugBertTokenizer
 from snugbert.command_line import parse_arguments
 from snugbert.entity_tags import decode_tags
 from snugbert.packed_batches import count_tokens
@@ -127,7 +128,7 @@ def run(workshop) -> Path:
     """The output folder of a whole run, with document context."""
     extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.txt"}
     argv = ["ner", *arguments(workshop, workshop / "run", document_context=True, **extra)]
-    assert cli.main(argv) == 0
+    assert snugbert_cli.main(argv) == 0
     return workshop / "run"
 
 
@@ -192,7 +193,7 @@ def test_the_best_model_by_a_type(workshop, tmp_path):
 
 def test_bad_arguments(run, workshop, tmp_path, capsys):
     def complaint(**changes: object) -> str:
-        assert cli.main(["ner", *arguments(workshop, tmp_path / "out", **changes)]) == 2
+        assert snugbert_cli.main(["ner", *arguments(workshop, tmp_path / "out", **changes)]) == 2
         return capsys.readouterr().err
 
     (tmp_path / "other.txt").write_text("anna I-PER\n\nin O\nrome I-GPE\n")

@@ -16,7 +16,6 @@ from huggingface_hub import ModelCard
 from synthetic import make_trainer
 
 import snugbert
-from snugbert.errors import InputError
 from snugbert.trainers.pretraining.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -476,9 +475,3 @@ def test_bad_input_is_one_sentence(small_run, bad_files, tmp_path, monkeypatch, 
     assert len(error.splitlines()) == 1
     assert message in error
     assert not list(tmp_path.glob("[!e]*"))  # nothing but the tables of examples, "epochs"
-
-
-def test_unknown_commands_name_the_known_ones(capsys):
-    assert snugbert_command(["pretend"]) == 2
-    assert "the commands are vocabulary, prepare, pretrain, glue" in capsys.readouterr().err
-    assert issubclass(InputError, ValueError)

@@ -9,7 +9,8 @@ import pytest
 from squad_definition import definition_2
 from squad_forms import flat, nested
 
-from snugbert import SnugBertTokenizer, cli
+import snugbert_cli
+from snugbert import SnugBertTokenizer
 from snugbert.errors import InputError
 from snugbert.trainers.squad import command as squad
 from snugbert.trainers.squad.arguments import SquadDataArguments
@@ -99,7 +100,7 @@ def run(workshop) -> Path:
     """The output folder of a whole run on questions that all have answers."""
     output_dir = workshop / "run"
     extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.jsonl"}
-    assert cli.main(["squad", *arguments(workshop, output_dir, **extra)]) == 0
+    assert snugbert_cli.main(["squad", *arguments(workshop, output_dir, **extra)]) == 0
     return output_dir
 
 
