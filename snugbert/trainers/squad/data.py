@@ -15,8 +15,8 @@ from datasets import Dataset
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
 from snugbert.question_answering.windows import Question
-from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, json_rows, read_rows, read_text_lines
-from snugbert.trainers.splits import SPLITS, load_dataset_splits, wanted_splits
+from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, read_json_rows, read_rows, read_text_lines
+from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 from snugbert.trainers.squad.arguments import SquadDataArguments
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def load_questions(
             [`read_questions`] and [`check_answers`].
     """
     found = data_args.files or _load_dataset_splits(data_args, **download)
-    wanted = wanted_splits(wanted, found, bool(data_args.files), "questions")
+    wanted = choose_splits(wanted, found, bool(data_args.files), "questions")
     loaded = {}
     for split in wanted:
         names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
@@ -98,7 +98,7 @@ def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, An
     """Where each question stands, and its values in the flat form."""
     content = _object_in(source) if isinstance(source, Path) else None
     if content is None:
-        rows = json_rows(source) if isinstance(source, Path) else read_rows(source)
+        rows = read_json_rows(source) if isinstance(source, Path) else read_rows(source)
         yield from ((f"{name}, row {row}", values) for row, values in rows)
         return
     if not isinstance(content.get("data"), list):

@@ -215,7 +215,11 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
         ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: 3 columns instead of 2"),
         ("a.csv", 'sentence,label\na,yes\n"b,no\n', r"a\.csv, row 3: not CSV"),
         ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
-        ("a.jsonl", '{"sentence": "a", "label": 1}\n7\n', r"a\.jsonl, row 2: a int where an object"),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": 1}\n7\n',
+            r"a\.jsonl, row 2: expected a JSON object with columns, not int",
+        ),
         (
             "a.jsonl",
             '{"sentence": "a", "label": 1}\n{"sentence": null, "label": 1}',
@@ -246,14 +250,14 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
         ),
         ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
         ("a.json", "", r"a\.json: no examples"),
-        ("a.txt", "a\tyes\n", r"a\.txt: must be a \.tsv, \.csv, \.json or \.jsonl file"),
+        ("a.txt", "a\tyes\n", r"a\.txt: unknown suffix\. Use \.tsv, \.csv, \.json or \.jsonl"),
         ("a.tsv", b"sentence\tlabel\na\tyes\n\xff\tno\n", r"a\.tsv, line 3: not UTF-8"),
         (
             "a.tsv.gz",
             gzip.compress(b"sentence\tlabel\na\tyes\n" * 999, mtime=0)[:-20],
-            r"a\.tsv\.gz, .*: not a whole gzip file",
+            r"a\.tsv\.gz, .*: damaged or incomplete gzip file",
         ),
-        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: not a whole gzip file"),
+        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: damaged or incomplete gzip file"),
     ],
 )
 def test_bad_files(name, content, message, tmp_path):

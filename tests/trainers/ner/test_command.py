@@ -203,13 +203,13 @@ def test_bad_arguments(run, workshop, tmp_path, capsys):
     message = complaint(validation_file=tmp_path / "plain.txt", document_context=True)
     assert "plain.txt does not tell where documents begin; it needs -DOCSTART- lines" in message
     assert "there is no file" in complaint(train_file=tmp_path / "none.txt")
-    assert "there are no data" in complaint(train_file=None, validation_file=None)
-    assert "either the name of a data set or files" in complaint(dataset_name="conll2003")
+    assert "no data. Give" in complaint(train_file=None, validation_file=None)
+    assert "--dataset_name cannot be combined with files" in complaint(dataset_name="conll2003")
     assert "columns of a CoNLL file have no names; give a number" in complaint(label_column_name="ner_tags")
     assert "--max_seq_length must be at least 4, not 3" in complaint(max_seq_length=3)
     assert "there is no metric 'accurcy'" in complaint(metric_for_best_model="accurcy")
     assert "the checkpoint is no tagger, its labels are LABEL_0, LABEL_1" in complaint(train_file=None)
-    assert "there are no test sentences" in complaint(do_predict=True)
+    assert "no test sentences. Give --test_file" in complaint(do_predict=True)
     encoder = {"config_name": None, "config_overrides": None, "model_name_or_path": tmp_path / "encoder"}
     SnugBertModel.from_pretrained(run, add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
     assert "its classifier.bias, classifier.weight would be random" in complaint(**encoder, train_file=None)
