@@ -170,8 +170,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
     more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
     with caplog.at_level("INFO", logger="snugbert"):
         run(small_run | more, output_dir=tmp_path / "straight")
-    assert "training: 6 steps of 16 examples of 20 tokens" in caplog.text
-    assert "training: 2 steps of 8 examples of 40 tokens" in caplog.text
+    assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
+    assert "training: 2 steps of 8 examples of at most 40 tokens" in caplog.text
     shutil.copytree(tmp_path / "straight/checkpoint-7", tmp_path / "resumed/checkpoint-7")
     run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
