@@ -5,7 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_snugbert import FAULTS, HEADS, TAGS, escape, find_base_model, how_to_load
+from snugbert.card_snugbert import BIAS_WARNING, HEADS, TAGS, escape, find_base_model, how_to_load
 from snugbert.trainers.card import eval_result, save_model_card, table
 from snugbert.trainers.pretraining.plot import FORMATS, PLOT_NAME
 
@@ -80,7 +80,10 @@ def write_pretraining_card(
         sections.append(f"## Results\n\n{_format_results(metrics, baselines or {})}")
     if (output_dir / PLOT_NAME).exists():
         sections.append(f"![Losses and accuracies over the tokens seen]({PLOT_NAME})")
-    sections.append(f"## Limits\n\n{head.limits} It has seen no text other than the above. {FAULTS}")
+    limits = [head.limits, BIAS_WARNING]
+    if base_model is None:
+        limits.insert(1, "It was trained on no text other than the above.")
+    sections.append(f"## Limitations\n\n{' '.join(limits)}")
     save_model_card(output_dir, header, sections)
 
 

@@ -402,7 +402,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     for folder, task, figure in (("cola", "CoLA", "matthews_correlation"), ("qqp", "QQP", "f1")):
         results = json.loads((tmp_path / "out" / folder / "results.json").read_text())
         scores = results["sweep"]["best_setting"]["scores"]
-        assert len(scores) == 2 and results["figures"]["eval"][figure] == max(scores)
+        assert len(scores) == 2 and results["metrics"]["eval"][figure] == max(scores)
         assert (best[task], means[task]) == (f"{100 * max(scores):.1f}", f"{50 * sum(scores):.1f}")
         of_tasks += scores
     assert best != means and float(best["average"]) == pytest.approx(

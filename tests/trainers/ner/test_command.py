@@ -44,12 +44,16 @@ def test_right_predictions_are_the_file_again(way, scheme, conll, part, tokenize
     change, limit, document_context = WAYS[way]
     split, labels = change(part)._replace(scheme=scheme), choose_labels(conll, [])
     windows = ner.make_windows(split, labels, tokenizer, limit, document_context)
-    figures = ner.make_judge("eval", split, windows, labels, False)(logits_of(windows, len(labels)), tmp_path)
+    evaluation_set = ner.make_evaluation_set("eval", split, windows, labels, None, ner.METRICS)
+    tags = evaluation_set.decode(logits_of(windows, len(labels)))
+    evaluation_set.write(tags, tmp_path)
+    metrics = evaluation_set.score(tags)
     numbers = Counter(kind for tags in all_tags(part) for kind, _, _ in decode_tags(tags))
-    assert {name: value for name, value in figures.items() if not name.endswith("number")} == dict.fromkeys(
-        [*ner.FIGURES, *(f"{kind}_{figure}" for kind in numbers for figure in ner.FIGURES[:3])], 1.0
+    assert {name: value for name, value in metrics.items() if not name.endswith("number")} == dict.fromkeys(
+        [*ner.METRICS, *(f"{kind}_{metric}" for kind in numbers for metric in ner.METRICS[:3])], 1.0
     )
-    assert all(figures[f"{kind}_number"] == number for kind, number in numbers.items())
+    assert evaluation_set.score_in_training(logits_of(windows, len(labels))) == dict.fromkeys(ner.METRICS, 1.0)
+    assert all(metrics[f"{kind}_number"] == number for kind, number in numbers.items())
 
     lines = (tmp_path / "eval_predictions.txt").read_text(encoding="utf-8").splitlines()
     with gzip.open(data_dir / "conll2003" / "valid.txt.gz", "rt", encoding="utf-8") as stream:
