@@ -26,7 +26,7 @@ from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.trainers.finetuning.plots import CAPTIONS
 from snugbert.trainers.finetuning.results import write_results
 from snugbert.trainers.pretraining.card import write_pretraining_card
-from snugbert.trainers.pretraining.plot import PICTURE
+from snugbert.trainers.pretraining.plot import PLOT_NAME
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -188,7 +188,7 @@ def test_only_plots_of_a_card_go_along(hub, trained, tmp_path):
 
 
 def test_the_plots_of_all_commands_go_along():
-    plots = {PICTURE, *CAPTIONS, *(f"{of_set}_{name}" for of_set in ("eval", "predict_mm") for name in CAPTIONS)}
+    plots = {PLOT_NAME, *CAPTIONS, *(f"{of_set}_{name}" for of_set in ("eval", "predict_mm") for name in CAPTIONS)}
     assert all(PLOT.fullmatch(name) for name in plots)
 
 

@@ -528,18 +528,18 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
             "sentence1, sentence2, label.",
         ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
-        ({"config_name": None}, "which model"),
-        ({"tokenizer_name": None}, "--config_name alone says nothing of the vocabulary"),
+        ({"config_name": None}, "--model_name_or_path is missing"),
+        ({"tokenizer_name": None}, "--tokenizer_name is missing. Without a checkpoint, --config_name needs it"),
         ({"config_name": "huge"}, "'huge' is neither a size"),
         ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
         (
             {"config_overrides": SMALL + ",vocab_size=9"},
-            f"the tokenizer knows {len(VOCABULARY)} tokens and the model 9",
+            f"the tokenizer has {len(VOCABULARY)} tokens, but the model only 9",
         ),
-        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: there is no folder \./missing"),
-        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: there is no folder a/b/c"),
-        ({"model_name_or_path": "{workshop}"}, "the configuration .* cannot be used: there is no config.json"),
-        ({"tokenizer_name": "{workshop}"}, r"there is no tokenizer\.json or vocab\.txt"),
+        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
+        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),
+        ({"model_name_or_path": "{workshop}"}, "invalid configuration .*: there is no config.json"),
+        ({"tokenizer_name": "{workshop}"}, r"contains no tokenizer.json or vocab.txt"),
         ({"max_train_samples": 0}, "--max_train_samples must be at least 1, not 0"),
         ({"max_seq_length": 2}, "--max_seq_length must be at least 3, not 2"),
         ({"learning_rate": "high"}, "invalid float value: 'high'"),
@@ -569,7 +569,7 @@ def test_labels_that_the_model_does_not_know(run, workshop, tmp_path):
 def test_a_classifier_for_other_labels(run, workshop, tmp_path):
     rows = [{"sentence": word, "label": i} for i, word in enumerate(["a", "the", "film"] * 4)]
     changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
-    with pytest.raises(InputError, match="other than the 12 labels of these data, --ignore_mismatched_sizes"):
+    with pytest.raises(InputError, match="other labels than the 12 of this data, --ignore_mismatched_sizes"):
         glue.main(arguments(workshop, tmp_path / "out", **changes))
     glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
@@ -584,9 +584,9 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
         tmp_path / "other"
     )
     for name, more, message in (
-        ("tagger", {}, r"nothing trains the model .*tagger, and its bert.pooler.dense.bias, bert.pooler.dense.weight"),
-        ("other", {}, r"weights of .*other do not fit .*; name one that was fine-tuned for the 2 labels"),
-        ("other", {"ignore_mismatched_sizes": True}, r"other, and its classifier.bias, classifier.weight would be"),
+        ("tagger", {}, r"tagger lacks bert.pooler.dense.bias, bert.pooler.dense.weight"),
+        ("other", {}, r"weights of .*other do not fit .*. Choose a model that was fine-tuned for the 2 labels"),
+        ("other", {"ignore_mismatched_sizes": True}, r"other lacks classifier.bias, classifier.weight"),
     ):
         changes = {**checkpoint_of(tmp_path / name), "tokenizer_name": workshop / "tokenizer", **data, **more}
         with pytest.raises(InputError, match=message):
@@ -599,7 +599,7 @@ def test_long_examples_end_where_the_model_does(run, workshop, tmp_path, caplog)
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True))
-    assert "--max_seq_length 4096 is more than the model takes; examples end at 512" in caplog.text
+    assert "--max_seq_length 4096: the model takes at most 512 tokens" in caplog.text
 
 
 def test_command_line_says_it_in_one_line(workshop, tmp_path, capsys):

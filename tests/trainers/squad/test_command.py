@@ -222,7 +222,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
             {"train_file": None, "do_train": True},
             "no train questions. Give --train_file",
         ),
-        ({"train_file": None}, "nothing trains the model, and --config_name alone gives it random weights"),
+        ({"train_file": None}, "--model_name_or_path is missing. Without training, --config_name"),
         ({"dataset_name": "squad"}, "--dataset_name cannot be combined with files"),
         (
             {"dataset_name": "./no", "train_file": None, "validation_file": None},
