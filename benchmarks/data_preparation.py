@@ -31,10 +31,12 @@ from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, Wo
 
 from snugbert.errors import InputError
 from snugbert.models import TokenizerArguments, load_tokenizer
-from snugbert.trainers.documents import TextArguments, find_files, read_documents, split_sentences
+from snugbert.trainers.documents import find_files, read_documents, split_sentences
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpus import Corpus, _Worker, open_corpus, plan_parts, prepare_corpus
+from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
+from snugbert.trainers.pretraining.document_tokenizer import DocumentTokenizer
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.preparation import prepare_corpus
 
 BATCH_SIZE = 32
 READ_EXAMPLES = 20_000  # of an epoch, for masking and for memory
@@ -163,7 +165,7 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
         with timed(seconds["split"]):
             for document in documents:
                 split_sentences(document, "en")
-        worker = _Worker(tokenizer, None)  # a new one each round: it remembers words
+        worker = DocumentTokenizer(tokenizer, None)  # a new one each round: it remembers words
         with timed(seconds["tokenize"]):
             for batch in batches:
                 worker(batch)
@@ -223,15 +225,13 @@ def timed(seconds: list[float]) -> Iterator[None]:
 
 def prepare(args: argparse.Namespace, folder: Path, tokenizer: Any, num_workers: int) -> Corpus:
     """Prepares the text and opens it."""
-    parts = plan_parts(TextArguments(train_file=args.train_file))
-    prepare_corpus(folder, parts, tokenizer, num_workers=num_workers, show_progress=False)
-    return open_corpus(folder, tokenizer)
+    options: dict[str, Any] = {"preprocessing_num_workers": num_workers, "show_progress": False}
+    return prepare_corpus(args.train_file, tokenizer, folder, **options)
 
 
 def pairs_of(corpus: Corpus, folder: Path, tokenizer: Any, args: argparse.Namespace) -> PretrainingDataset:
     """The dataset, which makes the pairs of the first epoch."""
-    ids = tokenizer.cls_token_id, tokenizer.sep_token_id
-    return PretrainingDataset(corpus, *ids, folder, max_seq_length=args.max_seq_length)
+    return PretrainingDataset(corpus, tokenizer, max_seq_length=args.max_seq_length, epochs_dir=folder)
 
 
 def read_and_mask(dataset: PretrainingDataset, collate: Any) -> int:

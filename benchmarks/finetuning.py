@@ -25,10 +25,13 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.question_answering import windows as squad_windows
-from snugbert.trainers.glue.data import GlueDataArguments, choose_labels, load_splits
+from snugbert.trainers.glue.arguments import GlueDataArguments
+from snugbert.trainers.glue.data import load_splits
+from snugbert.trainers.glue.labels import choose_labels
 from snugbert.trainers.glue.task import make_features
 from snugbert.trainers.ner import data as ner_data
 from snugbert.trainers.ner import windows as ner_windows
+from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.squad.data import check_answers, read_questions
 
 HEADS = {
@@ -92,7 +95,7 @@ def make_task_features(
     """So many random training examples as the model is given them, and how many labels there are."""
     num_labels = 2
     if task == "conll2003":
-        split = ner_data.load_splits(ner_data.NerDataArguments(train_file=args.conll_file), ("train",))
+        split = ner_data.load_splits(NerDataArguments(train_file=args.conll_file), ("train",))
         labels = ner_data.choose_labels(split, [])
         windows, num_labels = ner_windows.make_windows(split["train"], labels, tokenizer, MAX_LENGTH), len(labels)
         features = windows.features.to_list()
@@ -121,7 +124,7 @@ def glue_features(
     if seed is not None:
         examples = examples._replace(data=examples.data.shuffle(seed=seed))
     datasets.disable_progress_bars()
-    return make_features(examples, labels, tokenizer, MAX_LENGTH, False, number).to_list()
+    return make_features(examples, labels, tokenizer, MAX_LENGTH, number).to_list()
 
 
 def collate(

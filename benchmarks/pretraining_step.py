@@ -20,10 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.documents import TextArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpus import open_corpus, plan_parts, prepare_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.preparation import prepare_corpus
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -69,12 +68,9 @@ def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
     needed = examples_needed(args)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare_corpus(folder, plan_parts(TextArguments(train_file=args.train_file)), tokenizer, show_progress=False)
         dataset = PretrainingDataset(
-            open_corpus(folder, tokenizer),
-            tokenizer.cls_token_id,
-            tokenizer.sep_token_id,
-            folder / "epochs",
+            prepare_corpus(args.train_file, tokenizer, folder, show_progress=False),
+            tokenizer,
             max_seq_length=args.max_seq_length,
             short_seq_prob=args.short_seq_prob,
             seed=args.seed,

@@ -1,8 +1,8 @@
-"""`python -m snugbert` is `snugbert`; `accelerate launch -m snugbert ...` starts it on many processes."""
+"""`python -m snugbert` runs `snugbert`. `accelerate launch -m snugbert ...` runs it on several processes."""
 
 import sys
 
-from snugbert.cli import main
+from snugbert_cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -36,6 +36,7 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 from snugbert.tokenization_snugbert import SnugBertTokenizer
+from snugbert.vocab_txt import write_vocab_txt
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
@@ -115,7 +116,12 @@ def main(argv: list[str]) -> None:
     Raises:
         InputError: arguments, files or folders that cannot be used, see [`convert`].
     """
-    parser = ArgumentParser((), prog="snugbert convert", description="Convert a checkpoint.", allow_abbrev=False)
+    parser = ArgumentParser(
+        prog="snugbert convert",
+        usage="[arguments] input output",
+        description="Converts a checkpoint of SnugBERT, BERT, DistilBERT or TensorFlow's BERT to SnugBERT or BERT.",
+        example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
+    )
     parser.add_argument("input", help="Folder or Hub name of SnugBERT, BERT or DistilBERT, or TensorFlow's BERT.")
     parser.add_argument("output", help="Folder to write.")
     parser.add_argument("--to", required=True, choices=("bert", "snugbert"), help="What to make of it.")
@@ -377,11 +383,7 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     for name in ("auto_map", "is_local", "local_files_only"):  # of the source, and of this run
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(written)
-    # transformers 5 no longer writes vocab.txt; Google's code and many other readers want it.
-    pieces_by_id = {index: piece for piece, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
-    if pieces_by_id.keys() == set(range(len(pieces_by_id))):
-        text = "".join(f"{pieces_by_id[index]}\n" for index in range(len(pieces_by_id)))
-        (written / "vocab.txt").write_text(text, encoding="utf-8", newline="\n")
+    write_vocab_txt(tokenizer, written)
 
     pieces = list(before.get_vocab())
     sample = " ".join(pieces[:: 1 + len(pieces) // 500]) + " Émigré in 東京, [MASK]!"

@@ -28,7 +28,7 @@ def check_files(dist: Path) -> None:
     """The wheel and the source archive hold the whole package, and no tests, caches or other files."""
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in (ROOT / "snugbert").rglob("*.py")}
-    package.add("snugbert/py.typed")
+    package |= {"snugbert/py.typed", "snugbert_cli.py"}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == package, names ^ package
@@ -84,7 +84,7 @@ def check_training() -> None:
         f"--output_dir classifier {SMALL.replace('--config_name tiny', '')}"
     )
     run("convert classifier bert --to bert")
-    assert json.loads(Path("classifier/results.json").read_text())["figures"]["eval"]["accuracy"] > 0
+    assert json.loads(Path("classifier/results.json").read_text())["metrics"]["eval"]["accuracy"] > 0
     assert {"training.png", "README.md", "model.safetensors"} <= {path.name for path in Path("pretrained").iterdir()}
 
 

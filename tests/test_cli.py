@@ -1,4 +1,4 @@
-"""The command `snugbert`: its help, its exit status, output that nobody reads."""
+"""The command `snugbert`: its help, its exit status, and output that nobody reads."""
 
 import os
 import subprocess
@@ -6,22 +6,46 @@ import sys
 
 import pytest
 
+import snugbert
+import snugbert_cli
+
+# What does not need the package. The last line lists what was imported.
+FAST = """
+import sys
+from snugbert_cli import main
+assert main(["--version"]) == 0
+assert main([]) == main(["--help"]) == 0
+assert main(["gleu", "--help"]) == 2
+print(*sys.modules)
+"""
+
+
+def test_usage_version_and_an_unknown_command_import_nothing_heavy():
+    process = subprocess.run([sys.executable, "-c", FAST], capture_output=True, text=True, check=True)
+    usage = snugbert_cli.format_usage()
+    version, rest = process.stdout.split("\n", 1)
+    assert version == f"snugbert {snugbert.__version__}"
+    assert rest.startswith(f"{usage}\n{usage}\n")
+    assert (
+        process.stderr == f"snugbert: error: unknown command 'gleu'. Commands: {', '.join(snugbert_cli.COMMANDS)}.\n"
+    )
+    assert not {"snugbert", "torch", "transformers", "numpy", "argparse"} & set(rest.splitlines()[-1].split())
+
 
 @pytest.mark.parametrize(("end", "status"), [(">&-", 0), ("> /dev/full", 2)])
 def test_output_that_goes_nowhere(end, status):
     """A command that a service starts may have no standard output, or one that is full."""
-    command = f"{sys.executable} -m snugbert --version {end}"
+    command = f"{sys.executable} -m snugbert_cli --version {end}"
     process = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True)
     assert process.returncode == status and "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("command", [["--help"], ["--version"], ["glue", "--help"]])
+@pytest.mark.parametrize("command", ["snugbert_cli --help", "snugbert_cli --version", "snugbert glue --help"])
 def test_output_that_nobody_reads_is_no_error(command):
     """As with `| head`, which closes its end when it has enough."""
     reading, writing = os.pipe()
     os.close(reading)
-    process = subprocess.run(
-        [sys.executable, "-m", "snugbert", *command], stdout=writing, stderr=subprocess.PIPE, text=True
-    )
+    argv = [sys.executable, "-m", *command.split()]
+    process = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert process.stderr == "" and process.returncode in (0, 141)

@@ -17,9 +17,9 @@ from checkpoint_files import PIECES, tensorflow_variables, write_classifier, wri
 from parity import CONFIG, HEADS, NUM_LABELS, ours_and_stock, ragged_batch
 
 import snugbert
-from snugbert.cli import main
 from snugbert.convert import convert
 from snugbert.errors import InputError
+from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -59,7 +59,7 @@ def test_importing_adds_nothing_heavy_to_transformers():
 
 @pytest.mark.parametrize(("command", "extra"), [("glue", "train"), ("vocabulary", "train"), ("demo", "demo")])
 def test_a_command_names_the_extra_that_it_needs(command, extra, light_python):
-    process = run(light_python, f"import sys; from snugbert.cli import main; sys.exit(main(['{command}', '--help']))")
+    process = run(light_python, f"import sys; from snugbert_cli import main; sys.exit(main(['{command}', '--help']))")
     assert process.returncode == 2
     *_, line = process.stderr.splitlines()
     assert line.startswith(f"snugbert {command}: error: the package ")

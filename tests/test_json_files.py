@@ -5,7 +5,8 @@ from datasets import Dataset
 
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
-from snugbert.trainers.glue.data import GlueSplit, choose_labels, encode_labels
+from snugbert.trainers.glue.data import GlueSplit
+from snugbert.trainers.glue.labels import choose_labels, encode_labels
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.squad.data import check_answers, read_questions
 
@@ -32,7 +33,7 @@ def test_hostile_json_is_one_sentence(text, tmp_path):
 def test_numbers_of_any_length_are_labels_answers_or_one_sentence(tmp_path):
     """JSON takes up to 4,300 digits, and tables any number of them."""
     integers, number = GlueSplit("train.csv", Dataset.from_dict({"label": ["1", "9" * 5000, "20"]})), "9" * 4000
-    assert choose_labels(None, {"train": integers}, known=[]) == ["1", "20", "9" * 5000]
+    assert choose_labels(None, {"train": integers}, []) == ["1", "20", "9" * 5000]
     floats = GlueSplit("train.csv", Dataset.from_dict({"label": ["1.5", "9" * 5000], "row": [2, 3]}))
     with pytest.raises(InputError, match=r"train\.csv, row 3: '9{50}' is not a finite number"):
         encode_labels(floats, None)

@@ -23,7 +23,7 @@ from stranger import AUTO_CLASSES, PIPELINES, answer, fine_tune, outputs, refusa
 from transformers import pipeline
 
 import snugbert
-from snugbert.cli import main
+from snugbert_cli import main
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a the cat dog sat on mat ##s".split()
 TOKENIZER = snugbert.SnugBertTokenizer({word: index for index, word in enumerate(WORDS)})

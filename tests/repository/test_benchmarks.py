@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
-from snugbert.cli import main as snugbert_command
 from snugbert.errors import InputError
+from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,7 @@
-"""The official metrics of the GLUE tasks; scikit-learn and SciPy do the arithmetic.
+"""The official metrics of the GLUE tasks, computed by scikit-learn and SciPy.
 
-`evaluate.load("glue", "mrpc")` fetches a script from the Hub and runs it. This is the same metric, by the same names,
-as a class: `GlueMetric("mrpc")`.
+`evaluate.load("glue", "mrpc")` downloads a script from the Hub and runs it. `GlueMetric("mrpc")` is the same metric,
+with the same names, without a download.
 """
 
 import warnings
@@ -27,9 +27,9 @@ def _matthews(references: list[int], predictions: list[int]) -> dict[str, float]
     return {"matthews_correlation": float(matthews_corrcoef(references, predictions))}
 
 
-def _correlations(references: list[float], predictions: list[float]) -> dict[str, float]:
+def _pearson_and_spearman(references: list[float], predictions: list[float]) -> dict[str, float]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConstantInputWarning)  # the NaN that it announces says it, too
+        warnings.simplefilter("ignore", ConstantInputWarning)  # NaN is returned instead
         pearson, spearman = pearsonr(predictions, references), spearmanr(predictions, references)
     return {"pearson": float(pearson.statistic), "spearmanr": float(spearman.statistic)}
 
@@ -46,8 +46,8 @@ def _multi_label(references: list[list[int]], predictions: list[list[int]]) -> d
     }
 
 
-# Wang et al. (2018), "GLUE", table 1; ax, the diagnostic set, section 4. The last three are for one's own data.
-SCORES: dict[str, Callable[..., dict[str, float]]] = {
+# Wang et al. (2018), "GLUE", table 1; "ax", the diagnostic set: section 4. The last three are for your own data.
+SCORERS: dict[str, Callable[..., dict[str, float]]] = {
     "ax": _matthews,
     "cola": _matthews,
     "mnli": _accuracy,
@@ -56,7 +56,7 @@ SCORES: dict[str, Callable[..., dict[str, float]]] = {
     "qqp": _accuracy_and_f1,
     "rte": _accuracy,
     "sst2": _accuracy,
-    "stsb": _correlations,
+    "stsb": _pearson_and_spearman,
     "wnli": _accuracy,
     "classification": _accuracy,
     "multi_label": _multi_label,
@@ -65,22 +65,22 @@ SCORES: dict[str, Callable[..., dict[str, float]]] = {
 REGRESSION_TASKS = ("stsb", "regression")
 
 DESCRIPTION = """\
-The metric that the GLUE benchmark defines for a task, in shares of 1: accuracy (mnli, qnli, rte, sst2, wnli),
-accuracy and F1 of label 1 (mrpc, qqp), Matthews correlation (cola, ax), Pearson and Spearman correlation (stsb).
-For other data: accuracy (classification), mean squared error (regression); where an example may have any number of
-labels (multi_label) F1 over all labels, the mean of the labels' own F1, and the share of examples all of whose labels
-are right."""
+The metrics of a GLUE task, as fractions: accuracy (mnli, qnli, rte, sst2, wnli), accuracy and F1 of label 1 (mrpc,
+qqp), Matthews correlation (cola, ax), Pearson and Spearman correlation (stsb).
+Metrics of other data: accuracy (classification), mean squared error (regression), and micro F1, macro F1 and subset
+accuracy (multi_label: an example can have any number of labels). Subset accuracy is the fraction of examples whose
+labels are all correct."""
 
 INPUTS = """
 Args:
-    predictions: a label id (int) each example, shape [N]; for stsb and regression a number (float); for multi_label 1
-        for each label that an example has and 0 for the others, shape [N, labels].
-    references: the right ones, of the same shape.
+    predictions: label id (int) of each example, shape [N]; for stsb and regression a float. For multi_label, shape
+        [N, labels]: 1 for each label of the example, 0 for the others.
+    references: the correct values, with the same shape.
 
 Returns:
-    dict of float, by the task: accuracy, f1, matthews_correlation, pearson, spearmanr, mse, micro_f1, macro_f1,
-    subset_accuracy. A correlation with a constant is not defined: NaN, as in SciPy. The F1 of a label that is neither
-    there nor predicted is 0.
+    dict of float, depending on the task: accuracy, f1, matthews_correlation, pearson, spearmanr, mse, micro_f1,
+    macro_f1, subset_accuracy. A correlation with a constant is undefined and returned as NaN, as in SciPy. The F1 of a
+    label without references and predictions is 0.
 
 Example:
     >>> GlueMetric("mrpc").compute(predictions=[1, 1, 0], references=[1, 0, 0])["accuracy"]
@@ -97,20 +97,20 @@ CITATION = """\
 
 
 class GlueMetric(evaluate.Metric):
-    """The metric of a GLUE task, or of classification or regression on one's own data.
+    """The metrics of a GLUE task, or of a classification or regression on your own data.
 
     Args:
         config_name: `"ax"`, `"cola"`, `"mnli"`, `"mrpc"`, `"qnli"`, `"qqp"`, `"rte"`, `"sst2"`, `"stsb"`, `"wnli"`,
             `"classification"` (default), `"multi_label"` or `"regression"`.
-        kwargs: as in `evaluate.Metric`.
+        kwargs: passed on to `evaluate.Metric`.
 
     Raises:
-        ValueError: another `config_name`.
+        ValueError: `config_name` is unknown.
     """
 
     def __init__(self, config_name: str = "classification", **kwargs: Any):
-        if config_name not in SCORES:
-            raise ValueError(f"Unknown task {config_name!r}; GlueMetric knows {', '.join(SCORES)}.")
+        if config_name not in SCORERS:
+            raise ValueError(f"GlueMetric: unknown task {config_name!r}. Choose one of {', '.join(SCORERS)}.")
         super().__init__(config_name, **kwargs)
 
     def _info(self) -> evaluate.MetricInfo:
@@ -125,4 +125,4 @@ class GlueMetric(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[Any], references: list[Any]) -> dict[str, float]:
-        return SCORES[self.config_name](references, predictions)
+        return SCORERS[self.config_name](references, predictions)

@@ -7,92 +7,21 @@ trained and scored; [`write_tagged`] writes the file's own. Sentences are held i
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from datasets import ClassLabel, Dataset, List
 
 from snugbert.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.arguments import ExampleLimits
+from snugbert.trainers.ner.arguments import DOCUMENT_COLUMNS, NerDataArguments
 from snugbert.trainers.rows import read_rows, read_text_lines
-from snugbert.trainers.splits import SPLITS, check_sources, load_dataset_splits, wanted_splits
+from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 
 logger = logging.getLogger(__name__)
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
-DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # of JSON and data sets
-
-
-@dataclass
-class NerDataArguments(ExampleLimits):
-    """Which data to use, and how to read them. The names are those of `run_ner.py`; the last four are new.
-
-    Raises:
-        InputError: a value out of range, a file that does not exist, or both files and a data set, or neither.
-    """
-
-    task_name: str = field(default="ner", metadata={"help": "The tags are in column <task_name>_tags."})
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "A data set of the Hub, or a folder that the datasets library reads."}
-    )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of that data set."})
-    train_file: str | None = field(
-        default=None,
-        metadata={
-            "help": "Sentences to train on: .json or .jsonl, or any other name for CoNLL columns; also .gz, .zst."
-        },
-    )
-    validation_file: str | None = field(default=None, metadata={"help": "Sentences to score the model on."})
-    test_file: str | None = field(default=None, metadata={"help": "Sentences to tag, with or without tags."})
-    text_column_name: str | None = field(
-        default=None,
-        metadata={"help": "Column of the words; default: tokens, in CoNLL files the first. A name or 1, 2 ..."},
-    )
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the tags; default: ner_tags or tags, in CoNLL files the last."}
-    )
-    # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
-    # longer. A higher limit costs nothing where nothing is padded, and pays with --document_context.
-    max_seq_length: int = field(
-        default=128, metadata={"help": "Word pieces of a window; longer sentences are read in windows that overlap."}
-    )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted; nothing is cached."})
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Accepted; the tokenizer uses all cores."}
-    )
-    label_all_tokens: bool = field(
-        default=False, metadata={"help": "Train on all pieces of a word, B- on the first and I- on the others."}
-    )
-    return_entity_level_metrics: bool = field(
-        default=False, metadata={"help": "Show the figures of each type during training and on the last line, too."}
-    )
-    tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou"] = field(
-        default="auto", metadata={"help": "The scheme of all files; auto: the one that fits the tags best."}
-    )
-    on_bad_tag: Literal["stop", "repair"] = field(
-        default="stop",
-        metadata={"help": "What to do with tags that break the scheme: stop, or read them as conlleval does."},
-    )
-    document_context: bool = field(
-        default=False, metadata={"help": "Fill windows with the neighbouring sentences of the same document."}
-    )
-    document_column_name: str | None = field(
-        default=None, metadata={"help": f"Column that tells documents apart; default: {', '.join(DOCUMENT_COLUMNS)}."}
-    )
-
-    def __post_init__(self):
-        # [CLS] and [SEP], and two pieces, so that half a window is one.
-        self.check_least(max_seq_length=4)
-        check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name)
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The file of each split that has one."""
-        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
-        return {split: Path(name) for split, name in names.items() if name is not None}
 
 
 class Sentence(NamedTuple):
@@ -140,7 +69,7 @@ def load_splits(data_args: NerDataArguments, wanted: tuple[str, ...] | None, **d
         InputError: a split or a data set does not exist; or as in [`read_conll`], [`read_records`] and [`check_tags`].
     """
     found: dict[str, Path | Dataset] = dict(data_args.files) or _load_dataset_splits(data_args, **download)
-    wanted = wanted_splits(wanted, found, bool(data_args.files), "sentences")
+    wanted = choose_splits(wanted, found, bool(data_args.files), "sentences")
     splits = {}
     for name in wanted:
         splits[name] = _read_split(found[name], name, data_args)

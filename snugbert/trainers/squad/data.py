@@ -7,78 +7,19 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from datasets import Dataset
 
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
 from snugbert.question_answering.windows import Question
-from snugbert.trainers.finetuning.arguments import ExampleLimits
-from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, json_rows, read_rows, read_text_lines
-from snugbert.trainers.splits import SPLITS, check_sources, load_dataset_splits, wanted_splits
+from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, read_json_rows, read_rows, read_text_lines
+from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
+from snugbert.trainers.squad.arguments import SquadDataArguments
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class SquadDataArguments(ExampleLimits):
-    """Which questions to use, and how to read and answer them. The names are those of `run_qa.py`.
-
-    Windows, lengths and the number of answers: the defaults of the original release's `run_squad.py`.
-
-    Raises:
-        InputError: a value out of range, a file that does not exist, or both files and a data set.
-    """
-
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "A data set of the Hub, or a folder that the datasets library reads."}
-    )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of that data set."})
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Questions to train on: SQuAD's JSON or JSON lines, also .gz or .zst; one or more files."},
-    )
-    validation_file: str | None = field(default=None, metadata={"help": "Questions to score the model on."})
-    test_file: str | None = field(default=None, metadata={"help": "Questions to answer, with or without answers."})
-    version_2_with_negative: bool = field(
-        default=False, metadata={"help": "Some questions have no answer, as in SQuAD v2.0."}
-    )
-    on_bad_answer: Literal["stop", "skip"] = field(
-        default="stop",
-        metadata={"help": "What to do if an answer is not in its paragraph where it should be: stop, or go on."},
-    )
-    max_seq_length: int = field(default=384, metadata={"help": "Tokens of a window of question and paragraph."})
-    doc_stride: int = field(default=128, metadata={"help": "Tokens that two windows of a paragraph have in common."})
-    max_query_length: int = field(
-        default=64, metadata={"help": "Longest question in tokens; a longer one loses its end."}
-    )
-    n_best_size: int = field(default=20, metadata={"help": "Answers to a question to weigh, and to write down."})
-    max_answer_length: int = field(default=30, metadata={"help": "Longest answer in tokens."})
-    null_score_diff_threshold: float = field(
-        default=0.0,
-        metadata={"help": "No answer is given if its score is so much above that of the best answer (v2.0)."},
-    )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted; nothing is cached."})
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Accepted; the tokenizer uses all cores."}
-    )
-
-    def __post_init__(self):
-        self.check_least(max_query_length=1, doc_stride=0, n_best_size=1, max_answer_length=1)
-        check_sources(self.files, self.dataset_name)
-
-    @property
-    def files(self) -> dict[str, list[Path]]:
-        """The files of each split that has any."""
-        named = {
-            "train": self.train_file or [],
-            "validation": [self.validation_file] if self.validation_file else [],
-            "test": [self.test_file] if self.test_file else [],
-        }
-        return {split: [Path(name) for name in names] for split, names in named.items() if names}
 
 
 def load_questions(
@@ -96,7 +37,7 @@ def load_questions(
             [`read_questions`] and [`check_answers`].
     """
     found = data_args.files or _load_dataset_splits(data_args, **download)
-    wanted = wanted_splits(wanted, found, bool(data_args.files), "questions")
+    wanted = choose_splits(wanted, found, bool(data_args.files), "questions")
     loaded = {}
     for split in wanted:
         names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
@@ -157,7 +98,7 @@ def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, An
     """Where each question stands, and its values in the flat form."""
     content = _object_in(source) if isinstance(source, Path) else None
     if content is None:
-        rows = json_rows(source) if isinstance(source, Path) else read_rows(source)
+        rows = read_json_rows(source) if isinstance(source, Path) else read_rows(source)
         yield from ((f"{name}, row {row}", values) for row, values in rows)
         return
     if not isinstance(content.get("data"), list):

@@ -16,7 +16,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from snugbert.checkpoints import CLASSES, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.errors import InputError
-from snugbert.models import SPECIAL_TOKENS
+from snugbert.models import SPECIAL_TOKEN_NAMES
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 from snugbert.trainers.vocabulary.learning import KINDS, Kind, Merge, make_tokenizer, merge_pairs
 
@@ -146,7 +146,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
     kind, settings = read_settings(tokenizer, name)
     new = {piece: index for index, piece in enumerate(extension.pieces, start=extension.first)}
     vocabulary = tokenizer.get_vocab() | new
-    options: dict[str, Any] = {token: getattr(tokenizer, token) for token in SPECIAL_TOKENS}
+    options: dict[str, Any] = {name: getattr(tokenizer, name) for name in SPECIAL_TOKEN_NAMES}
     options["added_tokens_decoder"] = tokenizer.added_tokens_decoder
     unlimited = tokenizer.model_max_length >= VERY_LARGE_INTEGER  # it was not told
     options["model_max_length"] = MODEL_MAX_LENGTH if unlimited else tokenizer.model_max_length

@@ -1,6 +1,5 @@
 """`snugbert glue`: reading every kind of data, whole runs of it, all of GLUE, parity with stock BERT, bad input."""
 
-import csv
 import gzip
 import json
 import logging
@@ -11,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import Dataset
 from hostile import Malicious
 from safetensors.torch import load_file
+from tables import write_csv
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -24,22 +24,19 @@ from transformers import (
     pipeline,
 )
 
+import snugbert_cli
 from snugbert import (
     SnugBertConfig,
     SnugBertForSequenceClassification,
     SnugBertForTokenClassification,
     SnugBertTokenizer,
-    cli,
 )
-from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.trainers import splits as files
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.glue import command as glue
-from snugbert.trainers.glue.data import TASKS, GlueDataArguments, choose_labels, encode_labels, load_splits
 from snugbert.trainers.glue.suite import make_task_arguments
-from snugbert.trainers.glue.task import make_features, make_score
+from snugbert.trainers.glue.task import make_score
 
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
@@ -61,14 +58,6 @@ def sentences(number: int, seed: int) -> list[dict[str, str]]:
         words.insert(generator.randrange(len(words)), generator.choice(WORDS[label]))
         rows.append({"sentence": " ".join(words), "label": label})
     return rows
-
-
-def write_csv(file: Path, rows: list[dict]) -> Path:
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return file
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,234 +103,8 @@ def run(workshop) -> Path:
     """The output folder of a whole run."""
     output_dir = workshop / "run"
     extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.csv"}
-    assert cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
+    assert snugbert_cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
     return output_dir
-
-
-# --- reading ----------------------------------------------------------------------------------------------------
-
-# Rows of train, validation and test, and of label 1 in validation, as in the data sets' papers.
-GLUE_FOLDERS = {
-    "sst2": (67349, 872, 1821, 444),
-    "cola": (8551, 1043, 1063, 721),
-    "mrpc": (3668, 408, 1725, 279),
-    "rte": (2490, 277, 3000, 131),
-    "stsb": (5749, 1500, 1379, None),
-    "wnli": (635, 71, 146, 31),
-}
-
-
-@pytest.mark.parametrize("task", GLUE_FOLDERS)
-def test_folder_of_glue_data(task, data_dir):
-    *sizes, ones = GLUE_FOLDERS[task]
-    parts = ("train", "validation", "test")
-    folder = data_dir / "glue"
-    splits = load_splits(GlueDataArguments(task_name=task.upper(), data_dir=str(folder)), parts)
-    assert [len(splits[part].data) for part in parts] == sizes
-    assert ("text_pair" in splits["train"].data.column_names) == (len(TASKS[task].sentences) == 2)
-    assert set(splits["test"].data["label"]) == {None}
-    labels = choose_labels(TASKS[task], splits, known=["LABEL_0", "LABEL_1"])
-    ids = encode_labels(splits["validation"], labels)
-    if ones is None:
-        assert labels is None and ids[:2] == [5.0, 4.75] and min(ids) == 0.0 and max(ids) == 5.0
-    else:
-        assert sum(ids) == ones
-    # The task's own folder is as good as its parent.
-    own = load_splits(GlueDataArguments(task_name=task, data_dir=str(folder / TASKS[task].folder)), ("validation",))
-    assert own["validation"].data[:] == splits["validation"].data[:]
-
-
-def test_texts_and_labels_of_glue(data_dir):
-    first = {}
-    for task in ("sst2", "cola", "mrpc", "rte"):
-        arguments = GlueDataArguments(task_name=task, data_dir=str(data_dir / "glue"))
-        first[task] = load_splits(arguments, ("validation",))["validation"].data[0]
-    journey = "it 's a charming and often affecting journey . "
-    assert first["sst2"] == {"text": journey, "label": "positive", "index": "0", "row": 2}
-    assert first["cola"]["text"] == "The sailors rode the breeze clear of the rocks."
-    assert first["cola"]["label"] == "acceptable" and first["cola"]["row"] == 1
-    # A quote is a quote.
-    assert first["mrpc"]["text_pair"].startswith('" The foodservice pie business does not fit')
-    assert first["mrpc"]["label"] == "equivalent"
-    assert first["rte"]["text"].startswith("Dana Reeve") and first["rte"]["label"] == "not_entailment"
-
-
-def test_named_files_of_glue(data_dir):
-    for task, folder, file, rows in (
-        ("mnli", "MNLI", "dev_subset.tsv", 1000),
-        ("qqp", "QQP", "dev_subset.tsv", 1000),
-        ("qnli", "QNLI", "dev.tsv", 5463),
-        ("mrpc", "MRPC", "test_labelled.tsv", 1725),
-        ("stsb", "STS-B", "test_labelled.tsv", 1379),
-    ):
-        arguments = GlueDataArguments(task_name=task, validation_file=str(data_dir / "glue" / folder / file))
-        split = load_splits(arguments, ("validation",))["validation"]
-        assert len(encode_labels(split, list(TASKS[task].labels) or None)) == rows
-
-
-def test_glue_on_the_hub(monkeypatch):
-    """Both halves of MNLI, and the diagnostic set for its model; a label of -1 is not told."""
-    features = Features(
-        {
-            "premise": Value("string"),
-            "hypothesis": Value("string"),
-            "label": ClassLabel(names=["entailment", "neutral", "contradiction"]),
-            "idx": Value("int32"),
-        }
-    )
-
-    def rows(*labels: int) -> Dataset:
-        columns = {"premise": ["a"] * len(labels), "hypothesis": ["b"] * len(labels), "label": labels}
-        return Dataset.from_dict({**columns, "idx": range(100, 100 + len(labels))}, features=features)
-
-    parts = ("validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
-    hub = {
-        "mnli": DatasetDict({"train": rows(0), **{part: rows(*[-1 if "test" in part else 1] * 2) for part in parts}}),
-        "ax": DatasetDict({"test": rows(-1, -1, -1)}),
-    }
-    monkeypatch.setattr(files, "load_dataset", lambda name, config_name, **_: hub[config_name])
-    splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
-    sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
-    assert {name: len(split.data) for name, split in splits.items()} == {"train": 1, **sizes}
-    assert splits["validation_mismatched"].data["label"][:] == ["neutral", "neutral"]
-    assert splits["diagnostic"].data["label"][:] == [None] * 3
-    assert splits["diagnostic"].data["index"][:] == ["100", "101", "102"]
-
-
-def test_files_of_the_diagnostic_set(tmp_path):
-    """Where people have it; one that has the labels comes first."""
-    plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
-    labelled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
-    for place, content in (
-        ("AX/AX.tsv", plain),
-        ("diagnostic/diagnostic.tsv", plain),
-        ("MNLI/diagnostic.tsv", plain),
-        ("diagnostic/diagnostic-full.tsv", labelled),
-    ):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / place).write_text(content)
-        (tmp_path / "MNLI").mkdir(exist_ok=True)
-        for data_dir in (tmp_path, tmp_path / "MNLI"):
-            splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
-            assert Path(splits["diagnostic"].source).resolve() == tmp_path / place
-            told = "neutral" if content == labelled else None
-            assert splits["diagnostic"].data[:] == {
-                "text": ["A."],
-                "text_pair": ["B."],
-                "label": [told],
-                "index": ["0"],
-                "row": [2],
-            }
-
-
-def test_every_format_gives_the_same_features(tmp_path, workshop):
-    rows = [
-        {"id": "0", "question": 'the "old" film, a story', "answer": "None", "label": "yes"},
-        {"id": "1", "question": "was it long ?", "answer": "NA \u2028 \u00e9", "label": "no"},
-        {"id": "2", "question": "", "answer": "1984", "label": "yes"},
-    ]
-    columns = list(rows[0])
-    write_csv(tmp_path / "a.csv", rows)
-    tsv = "\n".join("\t".join(line) for line in [columns, *(row.values() for row in rows)])
-    (tmp_path / "a.tsv").write_text("\ufeff" + tsv, encoding="utf-8")
-    (tmp_path / "crlf.tsv").write_bytes(tsv.replace("\n", "\r\n").encode() + b"\r\n\r\n")
-    numbers = [{**row, "id": int(row["id"])} for row in rows]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in numbers), encoding="utf-8")
-    (tmp_path / "a.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False), encoding="utf-8")
-    for file in [*tmp_path.iterdir()]:
-        (tmp_path / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    features = Features(
-        {"question": Value("string"), "answer": Value("string"), "label": ClassLabel(names=["no", "yes"])}
-    )
-    (tmp_path / "folder").mkdir()
-    dataset = Dataset.from_list([{name: row[name] for name in features} for row in rows], features=features)
-    dataset.to_parquet(tmp_path / "folder" / "train.parquet")
-
-    tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
-    sources = [{"train_file": str(file)} for file in sorted(tmp_path.iterdir()) if file.is_file()]
-    assert len(sources) == 10
-    results = []
-    for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
-        splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
-        labels = choose_labels(None, splits, known=["LABEL_0", "LABEL_1"])
-        assert labels == ["no", "yes"]
-        results.append(make_features(splits["train"], labels, tokenizer, 128, False, None)[:])
-    assert all(result == results[0] for result in results)
-    assert results[0]["label"] == [1, 0, 1]
-    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
-    assert results[0]["input_ids"] == expected["input_ids"]
-    assert results[0]["token_type_ids"] == expected["token_type_ids"]
-
-
-def test_every_way_to_tell_several_labels_gives_the_same_features(tmp_path, workshop):
-    rows = [("the film", ["b", "a"]), ("a plot", []), ("the scene", ["c"])]
-    write_csv(tmp_path / "a.csv", [{"id": 1, "text": text, "topics": " | ".join(labels)} for text, labels in rows])
-    listed = [{"topics": labels, "text": text} for text, labels in rows]
-    (tmp_path / "a.json").write_text(json.dumps(listed))
-    (tmp_path / "folder").mkdir()
-    features = Features({"text": Value("string"), "topics": List(ClassLabel(names=["a", "b", "c"]))})
-    Dataset.from_list(listed, features=features).to_parquet(tmp_path / "folder" / "train.parquet")
-
-    tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
-    for source in (
-        {"train_file": str(tmp_path / "a.csv"), "label_separator": "|", "text_column_names": "text"},
-        {"train_file": str(tmp_path / "a.json")},
-        {"dataset_name": str(tmp_path / "folder")},
-    ):
-        arguments = GlueDataArguments(**source, label_column_name="topics")
-        splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
-        labels = choose_labels(None, splits, known=[])
-        features = make_features(splits["train"], labels, tokenizer, 128, False, None)
-        assert labels == ["a", "b", "c"]
-        assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
-        assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
-
-
-def test_labels_of_ones_own_data(tmp_path):
-    def labels(
-        values: list[object], known: tuple[str, ...] = ("LABEL_0", "LABEL_1"), regression: bool | None = None
-    ) -> tuple:
-        file = tmp_path / "train.jsonl"
-        file.write_text("\n".join(json.dumps({"sentence": "a", "label": value}) for value in values))
-        splits = load_splits(GlueDataArguments(train_file=str(file)), ("train",))
-        names = choose_labels(None, splits, list(known), regression)
-        return names, encode_labels(splits["train"], names)
-
-    assert labels([10, 9, 10]) == (["9", "10"], [1, 0, 1])
-    assert labels([-1, 1, -1]) == (["-1", "1"], [0, 1, 0])
-    assert labels(["b", "a"]) == (["a", "b"], [1, 0])
-    assert labels(["b", "a"], known=("B", "A")) == (["b", "a"], [0, 1])  # the checkpoint's order
-    assert labels(["b", "a"], known=("b", "c")) == (["a", "b"], [1, 0])
-    assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
-    assert labels([1, 5, 3], regression=True) == (None, [1.0, 5.0, 3.0])
-    assert labels([0.5, 2.25, 0.5], regression=False) == (["0.5", "2.25"], [0, 1, 0])
-    assert labels(["3.5", "none", "3.6", "none"]) == (["3.5", "3.6", "none"], [0, 2, 1, 2])
-    assert labels([1, 2, "n/a"]) == (["1", "2", "n/a"], [0, 1, 2])
-    assert labels(["nan", "inf"]) == (["inf", "nan"], [1, 0])
-    assert labels([True, False]) == (["False", "True"], [1, 0])
-    message = r"train\.jsonl, row 3: the label 'n/a' is not a number, as most others are; .* --do_regression false"
-    with pytest.raises(InputError, match=message):
-        labels([0.5, 1, "n/a", 0.5, "?"])
-    assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
-    with pytest.raises(InputError, match=r"row 2: 'n/a' is not a finite number"):
-        labels([0.5, "n/a"], regression=True)
-
-
-@pytest.mark.parametrize(
-    ("flags", "value"), [([], None), (["--do_regression"], True), (["--do_regression", "no"], False)]
-)
-def test_regression_is_told_or_inferred(flags, value):
-    assert parse_arguments((GlueDataArguments,), flags, "snugbert glue", "")[0].do_regression is value
-
-
-def test_a_text_may_be_a_number_and_a_number_may_be_missing(tmp_path):
-    texts, ages = ["2012", "a good year", "a bad year"], [31, "", 47.5]
-    rows = [{"age": age, "old": "", "text": text, "label": "x"} for age, text in zip(ages, texts, strict=True)]
-    lines = [json.dumps({**row, "age": row["age"] or None, "old": None}) for row in rows]
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    for file in (write_csv(tmp_path / "train.csv", rows), tmp_path / "train.jsonl"):
-        data = load_splits(GlueDataArguments(train_file=str(file)), ("train",))["train"].data
-        assert data["text"][:] == texts and "text_pair" not in data.column_names
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------
@@ -366,10 +129,16 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     assert [answer["label"] for answer in classify(["the film was great", "a dull plot"])] == ["cheerful", "gloomy"]
 
 
-def test_the_printed_line_says_what_the_figure_is_worth(run, workshop, tmp_path, capsys):
+def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line == "eval: accuracy 1.0000 on 31 examples; always 'cheerful': accuracy 0.5161"
+    title, line, *files = capsys.readouterr().out.strip().splitlines()
+    assert re.fullmatch(r"glue\d+: scored", title)
+    assert line == "  validation   accuracy 1.0000 on 31 examples; always 'cheerful': accuracy 0.5161"
+    assert files == [
+        f"  folder       {tmp_path}",
+        "  plots        confusion_matrix.png",
+        "  all results  results.md",
+    ]
 
 
 def test_labelled_test_files_are_scored(run, workshop, tmp_path):
@@ -479,7 +248,7 @@ def test_several_labels(workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
     predictions = (tmp_path / "again" / "predict_results.txt").read_text().splitlines()[1:]
     assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
-    with pytest.raises(InputError, match="has no classes, each example just one, to weigh"):
+    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
         glue.main(arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
 
 
@@ -513,7 +282,7 @@ def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(tmp_path, tmp_path / "out", **changes, **learns, per_device_eval_batch_size=256))
     mnli = tmp_path / "glue" / "MNLI"
-    assert f"MNLI is left out: there is no {mnli / 'train.tsv'} and no {mnli / 'test_matched.tsv'}" in caplog.text
+    assert f"MNLI is skipped. Missing: {mnli / 'train.tsv'}, {mnli / 'test_matched.tsv'}" in caplog.text
     missing = "CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, WNLI.tsv"
     assert capsys.readouterr().out.endswith(f"submission: {tmp_path / 'out' / 'submission'}; missing: {missing}\n")
     answers = {}
@@ -596,8 +365,8 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     of_cola, of_mnli = [[step for name, step in steps if name == task] for task in ("cola", "mnli")]
     assert of_cola == list(range(4))  # once
     assert of_mnli == [*range(18), *range(15, 40)]  # on from the checkpoint
-    assert "SST-2 is left out: there is no" in caplog.text and "SST-2/train.tsv and no" in caplog.text
-    assert "passed over 2 rows with missing columns, the first is row 6" in caplog.text
+    assert re.search(r"SST-2 is skipped\. Missing: \S+/SST-2/train\.tsv, ", caplog.text)
+    assert "skipped 2 rows with missing columns; the first is row 6" in caplog.text
 
     figures = json.loads((output_dir / "results.json").read_text())
     assert list(figures) == ["cola", "mnli", "qqp"]
@@ -618,10 +387,10 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     before = len(steps)
     glue.main(of_all)  # nothing is left to do but the table
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
-    with pytest.raises(InputError, match="out was begun with other --learning_rate, --seeds; choose another folder"):
+    with pytest.raises(InputError, match="out was started with different --learning_rate, --seeds"):
         glue.main([*of_all, "--learning_rate", "1e-3", "--seeds", "2"])
     (output_dir / "plan.json").unlink()
-    with pytest.raises(InputError, match="out already holds a run"):
+    with pytest.raises(InputError, match="out already contains a run"):
         glue.main(of_all)
 
 
@@ -629,7 +398,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     shutil.rmtree(glue_folder / "MNLI")
     some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
     glue.main(arguments(workshop, tmp_path / "out", **some))
-    assert caplog.text.count("passed over 2 rows with missing columns") == 1
+    assert caplog.text.count("skipped 2 rows with missing columns") == 1
     _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
     best, means = (
         dict(zip(*([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:5:2]), strict=True))
@@ -639,7 +408,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     for folder, task, figure in (("cola", "CoLA", "matthews_correlation"), ("qqp", "QQP", "f1")):
         results = json.loads((tmp_path / "out" / folder / "results.json").read_text())
         scores = results["sweep"]["best_setting"]["scores"]
-        assert len(scores) == 2 and results["figures"]["eval"][figure] == max(scores)
+        assert len(scores) == 2 and results["metrics"]["eval"][figure] == max(scores)
         assert (best[task], means[task]) == (f"{100 * max(scores):.1f}", f"{50 * sum(scores):.1f}")
         of_tasks += scores
     assert best != means and float(best["average"]) == pytest.approx(
@@ -726,102 +495,51 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.tsv", "sentence\tlabel\na\tyes\nb\n", r"a\.tsv, row 3: 1 columns instead of 2"),
-        ("a.tsv", "sentence\tlabel\n\na\tyes\tno\n", r"a\.tsv, row 3: 3 columns instead of 2"),
-        ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: 3 columns instead of 2"),
-        ("a.csv", 'sentence,label\na,yes\n"b,no\n', r"a\.csv, row 3: not CSV"),
-        ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
-        ("a.jsonl", '{"sentence": "a", "label": 1}\n7\n', r"a\.jsonl, row 2: a int where an object"),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": 1}\n{"sentence": null, "label": 1}',
-            r"row 2: no text in column 'sent",
-        ),
-        ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": "a"}', r"row 2: no label in column 'label' of sent"),
-        ("a.jsonl", '{"sentence": ["a", "b"], "label": 1}', r"row 1: no text in column 'sentence'"),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": [0, 1]}',
-            r"lists of labels and .*dev\.csv one label for each example",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": [0]}\n{"sentence": "b", "label": 1}',
-            r"row 2: one label and lists of",
-        ),
-        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict, not text or a number"),
-        ("a.jsonl", '{"sentence": "a", "label": []}\n{"sentence": "b", "label": []}', r"all examples have no label"),
-        ("a.csv", "sentence,label\na,yes\nb,\n", r"a\.csv, row 3: no label"),
-        (
-            "a.csv",
-            "sentence,number\na,1\n",
-            r"a\.csv: there is no column label \(--label_column_name names another\); found are sentence, number",
-        ),
-        (
-            "a.csv",
-            "idx,label\n1,yes\n",
-            r"no column of text beside the label 'label'; its columns are idx, label \(--text_column_names",
-        ),
-        ("a.csv", "sentence,label\na,yes\nb,yes\n", r"all examples have the label 'yes'"),
-        ("a.csv", "sentence,label\n", r"a\.csv holds no examples"),
-        ("a.json", "", r"a\.json holds no examples"),
-        ("a.txt", "a\tyes\n", r"a\.txt: must be a \.tsv, \.csv, \.json or \.jsonl file"),
-        ("a.tsv", b"sentence\tlabel\na\tyes\n\xff\tno\n", r"a\.tsv, line 3: not UTF-8"),
-        (
-            "a.tsv.gz",
-            gzip.compress(b"sentence\tlabel\na\tyes\n" * 999, mtime=0)[:-20],
-            r"a\.tsv\.gz, .*: not a whole gzip file",
-        ),
-        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: not a whole gzip file"),
-    ],
-)
-def test_bad_files(name, content, message, tmp_path, workshop):
-    file = tmp_path / name
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(InputError, match=message):
-        glue.main(arguments(workshop, tmp_path / "out", train_file=file))
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task_name": "imdb"}, "there is no task 'imdb'; the tasks are cola, mnli, mrpc"),
+        ({"task_name": "imdb"}, "--task_name: unknown task 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
-        ({"train_file": None, "validation_file": None}, "there are no data; give --train_file"),
-        ({"train_file": None, "do_train": True}, "there are no train examples; name a file of them with --train_file"),
-        ({"dataset_name": "imdb"}, "--dataset_name: give either the name of a data set or files"),
-        ({"data_dir": "{workshop}"}, "--data_dir: say with --task_name"),
-        ({"data_dir": "{workshop}", "task_name": "rte"}, r"--data_dir: there is no train\.tsv or dev\.tsv or test"),
+        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
+        ({"train_file": None, "do_train": True}, "no train examples. Give --train_file"),
+        ({"dataset_name": "imdb"}, "--dataset_name cannot be combined with files"),
+        ({"data_dir": "{workshop}"}, "--data_dir: give --task_name, too"),
+        (
+            {"data_dir": "{workshop}", "task_name": "rte"},
+            r"--data_dir: no RTE files in .*\. Expected train\.tsv, dev\.tsv, test\.tsv",
+        ),
         (
             {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
-            r"holds no task of GLUE, such as .*/CoLA/train\.tsv",
+            r"contains no task of GLUE, such as .*/CoLA/train\.tsv",
         ),
-        ({"task_name": "all"}, "--train_file is of one task; all of them are in --data_dir or on the Hub"),
-        ({"task_name": "rte", "label_separator": ","}, "--label_separator is for one's own data; leave it out with"),
-        ({"text_column_names": "a,b,c"}, "--text_column_names: an example has one text or two, not 3"),
-        ({"text_column_names": "text"}, "there is no column text; expected are text, label"),
-        ({"metric_for_best_model": "matthews"}, "there is no metric 'matthews'; those of glue.* are accuracy"),
+        (
+            {"task_name": "all"},
+            "--train_file names the data of one task, but all tasks are read from --data_dir or the Hub",
+        ),
+        (
+            {"task_name": "rte", "label_separator": ","},
+            "--label_separator is only for your own data. Remove it, or remove --task_name rte",
+        ),
+        ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
+        ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
+        ({"metric_for_best_model": "matthews"}, r"glue\d+ has no metric 'matthews'\. Choose one of accuracy"),
         (
             {"task_name": "rte"},
-            "train.csv: there is no column sentence1 and no column sentence2; expected are sentence1, sentence2, "
-            "label, found are sentence, label",
+            "train.csv: no column 'sentence1' and no column 'sentence2'. Columns: sentence, label. Expected: "
+            "sentence1, sentence2, label.",
         ),
-        ({"task_name": "sst2"}, r"train\.csv, row 2: the label 'cheerful' is unknown; .* are negative, positive"),
-        ({"config_name": None}, "which model"),
-        ({"tokenizer_name": None}, "--config_name alone says nothing of the vocabulary"),
+        ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
+        ({"config_name": None}, "--model_name_or_path is missing"),
+        ({"tokenizer_name": None}, "--tokenizer_name is missing. Without a checkpoint, --config_name needs it"),
         ({"config_name": "huge"}, "'huge' is neither a size"),
         ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
         (
             {"config_overrides": SMALL + ",vocab_size=9"},
-            f"the tokenizer knows {len(VOCABULARY)} tokens and the model 9",
+            f"the tokenizer has {len(VOCABULARY)} tokens, but the model only 9",
         ),
-        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: there is no folder \./missing"),
-        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: there is no folder a/b/c"),
-        ({"model_name_or_path": "{workshop}"}, "the configuration .* cannot be used: there is no config.json"),
-        ({"tokenizer_name": "{workshop}"}, r"there is no tokenizer\.json or vocab\.txt"),
+        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
+        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),
+        ({"model_name_or_path": "{workshop}"}, "invalid configuration .*: there is no config.json"),
+        ({"tokenizer_name": "{workshop}"}, r"contains no tokenizer.json or vocab.txt"),
         ({"max_train_samples": 0}, "--max_train_samples must be at least 1, not 0"),
         ({"max_seq_length": 2}, "--max_seq_length must be at least 3, not 2"),
         ({"learning_rate": "high"}, "invalid float value: 'high'"),
@@ -841,7 +559,7 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
 def test_labels_that_the_model_does_not_know(run, workshop, tmp_path):
     rows = [{"sentence": "a", "label": "cheerful"}, {"sentence": "the", "label": "pensive"}]
     file = write_csv(tmp_path / "dev.csv", rows)
-    known = r"dev\.csv, row 3: the label 'pensive' is unknown; known, .*, are cheerful, gloomy; mend or remove"
+    known = r"dev\.csv, row 3: unknown label 'pensive'\. Expected cheerful, gloomy, .*\. Fix or remove the row"
     with pytest.raises(InputError, match=known):  # labels of the training file
         glue.main(arguments(workshop, tmp_path / "out", validation_file=file))
     with pytest.raises(InputError, match=known):  # labels of the checkpoint
@@ -851,7 +569,7 @@ def test_labels_that_the_model_does_not_know(run, workshop, tmp_path):
 def test_a_classifier_for_other_labels(run, workshop, tmp_path):
     rows = [{"sentence": word, "label": i} for i, word in enumerate(["a", "the", "film"] * 4)]
     changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
-    with pytest.raises(InputError, match="other than the 12 labels of these data, --ignore_mismatched_sizes"):
+    with pytest.raises(InputError, match="other labels than the 12 of this data, --ignore_mismatched_sizes"):
         glue.main(arguments(workshop, tmp_path / "out", **changes))
     glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
@@ -866,9 +584,9 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
         tmp_path / "other"
     )
     for name, more, message in (
-        ("tagger", {}, r"nothing trains the model .*tagger, and its bert.pooler.dense.bias, bert.pooler.dense.weight"),
-        ("other", {}, r"weights of .*other do not fit .*; name one that was fine-tuned for the 2 labels"),
-        ("other", {"ignore_mismatched_sizes": True}, r"other, and its classifier.bias, classifier.weight would be"),
+        ("tagger", {}, r"tagger lacks bert.pooler.dense.bias, bert.pooler.dense.weight"),
+        ("other", {}, r"weights of .*other do not fit .*. Choose a model that was fine-tuned for the 2 labels"),
+        ("other", {"ignore_mismatched_sizes": True}, r"other lacks classifier.bias, classifier.weight"),
     ):
         changes = {**checkpoint_of(tmp_path / name), "tokenizer_name": workshop / "tokenizer", **data, **more}
         with pytest.raises(InputError, match=message):
@@ -881,9 +599,9 @@ def test_long_examples_end_where_the_model_does(run, workshop, tmp_path, caplog)
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True))
-    assert "--max_seq_length 4096 is more than the model takes; examples end at 512" in caplog.text
+    assert "--max_seq_length 4096: the model takes at most 512 tokens" in caplog.text
 
 
 def test_command_line_says_it_in_one_line(workshop, tmp_path, capsys):
-    assert cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
-    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: there is no task 'imdb'")
+    assert snugbert_cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
+    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: unknown task 'imdb'")

@@ -1,0 +1,98 @@
+"""The tasks of the GLUE benchmark: columns, labels, files and main metrics."""
+
+from typing import NamedTuple
+
+GLUE_ON_THE_HUB = "nyu-mll/glue"
+# The splits of GLUE to train on, to score and to predict. MNLI has a second validation and test split from other
+# sources, and its model also predicts the diagnostic split.
+GLUE_SPLITS = {
+    "train": ("train",),
+    "validation": ("validation", "validation_mismatched"),
+    "test": ("test", "test_mismatched", "diagnostic"),
+}
+
+
+class GlueTask(NamedTuple):
+    """A GLUE task.
+
+    Attributes:
+        folder: the task's folder in the GLUE data, and its name in reports, such as "SST-2".
+        text_columns: one column of sentences or two columns of pairs, by their names in the datasets library.
+        labels: in the order of their ids in the datasets library. Empty for regression.
+        main_metric: the metric in table 1 of Devlin et al. (2018).
+        renamed_columns: column in the TSV files -> name in the datasets library, where the two differ.
+        headerless_columns: the columns of TSV files without a header.
+        skips_torn_rows: skip TSV rows with missing columns.
+        writes_label_ids: the TSV files and the leaderboard name a label by its id.
+        files: split -> names of its TSV file without ".tsv". The first file that exists is read.
+        leaderboard: test split -> name of the leaderboard's file without ".tsv". Default: `folder`.
+    """
+
+    folder: str
+    text_columns: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    main_metric: str = "accuracy"
+    renamed_columns: dict[str, str] = {}
+    headerless_columns: tuple[str, ...] = ()
+    skips_torn_rows: bool = False
+    writes_label_ids: bool = False
+    files: dict[str, tuple[str, ...]] = {"train": ("train",), "validation": ("dev",), "test": ("test",)}
+    leaderboard: dict[str, str] = {}
+
+
+# Column names, and labels in this order: the dataset "nyu-mll/glue" of the Hub. File names and the columns of files:
+# gluebenchmark.com.
+TASKS = {
+    "cola": GlueTask(
+        "CoLA",
+        ("sentence",),
+        ("unacceptable", "acceptable"),
+        main_metric="matthews_correlation",
+        headerless_columns=("source", "label", "star", "sentence"),
+        writes_label_ids=True,
+    ),
+    "mnli": GlueTask(
+        "MNLI",
+        ("premise", "hypothesis"),
+        ("entailment", "neutral", "contradiction"),
+        renamed_columns={
+            **{"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
+            **{"Premise": "premise", "Hypothesis": "hypothesis", "Label": "label"},  # diagnostic-full
+        },
+        files={
+            "train": ("train",),
+            "validation": ("dev_matched",),
+            "validation_mismatched": ("dev_mismatched",),
+            "test": ("test_matched",),
+            "test_mismatched": ("test_mismatched",),
+            # The same examples in the same order. Only diagnostic-full has labels.
+            "diagnostic": (
+                *("diagnostic-full", "../diagnostic/diagnostic-full"),
+                *("diagnostic", "../diagnostic/diagnostic", "../AX/AX"),
+            ),
+        },
+        leaderboard={"test": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX"},
+    ),
+    "mrpc": GlueTask(
+        "MRPC",
+        ("sentence1", "sentence2"),
+        ("not_equivalent", "equivalent"),
+        main_metric="f1",
+        renamed_columns={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
+        writes_label_ids=True,
+    ),
+    "qnli": GlueTask("QNLI", ("question", "sentence"), ("entailment", "not_entailment")),
+    "qqp": GlueTask(
+        "QQP",
+        ("question1", "question2"),
+        ("not_duplicate", "duplicate"),
+        main_metric="f1",
+        renamed_columns={"is_duplicate": "label"},
+        skips_torn_rows=True,  # some questions contain a line break
+        writes_label_ids=True,
+    ),
+    "rte": GlueTask("RTE", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
+    "sst2": GlueTask("SST-2", ("sentence",), ("negative", "positive"), writes_label_ids=True),
+    "stsb": GlueTask("STS-B", ("sentence1", "sentence2"), main_metric="spearmanr", renamed_columns={"score": "label"}),
+    "wnli": GlueTask("WNLI", ("sentence1", "sentence2"), ("not_entailment", "entailment"), writes_label_ids=True),
+}

@@ -1,0 +1,135 @@
+"""Labels of the data, their ids, and the kind of problem they define."""
+
+import math
+import re
+from decimal import Decimal
+from typing import Literal
+
+from snugbert.errors import InputError
+from snugbert.trainers.glue.benchmark import GlueTask
+from snugbert.trainers.glue.data import GlueSplit
+from snugbert.trainers.glue.layout import NUMBER
+
+Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # transformers' names
+
+INTEGER = re.compile(r"[-+]?[0-9]+")
+MAX_LISTED_LABELS = 10  # in a message
+
+
+def choose_labels(
+    task: GlueTask | None, splits: dict[str, GlueSplit], checkpoint_labels: list[str], regression: bool | None = None
+) -> list[str] | None:
+    """Returns the labels in the order of their ids, or None for regression.
+
+    The labels come from the task, otherwise from the dataset's class names, otherwise from the training examples,
+    sorted. If all training labels are numbers and some are fractions, the problem is a regression.
+
+    Args:
+        task: the GLUE task. None: your own data.
+        splits: the splits from [`load_splits`].
+        checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
+            case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
+            examples, these labels are used.
+        regression: True for a regression, False for a classification. None: inferred from the labels.
+
+    Raises:
+        InputError: the training examples have fewer than two labels; a regression has lists of labels; or most labels
+            are numbers, some of them fractions, and other labels are not.
+    """
+    if regression:
+        multi_label = [split.source for split in splits.values() if split.multi_label]
+        if multi_label:
+            raise InputError(f"--do_regression: {multi_label[0]} has lists of labels. Expected numbers.")
+        return None
+    if task is not None:
+        labels = list(task.labels)
+    elif "train" not in splits:
+        return checkpoint_labels if len(checkpoint_labels) > 1 else None
+    elif splits["train"].class_names:
+        labels = list(splits["train"].class_names)
+    else:
+        train = splits["train"]
+        values = train.data["label"][:]
+        labels = sorted({label for value in values for label in value} if train.multi_label else set(values))
+        if all(INTEGER.fullmatch(label) for label in labels):
+            labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
+        elif regression is None and not train.multi_label and _are_numbers(train, values):
+            return None
+        if len(labels) < 2:
+            only = f"the label {labels[0]!r}" if labels else "no label"
+            raise InputError(f"{train.source}: all examples have {only}. At least two labels are needed.")
+    ids = {label.lower(): i for i, label in enumerate(checkpoint_labels)}
+    if ids.keys() == {label.lower() for label in labels}:
+        labels.sort(key=lambda label: ids[label.lower()])
+    return labels or None
+
+
+def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:
+    """Whether all labels are numbers to predict; False if they are names of classes. Some are not integers."""
+    numbers = [label for label in labels if NUMBER.fullmatch(label)]
+    # A "3.5" among names is a name. An "n/a" among numbers is a mistake in the data.
+    if len(numbers) < len(labels) < 2 * len(numbers) and not all(INTEGER.fullmatch(label) for label in numbers):
+        rows = zip(train.data["row"][:], labels, strict=True)
+        row, label = next((row, label) for row, label in rows if not NUMBER.fullmatch(label))
+        raise InputError(
+            f"{train.source}, row {row}: the label {label!r} is not a number, but most labels are. Fix or remove such "
+            "rows. If the labels are names of classes, set --do_regression false."
+        )
+    return len(numbers) == len(labels)
+
+
+def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
+    """Encodes the label of each example.
+
+    Args:
+        split: labeled examples.
+        labels: from [`choose_labels`].
+
+    Returns:
+        For each example its label id; with several labels a list of 1.0 (has the label) and 0.0 for each of `labels`;
+        for a regression its number.
+
+    Raises:
+        InputError: a label is not in `labels`, or is not a finite number in a regression. The message names source
+            and row.
+    """
+    values, multi_label = split.data["label"][:], split.multi_label
+    ids = {label: i for i, label in enumerate(labels or ())}
+    for row, value in zip(split.data["row"][:], values, strict=True):
+        for label in value if multi_label else [value]:
+            if labels and label not in ids:
+                listed = ", ".join(labels[:MAX_LISTED_LABELS])
+                more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
+                raise InputError(
+                    f"{split.source}, row {row}: unknown label {label!r}. Expected {listed}{more}, the labels of the "
+                    "task or of the training data. Fix or remove the row."
+                )
+            if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
+                raise InputError(
+                    f"{split.source}, row {row}: {label[:50]!r} is not a finite number. Fix or remove the row."
+                )
+    if not labels:
+        return [float(value) for value in values]
+    if multi_label:
+        return [[float(label in value) for label in labels] for value in values]
+    return [ids[value] for value in values]
+
+
+def choose_problem(splits: dict[str, GlueSplit], labels: list[str] | None, checkpoint_problem: str | None) -> Problem:
+    """Chooses between regression and classification with one or with several labels per example.
+
+    Args:
+        splits: the splits from [`load_splits`].
+        labels: from [`choose_labels`].
+        checkpoint_problem: the `problem_type` in the checkpoint's configuration, used if no split is labeled.
+
+    Raises:
+        InputError: examples have one label in one split and lists of labels in another.
+    """
+    if labels is None:
+        return "regression"
+    sources = {split.multi_label: split.source for split in splits.values() if split.labeled}
+    if len(sources) == 2:
+        raise InputError(f"{sources[True]} has lists of labels, but {sources[False]} has single labels. Use one form.")
+    multi_label = True in sources if sources else checkpoint_problem == "multi_label_classification"
+    return "multi_label_classification" if multi_label else "single_label_classification"

@@ -1,0 +1,171 @@
+"""The cache of prepared text: one folder per text, tokenizer and settings, and commands that list and clean it.
+
+~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from huggingface_hub.constants import HF_HOME
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
+from snugbert.trainers.pretraining.digests import hash_json, hash_tokenizer
+from snugbert.trainers.pretraining.part_files import read_origin
+from snugbert.trainers.pretraining.preparation import prepare_parts
+from snugbert.trainers.pretraining.text_parts import keep_all, plan_parts
+from snugbert.trainers.text_arguments import TextArguments
+
+FOLDER = re.compile(r"[0-9a-f]{32}")
+PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
+LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock")
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """The folder `snugbert` in `cache_dir`. The default for `cache_dir` is `HF_HOME`."""
+    return Path(cache_dir or HF_HOME) / "snugbert"
+
+
+def prepare_in_cache(
+    text: TextArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    language: str | None,
+    cache_dir: str | None,
+    num_workers: int | None = None,
+    keeps: Callable[[int], bool] = keep_all,
+    documents: str = "all",
+    show_progress: bool = True,
+) -> tuple[Path, Corpus]:
+    """Prepares a text in the cache, or reuses it from there if the text has not changed.
+
+    Args:
+        text: Files or a dataset.
+        tokenizer, language, num_workers, documents, show_progress: See [`prepare_parts`].
+        cache_dir: The folder of the cache. Default: `HF_HOME`.
+        keeps: See [`plan_parts`].
+
+    Returns:
+        The folder in the cache, and the corpus in it. The folder's name is a digest of the names of the text, the
+        tokenizer and the settings.
+
+    Raises:
+        InputError: See [`plan_parts`] and [`prepare_parts`].
+    """
+    parts = plan_parts(text, keeps=keeps)
+    dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
+    names = [str(file.resolve()) for part in parts for file in part.files]
+    key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents])
+    folder = cache_folder(cache_dir) / key
+    prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
+    os.utime(folder)  # `list_cache` prints when a folder was last used
+    return folder, open_corpus(folder, tokenizer)
+
+
+def list_cache(cache: Path) -> None:
+    """Prints a table of the prepared text in the folder `cache`. The text that was used last comes last."""
+    table = [("name", "size", "last used", "state", "text", "settings")]
+    total = 0
+    for folder in _cached_folders(cache):
+        size = sum(file.stat().st_size for file in os.scandir(folder) if PART.fullmatch(file.name))
+        total += size
+        used = datetime.fromtimestamp(folder.stat().st_mtime)
+        table.append((folder.name, _format_bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
+    if len(table) > 1:
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for line in table:
+            print("  ".join(map(str.ljust, line, widths)).rstrip())
+    print(f"total: {len(table) - 1}, {_format_bytes(total)}, in {cache}")
+
+
+def clean_cache(cache: Path, names: Sequence[str]) -> None:
+    """Removes prepared text from the folder `cache`, and prints what was removed.
+
+    Args:
+        cache: The folder.
+        names: Names of folders in it, or `["all"]`.
+
+    Raises:
+        InputError: A name is unknown; then nothing is removed. Or a folder was kept because a process is preparing it,
+            or because it holds a file that SnugBERT did not write; then the other folders are removed.
+    """
+    cached = {folder.name: folder for folder in _cached_folders(cache)}
+    if list(names) == ["all"]:
+        names = list(cached)
+    if unknown := [name for name in names if name not in cached]:
+        raise InputError(f"--clean: no prepared text named {unknown[0]} in {cache}. Run `snugbert prepare --list`.")
+    freed, kept = 0, []
+    for name in dict.fromkeys(names):
+        try:
+            size = _remove(cached[name])
+        except InputError as error:
+            kept.append(f"{name} ({error})")
+        else:
+            freed += size
+            print(f"removed {name}, {_format_bytes(size)}")
+    print(f"{_format_bytes(freed)} freed in {cache}")
+    if kept:
+        raise InputError(f"--clean: kept {', '.join(kept)}. Remove it by hand, or wait for the other process.")
+
+
+def _cached_folders(cache: Path) -> Iterator[Path]:
+    """The folders of prepared text, last used last. Symlinks are skipped, so that nothing elsewhere is removed."""
+    if cache.is_dir():
+        folders = [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]
+        for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
+            if FOLDER.fullmatch(folder.name):
+                yield Path(folder)
+
+
+def _describe(folder: Path) -> tuple[str, str, str]:
+    """The state, the text and the settings of prepared text."""
+    parts = [match for file in sorted(folder.iterdir()) if (match := PART.fullmatch(file.name))]
+    finished = [part for part in parts if not part[2]]
+    state = "complete" if finished and len(finished) == int(finished[0][1]) else "unfinished"
+    sources: list[str] = []
+    settings = ""
+    for part in parts:
+        try:
+            origin = read_origin(folder / part[0])
+        except InputError:
+            state = state if part[2] else "damaged"  # an unfinished part may not hold its origin yet
+        else:
+            sources += [Path(source["name"]).name for source in origin["sources"]]
+            used = origin["settings"]
+            settings = f"{used.get('language') or 'lines'}, {used.get('documents')}, tokenizer {used['tokenizer'][:8]}"
+    text = ", ".join(sources[:2]) + (f" and {len(sources) - 2} more" if len(sources) > 2 else "")
+    return state, _printable(text), _printable(settings)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _remove(folder: Path) -> int:
+    """Removes a folder of prepared text, and returns its size in bytes."""
+    files = list(os.scandir(folder))
+    for file in files:
+        if not (PART.fullmatch(file.name) or LOCK.fullmatch(file.name)) or not file.is_file(follow_symlinks=False):
+            raise InputError(f"contains {file.name}, which SnugBERT did not write")
+    size = sum(file.stat().st_size for file in files)
+    with ExitStack() as locks:
+        try:
+            for file in files:
+                if LOCK.fullmatch(file.name):
+                    locks.enter_context(FileLock(file.path, timeout=0))
+        except Timeout as error:
+            raise InputError("a process is preparing it") from error
+        for file in files:
+            os.unlink(file.path)
+    folder.rmdir()
+    return size
+
+
+def _format_bytes(size: int) -> str:
+    return tqdm.format_sizeof(size, "B") if size >= 1000 else f"{size}B"

@@ -1,0 +1,272 @@
+"""Preparing a corpus: text files or a dataset -> sentences -> token ids -> the part files of a folder.
+
+Each part is written block by block to `....arrow.partial`, and renamed when it is complete. After a full disk or a
+killed process, the blocks that were written stay valid, and the next call continues after them. Memory holds a few
+batches of text and one block of about 4 million tokens, whatever the size of the corpus.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import joblib
+import numpy as np
+import pyarrow as pa
+from filelock import FileLock
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
+from snugbert.trainers.pretraining.digests import hash_tokenizer
+from snugbert.trainers.pretraining.document_tokenizer import DocumentTokenizer, TokenizedDocuments
+from snugbert.trainers.pretraining.parallel_map import map_in_order
+from snugbert.trainers.pretraining.part_files import (
+    DAMAGE,
+    END_OF_STREAM,
+    FORMAT,
+    Origin,
+    Source,
+    corpus_schema,
+    read_origin,
+    validate_block,
+)
+from snugbert.trainers.pretraining.text_parts import Part, plan_parts
+from snugbert.trainers.text_arguments import TextArguments
+
+BLOCK_TOKENS = 2**22  # a block has at least as many tokens, except the last one of a part
+BATCH_CHARACTERS = 2**20  # a process tokenizes at least as much text at a time
+
+
+def prepare_corpus(
+    files: str | Path | Sequence[str | Path],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    *,
+    text_column_name: str = "text",
+    lines_are_sentences: bool = False,
+    language: str = "en",
+    preprocessing_num_workers: int | None = None,
+    overwrite_output_dir: bool = False,
+    show_progress: bool = True,
+) -> Corpus:
+    """Tokenizes text files once, into a corpus to pretrain on. `snugbert prepare` does the same from the command line.
+
+    A second call with the same text, tokenizer and settings reuses the corpus in `folder`. A call after an
+    interruption continues where the first one stopped.
+
+        tokenizer = AutoTokenizer.from_pretrained("tokenizer")
+        corpus = snugbert.prepare_corpus(["corpus/*.txt.gz"], tokenizer, "prepared")
+
+    Args:
+        files: Paths and glob patterns of .txt, .jsonl (both also .gz and .zst) and .parquet files. In .txt files, a
+            blank line ends a document. In the other files, each row is a document.
+        tokenizer: A fast tokenizer.
+        folder: Where to write the corpus. It is created if it does not exist.
+        text_column_name: The column of .jsonl and .parquet files that holds the text.
+        lines_are_sentences: Whether each line is one sentence. By default, lines are split into sentences.
+        language: ISO 639-1 code of the language whose rules split lines into sentences.
+        preprocessing_num_workers: Number of processes that tokenize. Default: one per core.
+        overwrite_output_dir: Whether to replace a corpus of another text, tokenizer or other settings in `folder`.
+        show_progress: Whether to show progress bars.
+
+    Returns:
+        The corpus, as [`open_corpus`] opens it.
+
+    Raises:
+        InputError: A file does not exist, cannot be read, or changes while it is read; `folder` holds a corpus of
+            another text, tokenizer or other settings; the disk is full; or a worker process was killed.
+    """
+    patterns = [files] if isinstance(files, str | Path) else files
+    text = TextArguments(train_file=[str(pattern) for pattern in patterns], text_column_name=text_column_name)
+    folder = Path(folder)
+    prepare_parts(
+        folder,
+        plan_parts(text),
+        tokenizer,
+        None if lines_are_sentences else language,
+        num_workers=preprocessing_num_workers,
+        replace=overwrite_output_dir,
+        show_progress=show_progress,
+    )
+    return open_corpus(folder, tokenizer)
+
+
+def prepare_parts(
+    folder: Path,
+    parts: Sequence[Part],
+    tokenizer: PreTrainedTokenizerBase,
+    language: str | None = "en",
+    documents: str = "all",
+    num_workers: int | None = None,
+    replace: bool = False,
+    show_progress: bool = True,
+) -> None:
+    """Writes the parts of a corpus that are not in `folder` yet, or whose text has changed.
+
+    Several processes may call this at the same time. Each part is written by one of them, and the others wait.
+
+    Args:
+        folder: Where to write the corpus. It is created if it does not exist.
+        parts: All parts from [`plan_parts`], or the parts of one shard.
+        tokenizer: A fast tokenizer.
+        language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
+            sentence.
+        documents: A description of the documents that the parts keep. It is one of the settings of the corpus.
+        num_workers: Number of processes that tokenize. Default: one per core that this process may use.
+        replace: Whether to replace parts of another text, division, tokenizer or other settings in `folder`.
+        show_progress: Whether to show a progress bar per part, in documents.
+
+    Raises:
+        InputError: The text cannot be read, or changes while it is read; `folder` holds a part of another text,
+            tokenizer or other settings; the disk is full; or a worker process was killed.
+    """
+    settings = {
+        "format": FORMAT,
+        "tokenizer": hash_tokenizer(tokenizer),
+        "language": language,
+        "sentence_splitter": None if language is None else f"sentencex {version('sentencex')}",
+        "documents": documents,
+        "source": [parts[0].text.text_column_name, parts[0].text.dataset_config_name, parts[0].text.dataset_split],
+    }
+    worker: DocumentTokenizer | None = None
+    num_workers = num_workers or joblib.cpu_count()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            _remove_foreign_parts(folder, parts, settings, replace)
+        for part in parts:
+            with FileLock(folder / f".{part.name}.lock"):  # other machines may work on other parts
+                known = _read_sources(folder / part.name, settings)
+                sources = part.describe_sources(known)
+                if known and [source["digest"] for source in known] == [source["digest"] for source in sources]:
+                    continue
+                worker = worker or DocumentTokenizer(tokenizer, language)
+                _write_part(
+                    folder, part, {"settings": settings, "sources": sources}, worker, num_workers, show_progress
+                )
+                if part.describe_sources(sources) != sources:
+                    (folder / part.name).unlink()
+                    raise InputError(f"The text of {part.name} changed while it was read. Run the same command again.")
+    except BrokenProcessPool as error:
+        raise InputError(
+            "A process that tokenizes was killed, probably because memory ran out. Run the same command again with "
+            "fewer processes (--preprocessing_num_workers). Finished parts are kept."
+        ) from error
+    except OSError as error:
+        if error.errno is None:  # not from the operating system
+            raise
+        raise InputError(
+            f"{error.filename or folder}: {os.strerror(error.errno)}. Fix this and run the same command again. "
+            "Partial output was kept."
+        ) from error
+
+
+def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
+    """The sources of a part. Empty if the part does not exist, is damaged, or has other settings."""
+    try:
+        origin = read_origin(file)
+    except InputError:
+        return []
+    return origin["sources"] if origin["settings"] == settings else []
+
+
+def _remove_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any], replace: bool) -> None:
+    """Removes parts of another text, division, tokenizer or other settings, or raises an error if not `replace`."""
+    names = {part.name: part.source_names for part in parts}
+    for file in sorted(folder.glob("part-*.arrow")):
+        known = [source["name"] for source in _read_sources(file, settings)]
+        belongs = (
+            file.stem.endswith(f"-of-{parts[0].num_parts:05d}") and known and known == names.get(file.name, known)
+        )
+        if not belongs and not replace:
+            raise InputError(
+                f"{folder} holds {file.name} of another text, tokenizer or settings. Choose another folder, or set "
+                "--overwrite_output_dir to replace it."
+            )
+        if not belongs:
+            file.unlink()
+
+
+def _write_part(
+    folder: Path, part: Part, origin: Origin, worker: DocumentTokenizer, num_workers: int, show_progress: bool
+) -> None:
+    """Writes the Arrow stream of a part, from where an earlier attempt stopped."""
+    schema = corpus_schema(worker.dtype, origin)
+    partial = folder / f"{part.name}.partial"
+    last_document = _cut_to_whole_blocks(partial, schema, worker.vocab_size)
+    batches = (batch for batch in _make_batches(part.read_documents()) if batch[0][0] > last_document)
+    progress_bar = tqdm(
+        desc=f"preparing {part.number + 1}/{part.num_parts}", unit=" documents", disable=not show_progress
+    )
+    with partial.open("ab") as stream, progress_bar as progress:
+        if stream.tell() == 0:
+            stream.write(schema.serialize())
+        block: list[TokenizedDocuments] = []
+        num_tokens = 0
+        for batch in map_in_order(worker, batches, num_workers):
+            block.append(batch)
+            num_tokens += len(batch.tokens)
+            progress.update(batch.documents_read)
+            if num_tokens >= BLOCK_TOKENS:
+                _write_block(stream, block, schema)
+                block, num_tokens = [], 0
+        if num_tokens:
+            _write_block(stream, block, schema)
+        stream.write(END_OF_STREAM)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(folder / part.name)
+
+
+def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> int:
+    """Cuts an unfinished file after its last valid block.
+
+    Returns:
+        The index of the last document that is left, or -1.
+    """
+    last_document, end = -1, 0
+    try:
+        with pa.memory_map(str(partial)) as stream:
+            header = schema.serialize().to_pybytes()
+            if stream.read_at(len(header), 0) == header:
+                end = len(header)
+                for batch in pa.ipc.open_stream(stream):
+                    last_document = validate_block(batch, last_document, vocab_size)
+                    end = stream.tell()
+    except DAMAGE:
+        pass  # the file does not exist, or ends within a block
+    if partial.exists():
+        os.truncate(partial, end)
+    return last_document
+
+
+def _write_block(stream: IO[bytes], block: Sequence[TokenizedDocuments], schema: pa.Schema) -> None:
+    sentences = pa.ListArray.from_arrays(
+        _offsets([batch.sentence_lengths for batch in block]),
+        pa.array(np.concatenate([batch.tokens for batch in block])),
+    )
+    documents = pa.ListArray.from_arrays(_offsets([batch.document_lengths for batch in block]), sentences)
+    numbers = pa.array(np.concatenate([batch.numbers for batch in block]))
+    stream.write(pa.record_batch([numbers, documents], schema=schema).serialize())
+    stream.flush()
+
+
+def _offsets(lengths: Sequence[np.ndarray]) -> pa.Array:
+    return pa.array(np.concatenate([[0], *lengths]).cumsum(), type=pa.int32())
+
+
+def _make_batches(documents: Iterable[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
+    """Groups documents that are tokenized together. The groups depend on the text alone, not on the processes."""
+    batch, characters = [], 0
+    for number, document in documents:
+        batch.append((number, document))
+        characters += sum(map(len, document))
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

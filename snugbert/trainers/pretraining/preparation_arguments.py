@@ -1,0 +1,74 @@
+"""The arguments of `snugbert prepare`. `snugbert pretrain` shares `PreparationArguments`.
+
+This module imports nothing heavy, so that `--help` is fast.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from snugbert.errors import InputError
+from snugbert.trainers.text_arguments import TextArguments
+
+Names = list[str]  # `list` is a field of CacheArguments
+
+
+@dataclass(kw_only=True)
+class PreparationArguments(TextArguments):
+    """The text, and how to split it into sentences.
+
+    Raises:
+        InputError: `preprocessing_num_workers` is below 1.
+    """
+
+    lines_are_sentences: bool = field(
+        default=False, metadata={"help": "Each line is one sentence. By default, lines are split into sentences."}
+    )
+    language: str = field(default="en", metadata={"help": "Language code for splitting lines into sentences."})
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"help": "Processes that tokenize. Default: one per core."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
+            raise InputError(f"--preprocessing_num_workers {self.preprocessing_num_workers} must be at least 1.")
+
+
+@dataclass(kw_only=True)
+class OutputArguments:
+    """Where to write the corpus, and which share of it this machine prepares.
+
+    Raises:
+        InputError: `shard` is not `i/n` with `i` from 1 to `n`.
+
+    Attributes:
+        shard_number, num_shards: `i` and `n` of `shard`.
+    """
+
+    output_dir: str | None = field(default=None, metadata={"help": "Folder for the prepared corpus."})
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "Replace a corpus of another text or other settings in --output_dir."}
+    )
+    shard: str = field(
+        default="1/1",
+        metadata={"help": "Prepare share i of n, as i/n. Machines may write to one shared folder or to their own."},
+    )
+
+    def __post_init__(self):
+        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise InputError(f"--shard {self.shard!r} must be i/n with i from 1 to n, such as 1/4.")
+        self.shard_number, self.num_shards = int(match[1]), int(match[2])
+
+
+@dataclass(kw_only=True)
+class CacheArguments:
+    """Arguments that list or clean the cache of prepared text."""
+
+    clean: Names = field(
+        default_factory=list,
+        metadata={"help": "Remove prepared text from the cache, by the names that --list prints, or all. Then stop."},
+    )
+    list: bool = field(
+        default=False, metadata={"help": "List the prepared text in the cache (of --cache_dir, if given). Then stop."}
+    )

@@ -1,0 +1,76 @@
+"""`snugbert prepare`: tokenizes text once, on one machine or shared among several.
+
+`snugbert pretrain` prepares its text itself, in a cache. Use this command to prepare a corpus on other machines than
+the ones that train, or on several machines:
+
+    snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared --shard 1/4
+    snugbert pretrain --corpus prepared ...
+
+It also lists and cleans the cache:
+
+    snugbert prepare --list
+    snugbert prepare --clean all
+"""
+
+import shlex
+from pathlib import Path
+
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
+from snugbert.models import TokenizerArguments, load_tokenizer
+from snugbert.trainers.pretraining.preparation_arguments import CacheArguments, OutputArguments, PreparationArguments
+
+
+def main(argv: list[str]) -> None:
+    """Runs `snugbert prepare` with the arguments `argv`.
+
+    Raises:
+        InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`] and [`clean_cache`].
+    """
+    tokenizer_args, text_args, output_args, cache_args = parse_arguments(
+        (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments),
+        argv,
+        prog="snugbert prepare",
+        description="Tokenizes a corpus once, to pretrain on it many times.",
+    )
+    # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
+    from snugbert.trainers.pretraining.cache import cache_folder, clean_cache, list_cache
+    from snugbert.trainers.pretraining.corpus import open_corpus
+    from snugbert.trainers.pretraining.preparation import prepare_parts
+    from snugbert.trainers.pretraining.text_parts import plan_parts
+
+    if cache_args.clean or cache_args.list:
+        if text_args.train_file or text_args.dataset_name or output_args.output_dir:
+            raise InputError("--clean and --list prepare no text. Give them without text and --output_dir.")
+        if cache_args.clean:
+            clean_cache(cache_folder(tokenizer_args.cache_dir), cache_args.clean)
+        if cache_args.list:
+            list_cache(cache_folder(tokenizer_args.cache_dir))
+        return
+    if output_args.output_dir is None:
+        raise InputError("--output_dir is missing. Name a folder for the prepared corpus.")
+    if tokenizer_args.tokenizer_name is None:
+        raise InputError("--tokenizer_name is missing. Name a tokenizer folder or a tokenizer on the Hub.")
+    tokenizer = load_tokenizer(tokenizer_args)
+    parts = plan_parts(text_args, output_args.num_shards)
+    folder = Path(output_args.output_dir)
+    prepare_parts(
+        folder,
+        parts[output_args.shard_number - 1 :: output_args.num_shards],
+        tokenizer,
+        None if text_args.lines_are_sentences else text_args.language,
+        num_workers=text_args.preprocessing_num_workers,
+        replace=output_args.overwrite_output_dir,
+    )
+    missing = [part.name for part in parts if not (folder / part.name).exists()]
+    if missing:
+        print(
+            f"Shard {output_args.shard} is in {folder}. {len(missing)} of {len(parts)} parts are missing: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
+    else:
+        print(f"{folder}: {open_corpus(folder, tokenizer)}")
+        print(
+            f"Next: snugbert pretrain --tokenizer_name {shlex.quote(tokenizer_args.tokenizer_name)} "
+            f"--corpus {shlex.quote(str(folder))} --config_name mini --output_dir pretrained"
+        )

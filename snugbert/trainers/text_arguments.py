@@ -1,0 +1,34 @@
+"""The arguments that name the text of `snugbert vocabulary`, `prepare` and `pretrain`.
+
+This module imports nothing heavy, so that `--help` is fast.
+"""
+
+from dataclasses import dataclass, field
+
+from snugbert.errors import InputError
+
+
+@dataclass(kw_only=True)
+class TextArguments:
+    """Where a command finds its text: in files, or in a dataset.
+
+    Raises:
+        InputError: both files and a dataset are given.
+    """
+
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text files or glob patterns: .txt, .jsonl (also .gz, .zst), .parquet."},
+    )
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset (Hub name or folder) instead of files; each row is a document."}
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
+    text_column_name: str = field(
+        default="text", metadata={"help": "Column of .jsonl, .parquet and datasets that holds the text."}
+    )
+
+    def __post_init__(self):
+        if self.train_file and self.dataset_name is not None:
+            raise InputError("--train_file and --dataset_name exclude each other. Give one of them.")

@@ -1,0 +1,21 @@
+"""Writing `vocab.txt`, the vocabulary file of BERT's original release."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+
+def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes the tokens of a WordPiece tokenizer to `folder/vocab.txt`, one per line, in the order of their ids.
+
+    transformers 5 no longer writes this file, but Google's code and many other readers need it. A vocabulary with gaps
+    in its ids has no such file, because a token's id is the number of its line.
+
+    Args:
+        tokenizer: A fast WordPiece tokenizer. Tokens that were added after its vocabulary are left out.
+        folder: An existing folder.
+    """
+    tokens = {index: token for token, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
+    if tokens.keys() == set(range(len(tokens))):
+        text = "".join(f"{tokens[index]}\n" for index in range(len(tokens)))
+        (folder / "vocab.txt").write_text(text, encoding="utf-8", newline="\n")

@@ -1,0 +1,142 @@
+"""The command `snugbert`: finds the command that was typed and passes on its arguments.
+
+This module is not part of the package, because importing the package imports torch and transformers, which takes
+seconds. `snugbert --help` and a typing error are answered at once.
+"""
+
+import os
+import re
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A command: a function `main(argv)` in a module that is imported when the command is called."""
+
+    module: str
+    extra: str  # what to install: snugbert[extra]
+    summary: str
+
+
+COMMANDS = {
+    "vocabulary": Command("snugbert.trainers.vocabulary.command", "train", "train a tokenizer on text, or extend one"),
+    "prepare": Command(
+        "snugbert.trainers.pretraining.prepare_command", "train", "tokenize a corpus once, for many runs"
+    ),
+    "pretrain": Command("snugbert.trainers.pretraining.command", "train", "pretrain a model on a corpus"),
+    "glue": Command("snugbert.trainers.glue.command", "train", "fine-tune and score a classifier of texts or pairs"),
+    "squad": Command("snugbert.trainers.squad.command", "train", "fine-tune and score question answering"),
+    "ner": Command("snugbert.trainers.ner.command", "train", "fine-tune and score named-entity recognition"),
+    "convert": Command("snugbert.convert", "train", "convert BERT, DistilBERT and TensorFlow checkpoints, and back"),
+    "demo": Command("snugbert.demo", "demo", "try a checkpoint on a web page"),
+}
+
+
+def format_usage() -> str:
+    """The text of `snugbert --help`."""
+    return "\n".join(
+        [
+            "usage: snugbert <command> [arguments]",
+            "",
+            *(f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()),
+            "",
+            "snugbert <command> --help   lists the arguments of a command",
+            "snugbert --version          prints the version",
+        ]
+    )
+
+
+def read_version() -> str:
+    """`snugbert.__version__`, read from the file without importing the package."""
+    package = find_spec("snugbert")
+    assert package is not None and package.origin is not None
+    match = re.search(r'^__version__ = "(.+)"', Path(package.origin).read_text(encoding="utf-8"), re.MULTILINE)
+    assert match is not None
+    return match[1]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs `snugbert` with `argv` (default: `sys.argv[1:]`).
+
+    Returns:
+        The exit status. 0: done. 2: an error in the input, printed as one message. 130: interrupted. 141: the reader
+        of the output closed the pipe, as `| head` does.
+    """
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            if sys.stdout is not None:  # None if it was closed before the process started
+                sys.stdout.flush()
+    except OSError as error:
+        # Python flushes again on exit and would print another error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 141
+        return _fail("snugbert", f"cannot write the output: {error.strerror}.")
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(format_usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"snugbert {read_version()}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        return _fail("snugbert", f"unknown command {name!r}. Commands: {', '.join(COMMANDS)}.")
+    return _run_command(name, rest)
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
+    # These take seconds to import.
+    from huggingface_hub.utils import httpx
+    from safetensors import SafetensorError
+
+    from snugbert.errors import InputError
+
+    program = f"snugbert {name}"
+    try:
+        import_module(COMMANDS[name].module).main(arguments)
+        _leave_process_group()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in ("snugbert", "snugbert_cli"):
+            raise
+        install = f"pip install 'snugbert[{COMMANDS[name].extra}]'"
+        return _fail(program, f"the package {error.name} is not installed. Run: {install}")
+    # SafetensorError: the disk is full. TransportError: the network failed.
+    except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
+        if isinstance(error, BrokenPipeError) and sys.stdout is not None:
+            sys.stdout.flush()  # raises again if stdout is the closed pipe
+        return _fail(program, " ".join(str(error).split()))  # errors of the Hub have several lines
+    except KeyboardInterrupt:
+        print(
+            f"\n{program}: interrupted. Partial output was kept. Run the same command again to continue; "
+            "for training add --resume_from_checkpoint true.",
+            file=sys.stderr,
+        )
+        return 130
+    return 0
+
+
+def _fail(program: str, message: str) -> int:
+    print(f"{program}: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _leave_process_group() -> None:
+    """Ends the threads that connect the processes of a run. Without this, some processes abort on exit."""
+    if "torch.distributed" not in sys.modules:
+        return
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""What the tests on sentences of CoNLL-2003 share."""
+
+from snugbert.trainers.ner.data import NerSplit, Sentence
+
+PARTS = ("train", "validation", "test")
+FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
+
+
+def all_tags(split: NerSplit) -> list[list[str]]:
+    return [sentence.tags for sentence in split.sentences]
+
+
+def converted(tags: list[str], scheme: str) -> list[str]:
+    """BIO into another scheme, by the neighbours of each tag."""
+    result = []
+    for before, tag, after in zip(["O", *tags], tags, [*tags[1:], "O"], strict=False):
+        mark, kind = tag[0], tag[2:]
+        if mark != "O" and scheme == "iob1":
+            mark = "B" if mark == "B" and before[2:] == kind else "I"
+        elif mark != "O" and scheme != "bio":
+            goes_on = after == f"I-{kind}"
+            last, only = {"iobes": "ES", "bilou": "LU"}[scheme]
+            mark = mark if goes_on else only if mark == "B" else last
+        result.append(f"{mark}-{kind}" if kind else "O")
+    return result
+
+
+def joined(split: NerSplit) -> NerSplit:
+    """Each document as one sentence."""
+    documents: dict[object, list[Sentence]] = {}
+    for sentence in split.sentences:
+        documents.setdefault(sentence.document, []).append(sentence)
+    return split._replace(
+        sentences=[
+            Sentence([word for s in ss for word in s.words], [tag for s in ss for tag in s.tags], ss[0].row, document)
+            for document, ss in documents.items()
+        ]
+    )
+
+
+# name -> what is made of the sentences, limit in word pieces, whether windows reach over sentences
+WAYS = {
+    "sentences": (lambda split: split, 128, False),
+    "long sentences": (joined, 128, False),
+    "short windows": (lambda split: split, 12, False),
+    "document context": (lambda split: split, 64, True),
+}

@@ -1,0 +1,37 @@
+"""A dataset is divided into parts."""
+
+import os
+
+import datasets
+import pytest
+from prepared import content
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.cache import prepare_in_cache
+from snugbert.trainers.pretraining.corpus import open_corpus
+from snugbert.trainers.pretraining.preparation import prepare_parts
+from snugbert.trainers.pretraining.text_parts import plan_parts
+from snugbert.trainers.text_arguments import TextArguments
+
+
+def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, tokenizer):
+    rows = [f"Row {number}. It has two sentences." for number in range(10)]
+    data = tmp_path / "data"
+    datasets.Dataset.from_dict({"body": rows}).to_parquet(data / "train.parquet")
+    text = TextArguments(dataset_name=str(data), text_column_name="body")
+    _, corpus = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
+    assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
+        f"row {number}." for number in range(10)
+    ]
+    for part in plan_parts(text, num_shards=3):
+        prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
+    shards = content(open_corpus(tmp_path / "shards", tokenizer))
+    assert sorted(shards) == sorted(content(corpus))
+    assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
+    title = TextArguments(dataset_name=str(data), text_column_name="title")
+    with pytest.raises(InputError, match="another text, tokenizer or settings"):
+        prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
+    datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
+    os.utime(data / "train.parquet", (1, 1))
+    _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
+    assert changed.num_documents == 5

@@ -1,0 +1,11 @@
+"""Arguments of `snugbert squad`."""
+
+from snugbert.trainers.squad.arguments import SquadDataArguments, SquadTrainingArguments
+
+
+def test_defaults_are_the_original_releases(tmp_path):
+    assert SquadTrainingArguments(output_dir=str(tmp_path)).learning_rate == 5e-5
+    limits = {"max_seq_length": 384, "doc_stride": 128, "max_query_length": 64}
+    limits |= {"n_best_size": 20, "max_answer_length": 30, "null_score_diff_threshold": 0.0}
+    data_args = SquadDataArguments(dataset_name="squad")
+    assert {name: getattr(data_args, name) for name in limits} == limits
