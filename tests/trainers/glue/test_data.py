@@ -165,7 +165,7 @@ def test_every_format_gives_the_same_features(tmp_path):
         splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
         labels = choose_labels(None, splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
         assert labels == ["no", "yes"]
-        results.append(make_features(splits["train"], labels, tokenizer, 128, False, None)[:])
+        results.append(make_features(splits["train"], labels, tokenizer, 128, None)[:])
     assert all(result == results[0] for result in results)
     assert results[0]["label"] == [1, 0, 1]
     expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
@@ -191,7 +191,7 @@ def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
         arguments = GlueDataArguments(**source, label_column_name="topics")
         splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
         labels = choose_labels(None, splits, checkpoint_labels=[])
-        features = make_features(splits["train"], labels, tokenizer, 128, False, None)
+        features = make_features(splits["train"], labels, tokenizer, 128, None)
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
