@@ -21,8 +21,8 @@ from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_th
 from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 from snugbert.trainers.squad.arguments import SquadDataArguments
-from snugbert.trainers.squad.data import answers_are_told, load_questions
-from snugbert.trainers.squad.metric import squad_figures, squad_scores, squad_v2_figures, threshold_curve
+from snugbert.trainers.squad.data import has_answers, load_questions
+from snugbert.trainers.squad.metric import squad_metrics, squad_scores, squad_v2_metrics, threshold_curve
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def make_task(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
     chooses = training_args.eval_strategy != "no" or training_args.sweeps
-    if chooses and "validation" in splits and not answers_are_told(splits["validation"]):
+    if chooses and "validation" in splits and not has_answers(splits["validation"]):
         raise InputError("no validation question has an answer to choose the best model by; 'answers' must tell them.")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
@@ -63,12 +63,12 @@ def make_task(
         for name, questions in splits.items()
     }
     for name, of_split in windows.items():
-        logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(of_split.question))
+        logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(of_split.question_indices))
 
     def evaluation_set(split: str) -> EvaluationSet:
         judge = make_judge(NAMES[split], splits[split], windows[split], data_args)
         baseline = None
-        if data_args.version_2_with_negative and answers_are_told(splits[split]):
+        if data_args.version_2_with_negative and has_answers(splits[split]):
             baseline = ("always no answer", always_no_answer(splits[split]))
         return EvaluationSet(NAMES[split], windows[split].features, judge, len(splits[split]), baseline)
 
@@ -124,7 +124,7 @@ def make_judge(name: str, questions: list[Question], windows: ContextWindows, da
         odds = {question: answer.null_odds for question, answer in answers.items() if answer.null_odds is not None}
         if folder is not None:
             write_answers(answers, odds, folder, prefix)
-        if not answers_are_told(questions):
+        if not has_answers(questions):
             return {}
         texts = {question: answer.text for question, answer in answers.items()}
         exact, f1 = squad_scores(texts, golds, version_2)
@@ -133,7 +133,7 @@ def make_judge(name: str, questions: list[Question], windows: ContextWindows, da
             percent = 100 * np.array(list(f1.values()))
             draw_f1_by_answer_length(np.array(lengths), percent, folder / f"{prefix}f1_by_answer_length.png")
         if not version_2:
-            return squad_figures(exact, f1)
+            return squad_metrics(exact, f1)
         spans = {question: answer.best_span for question, answer in answers.items()}
         of_spans = squad_scores(spans, golds, version_2)
         if folder is not None:
@@ -141,8 +141,8 @@ def make_judge(name: str, questions: list[Question], windows: ContextWindows, da
             shown = thresholds < SURELY_NULL
             file = folder / f"{prefix}thresholds.png"
             draw_thresholds(thresholds[shown], exact_at[shown], f1_at[shown], threshold, file)
-        best = squad_v2_figures(*of_spans, spans, golds, odds)
-        return squad_v2_figures(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
+        best = squad_v2_metrics(*of_spans, spans, golds, odds)
+        return squad_v2_metrics(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
 
     return judge
 
@@ -156,7 +156,7 @@ def always_no_answer(questions: list[Question]) -> dict[str, float]:
     """Exact match and F1 of answering nothing, in percent."""
     golds = collect_gold_answers(questions)
     nothing = dict.fromkeys(golds, "")
-    figures = squad_v2_figures(*squad_scores(nothing, golds, version_2=True), nothing, golds)
+    figures = squad_v2_metrics(*squad_scores(nothing, golds, version_2=True), nothing, golds)
     return {name: figures[name] for name in ("exact", "f1")}
 
 
