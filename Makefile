@@ -8,7 +8,7 @@ PYTEST = pytest --numprocesses auto --dist loadfile
 # Every command and every required package, in a third of the time.
 FAST = -m "not slow"
 
-.PHONY: demo test test-fast test-lowest test-newest check release-check clean
+.PHONY: demo test test-fast test-lowest test-newest check docs release-check clean
 
 demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in ten minutes
 	$(BIN)/python examples/demo.py demo-output
@@ -25,11 +25,14 @@ test-lowest: .venv-lowest/installed  ## the fast half on the lowest versions tha
 test-newest: .venv-newest/installed  ## the fast half on the newest versions
 	.venv-newest/bin/$(PYTEST) $(FAST)
 
-check: .venv/installed-dev  ## lint, format, types, and the commands of the README
+check: .venv/installed-dev docs  ## lint, format, types, documentation, and the commands in the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest tests/repository/test_readme.py tests/repository/test_packaging.py
+	$(BIN)/pytest tests/repository/test_readme.py tests/repository/test_docs.py tests/repository/test_packaging.py
+
+docs: .venv/installed-dev  ## the documentation as a site, in site/; broken links and anchors are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 release-check: .venv/installed-dev  ## build a release, check it, and use it in an environment of its own
 	rm -rf dist .venv-release
@@ -53,7 +56,7 @@ release-check: .venv/installed-dev  ## build a release, check it, and use it in 
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/$(PIP) --constraint constraints.txt $(DEV)
+	$(BIN)/$(PIP) --constraint constraints.txt $(DEV) --group docs
 	touch $@
 
 .venv-lowest/installed: pyproject.toml constraints-lowest.txt
@@ -71,4 +74,4 @@ release-check: .venv/installed-dev  ## build a release, check it, and use it in 
 	touch $@
 
 clean:
-	rm -rf .venv .venv-lowest .venv-newest .venv-release dist demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-lowest .venv-newest .venv-release dist site demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info

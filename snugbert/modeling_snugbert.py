@@ -1,13 +1,13 @@
 """The SnugBERT encoder and its heads (Devlin et al., 2018).
 
-Parameters have the names of transformers' BertForPreTraining, so a BERT checkpoint loads with no conversion, and what
-is saved here opens in stock BERT once its configuration says `"model_type": "bert"`.
+Parameters have the same names as in transformers' BERT. BERT checkpoints load without conversion. A saved SnugBERT
+model opens in stock BERT after setting `"model_type": "bert"` in its configuration.
 
-The encoder works on the tokens of all sequences in one row, without padding ([`SnugBertBatch`]). Attention alone knows
-where a sequence ends. Heads gather the tokens they need from that row; what a caller gets is padded as his batch was.
+The encoder works on one row of tokens without padding ([`SnugBertBatch`]). Only attention depends on where sequences
+end. Heads gather the tokens they need. Outputs have the layout of the caller's batch.
 
-Shapes in comments: B rows of L columns in the caller's batch, N sequences, T tokens, H hidden size, V vocabulary size,
-M labelled tokens.
+Shapes: B rows and L columns of the caller's batch, N sequences, T tokens, H hidden size, V vocabulary size, M labeled
+tokens, Q tokens whose output is needed.
 """
 
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before what other versions lack
@@ -50,12 +50,12 @@ from .packing_snugbert import (
     is_ragged,
     make_batch,
     refuse_any,
-    spread,
+    scatter,
     warn_once,
 )
 
-NSP_CLASSES = "is next, is random:"  # for complaints about a label
-IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators leave out
+NSP_CLASSES = "is next, is random:"  # for error messages about labels
+IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators ignore
 SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
 
 
@@ -63,18 +63,18 @@ SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
 
 
 class SnugBertSinusoidalPositions(nn.Module):
-    """Position embeddings that are computed, not learned: sine in even dimensions, cosine in odd ones."""
+    """Computed position embeddings: sine in even dimensions, cosine in odd dimensions."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.hidden_size = config.hidden_size
-        # Vaswani et al. multiply the word embeddings instead (section 3.4); with positions of amplitude 1 beside
-        # words of 0.02, LayerNorm would leave next to nothing of the words.
+        # Positions are scaled to the size of the word embeddings. With amplitude 1 next to words of 0.02, LayerNorm
+        # would suppress the words. Vaswani et al. scale the word embeddings instead (section 3.4).
         self.amplitude = config.initializer_range
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """[..., L] -> [..., L, H] in float32."""
-        # Computed at every call: a buffer would be left unset by `from_pretrained`, which builds on the meta device.
+        """Computes embeddings in float32. *Shape:* (..., L) -> (..., L, H)"""
+        # Computed in every call. `from_pretrained` builds on the meta device and would leave a buffer unset.
         exponents = torch.arange(0, self.hidden_size, 2, device=position_ids.device) / self.hidden_size
         angles = position_ids[..., None] * SINUSOID_BASE**-exponents
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2) * self.amplitude
@@ -97,7 +97,7 @@ class SnugBertEmbeddings(nn.Module):
     def forward(
         self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor, position_ids: torch.Tensor
     ) -> torch.Tensor:
-        """[1, T, H] word embeddings, [1, T] segments, [1, T] positions -> [1, T, H]."""
+        """Embeds tokens. *Shape:* word embeddings (1, T, H), segments (1, T), positions (1, T) -> (1, T, H)"""
         embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
         embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
@@ -113,7 +113,19 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention that keeps its weights: query, key, value [B, heads, L, D] -> [B, L, heads, D], [B, heads, L, L]."""
+    """Computes attention and returns its weights.
+
+    Args:
+        module: the attention module.
+        query, key, value: *Shape:* (B, heads, L, D)
+        attention_mask: boolean, or added to the scores; None for no mask. *Shape:* broadcasts to (B, heads, L, L)
+        scaling: factor of the scores.
+        dropout: dropout probability of the weights in training.
+        kwargs: ignored.
+
+    Returns:
+        The output (B, L, heads, D) and the attention weights (B, heads, L, L).
+    """
     scores = query @ key.transpose(-2, -1) * scaling
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -135,9 +147,19 @@ def nested_attention(
     dropout: float,
     **kwargs,
 ) -> torch.Tensor:
-    """torch's attention on ragged batches, which on CUDA runs the kernels that SDPA has for even ones.
+    """Computes attention on a ragged batch with nested tensors. On CUDA it runs SDPA's fused kernels.
 
-    Query [queries, heads, D], key and value [T, heads, D] -> [queries, heads, D].
+    Args:
+        query: *Shape:* (Q, heads, D)
+        key, value: *Shape:* (T, heads, D)
+        cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,)
+        max_length_q, max_length_k: most queries and keys of a sequence.
+        scaling: factor of the scores.
+        dropout: dropout probability of the weights.
+        kwargs: ignored.
+
+    Returns:
+        *Shape:* (Q, heads, D)
     """
 
     def nested(tokens: torch.Tensor, cu_seq_lens: torch.Tensor, max_length: int) -> torch.Tensor:
@@ -155,9 +177,9 @@ def nested_attention(
 
 
 class SnugBertSelfAttention(nn.Module):
-    """Multi-head attention of every token to every token of its sequence."""
+    """Multi-head attention within each sequence."""
 
-    is_causal = False  # transformers' sdpa takes a missing attribute for True
+    is_causal = False  # transformers' sdpa defaults to True
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
@@ -169,25 +191,29 @@ class SnugBertSelfAttention(nn.Module):
 
     def forward(
         self,
-        queries: torch.Tensor,
+        query_states: torch.Tensor,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         batch_size: int | None = None,
         groups: Groups | None = None,
         padded_shape: tuple[int, int] | None = None,
-        places: torch.Tensor | None = None,
+        token_indices: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Lets [1, Q, H] attend to [1, T, H].
+        """Computes attention.
 
-        The further arguments are those of [`attention_arguments`].
+        Args:
+            query_states: tokens whose output is needed. *Shape:* (1, Q, H)
+            hidden_states: all tokens. *Shape:* (1, T, H)
+            attention_mask, batch_size, groups, padded_shape, token_indices, kwargs: from [`attention_arguments`].
 
         Returns:
-            [1, Q, H], and the attention weights where the implementation has them: [N, heads, L, L].
+            The output (1, Q, H), and the attention weights (N, heads, L, L) if the implementation returns them.
         """
+        projected = ((self.query, query_states), (self.key, hidden_states), (self.value, hidden_states))
         query, key, value = (
-            _in_autocast(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
-            for projection, tokens in ((self.query, queries), (self.key, hidden_states), (self.value, hidden_states))
+            _to_autocast_dtype(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
+            for projection, tokens in projected
         )
         options = {
             "scaling": self.head_size**-0.5,
@@ -196,33 +222,33 @@ class SnugBertSelfAttention(nn.Module):
         implementation = self.config._attn_implementation
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         weights = None
-        if queries.shape[1] == 0:  # the gradients of keys and values are zeros, not None
+        if query_states.shape[1] == 0:  # gives keys and values zero gradients instead of None
             context = query + 0 * (key.sum() + value.sum())
         elif groups is not None:
             context = grouped_attention(query, key, value, groups, **options)
         elif batch_size is not None:
             tensors = (tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value))
             if attention_mask is not None and attention_mask.dim() == 4:
-                if attention_mask.is_floating_point():  # added to the scores; what is not, says where to look
-                    # The least number of a wider dtype would become minus infinity, and a row of these NaN.
+                if attention_mask.is_floating_point():  # added to the scores
+                    # The minimum of a wider dtype would overflow to minus infinity. A fully masked row would be NaN.
                     attention_mask = attention_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
                 else:
                     attention_mask = attention_mask.bool()
             context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
-        elif padded_shape is not None and places is not None:
-            tensors = (spread(tensor, places, padded_shape).transpose(1, 2) for tensor in (query, key, value))
+        elif padded_shape is not None and token_indices is not None:
+            tensors = (scatter(tensor, token_indices, padded_shape).transpose(1, 2) for tensor in (query, key, value))
             context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
-            context = context.flatten(0, 1).index_select(0, places)
+            context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
             context = nested_attention(query, key, value, **options, **kwargs)
         else:
             tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             context, weights = attention(self, *tensors, None, **options, **kwargs)
-        return context.reshape(queries.shape), weights
+        return context.reshape(query_states.shape), weights
 
 
 class SnugBertResidual(nn.Module):
-    """The end of a sublayer: projection, dropout, residual connection, LayerNorm (post-norm)."""
+    """Output of a sublayer: projection, dropout, residual connection, LayerNorm (post-norm)."""
 
     def __init__(self, config: SnugBertConfig, input_size: int):
         super().__init__()
@@ -231,12 +257,12 @@ class SnugBertResidual(nn.Module):
         self.dropout = SnugBertDropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """[..., input size], [..., H] -> [..., H]."""
+        """Projects `hidden_states` and adds `residual`. *Shape:* (..., input size), (..., H) -> (..., H)"""
         return self.LayerNorm(self.dropout(self.dense(hidden_states)) + residual)
 
 
-def _in_autocast(hidden_states: torch.Tensor) -> torch.Tensor:
-    """As autocast would convert them: once, not for queries, keys and values each, which it would keep three times."""
+def _to_autocast_dtype(hidden_states: torch.Tensor) -> torch.Tensor:
+    """Converts once to the autocast dtype. Autocast itself would store one copy each for queries, keys and values."""
     device = hidden_states.device.type
     available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)  # torch 2.11 cannot trace it
     if hidden_states.dtype != torch.float32 or not available:
@@ -245,7 +271,7 @@ def _in_autocast(hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 class SnugBertAttention(nn.Module):
-    """The attention sublayer."""
+    """Attention sublayer."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
@@ -255,19 +281,19 @@ class SnugBertAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        queries: torch.Tensor | None = None,
+        query_indices: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices."""
-        queried = hidden_states if queries is None else hidden_states.index_select(1, queries)
-        inputs = _in_autocast(hidden_states)
-        query_inputs = inputs if queries is None else _in_autocast(queried)
-        context, _ = self.self(query_inputs, inputs, **kwargs)
-        return self.output(context, queried)
+        """Applies attention to all tokens, or to `query_indices` (Q,) only. *Shape:* (1, T, H) -> (1, T or Q, H)"""
+        residual = hidden_states if query_indices is None else hidden_states.index_select(1, query_indices)
+        inputs = _to_autocast_dtype(hidden_states)
+        query_states = inputs if query_indices is None else _to_autocast_dtype(residual)
+        context, _ = self.self(query_states, inputs, **kwargs)
+        return self.output(context, residual)
 
 
 class SnugBertIntermediate(nn.Module):
-    """The widening half of the feed-forward sublayer."""
+    """First half of the feed-forward sublayer: widening projection and activation."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
@@ -275,12 +301,12 @@ class SnugBertIntermediate(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[..., H] -> [..., intermediate size]."""
+        """Projects and activates. *Shape:* (..., H) -> (..., intermediate size)"""
         return self.activation(self.dense(hidden_states))
 
 
 class SnugBertLayer(GradientCheckpointingLayer):
-    """Attention and feed-forward sublayers."""
+    """Encoder layer: attention and feed-forward sublayers."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
@@ -291,16 +317,16 @@ class SnugBertLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        queries: torch.Tensor | None = None,
+        query_indices: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices."""
-        hidden_states = self.attention(hidden_states, queries, **kwargs)
+        """Computes all tokens, or `query_indices` (Q,) only. *Shape:* (1, T, H) -> (1, T or Q, H)"""
+        hidden_states = self.attention(hidden_states, query_indices, **kwargs)
         return self.output(self.intermediate(hidden_states), hidden_states)
 
 
 class SnugBertEncoder(nn.Module):
-    """The stack of layers."""
+    """Stack of encoder layers."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
@@ -308,19 +334,30 @@ class SnugBertEncoder(nn.Module):
         self.layer = nn.ModuleList([SnugBertLayer(config) for _ in range(config.num_hidden_layers)])
 
     def forward(
-        self, hidden_states: torch.Tensor, batch: SnugBertBatch, queries: torch.Tensor | None = None, **kwargs
+        self, hidden_states: torch.Tensor, batch: SnugBertBatch, query_indices: torch.Tensor | None = None, **kwargs
     ) -> torch.Tensor:
-        """[1, T, H] -> [1, T, H], or [1, Q, H] for the tokens of which `queries` [Q] has the indices, in order."""
+        """Runs all layers.
+
+        Args:
+            hidden_states: embeddings. *Shape:* (1, T, H)
+            batch: the batch.
+            query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
+                only these. *Shape:* (Q,)
+            kwargs: passed on to the layers.
+
+        Returns:
+            *Shape:* (1, T, H), or (1, Q, H) with `query_indices`
+        """
         arguments = attention_arguments(self.config, batch, None)
         for layer in self.layer[:-1]:
             hidden_states = layer(hidden_states, **arguments, **kwargs)
-        if queries is not None:
-            arguments = attention_arguments(self.config, batch, queries)
-        return self.layer[-1](hidden_states, queries, **arguments, **kwargs)
+        if query_indices is not None:
+            arguments = attention_arguments(self.config, batch, query_indices)
+        return self.layer[-1](hidden_states, query_indices, **arguments, **kwargs)
 
 
 class SnugBertPooler(nn.Module):
-    """Dense layer and activation on the first token of each sequence, [CLS]."""
+    """Dense layer and activation on the first token of each sequence (`[CLS]`)."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
@@ -328,15 +365,15 @@ class SnugBertPooler(nn.Module):
         self.activation = ACT2FN[config.pooler_act]
 
     def forward(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        """[N, H] -> [N, H]."""
+        """Pools first tokens. *Shape:* (N, H) -> (N, H)"""
         return self.activation(self.dense(first_tokens))
 
 
-# --- what the models share --------------------------------------------------------------------------------------
+# --- base classes and losses ------------------------------------------------------------------------------------
 
 
 class SnugBertPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialization, common to all SnugBERT models."""
+    """Base class of all SnugBERT models: loading, saving and initialization."""
 
     config: SnugBertConfig
     config_class = SnugBertConfig
@@ -348,7 +385,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": SnugBertLayer, "attentions": SnugBertSelfAttention}
-    # BERT files of 2019 to 2022 hold this buffer.
+    # BERT files from 2019 to 2022 contain this buffer.
     _keys_to_ignore_on_load_unexpected = [r"position_ids"]
 
     @torch.no_grad()
@@ -366,45 +403,50 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         position_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
     ) -> SnugBertBatch:
-        """The tokens of the caller's batch; takes the boundaries of a packed one out of `kwargs`."""
+        """Gathers the tokens of the caller's batch. Removes packing boundaries from `kwargs`."""
         boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
-        of_keys = [kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]  # the same, from transformers
-        if boundaries[0] is None and any(value is not None for value in (*boundaries, *of_keys)):
-            raise ValueError("A packed batch needs its boundaries, `cu_seq_lens_q`.")
+        # transformers' collators also pass boundaries of keys. They equal those of the queries.
+        key_boundaries = [kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
+        if boundaries[0] is None and any(value is not None for value in (*boundaries, *key_boundaries)):
+            raise ValueError("`cu_seq_lens_q` is missing. A packed batch needs it.")
         if boundaries[0] is not None and getattr(self, "_is_replica", False):
-            # It splits `cu_seq_lens_q` and the labels among its replicas, but not the one row of tokens.
-            raise ValueError("A packed batch cannot be split by DataParallel; start one process a GPU (torchrun).")
+            # DataParallel would split `cu_seq_lens_q` and the labels among replicas, but not the row of tokens.
+            raise ValueError("DataParallel cannot split a packed batch. Start one process per GPU (torchrun).")
         return make_batch(
             self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, *boundaries
         )
 
-    def _encode(self, batch: SnugBertBatch, rows: torch.Tensor | None = None, **kwargs) -> BaseModelOutputWithPooling:
-        """As [`SnugBertModel`] with `batch` and `rows`; `hidden_states` are padded back already."""
-        # A head reads the output by name, whatever the caller and the configuration want of the head's own.
-        outputs = self.bert(batch=batch, rows=rows, return_dict=True, **kwargs)
+    def _encode(
+        self, batch: SnugBertBatch, token_indices: torch.Tensor | None = None, **kwargs
+    ) -> BaseModelOutputWithPooling:
+        """Runs [`SnugBertModel`] on a gathered batch. `hidden_states` have the caller's layout."""
+        # Heads read the encoder's output by name. `return_dict` of the caller applies to the head's output.
+        outputs = self.bert(batch=batch, token_indices=token_indices, return_dict=True, **kwargs)
         outputs.hidden_states = batch.scatter_all(outputs.hidden_states)
         return outputs
 
     def save_pretrained(self, *args, **kwargs):
-        """As in transformers, and the code files with an `auto_map` that names every head go along.
+        """Saves the model as transformers does, with SnugBERT's code files and an `auto_map` of every head.
 
-        A folder that was saved with one head thus loads as any other, with `trust_remote_code=True` and without
-        snugbert installed. Entries that came with a checkpoint are dropped: they may name another repository's code.
+        The folder loads with any head through `trust_remote_code=True`, without snugbert installed. An `auto_map` that
+        came with the checkpoint is replaced, because it may refer to another repository's code.
         """
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(*args, **kwargs)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        """As in transformers, where every way to push a model ends, but with a model card that says something."""
+        """Writes the model card before uploading. Every method that pushes a model calls this one."""
         write_model_card(self, Path(working_dir), repo_id, kwargs.get("token"))
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
-def _mean(loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch: int | torch.Tensor | None):
-    """`loss_sum` over the items of the whole batch if Trainer says how many these are, over our own otherwise.
+def _mean(
+    loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch: int | torch.Tensor | None
+) -> torch.Tensor:
+    """Divides a loss by `num_items_in_batch`, or by `count` if it is None.
 
-    Trainer's count spans gradient accumulation and processes. A mean of our own would then be too large by their
-    number. No items at all give 0 with a gradient, not NaN.
+    Trainer passes `num_items_in_batch`, counted over gradient accumulation steps and processes. Without any item, the
+    result is 0 with a gradient, not NaN.
     """
     items = count if num_items_in_batch is None else num_items_in_batch
     return loss_sum / (items.to(loss_sum.device).clamp(min=1) if isinstance(items, torch.Tensor) else max(items, 1))
@@ -417,7 +459,15 @@ def _classification_loss(
     size_name: str,
     name: str = "labels",
 ) -> torch.Tensor:
-    """Cross entropy of [..., classes] logits and [...] labels, -100 left out; the names are for complaints."""
+    """Computes cross entropy, ignoring labels of -100.
+
+    Args:
+        logits: *Shape:* (..., classes)
+        labels: *Shape:* (...)
+        num_items_in_batch: see [`_mean`].
+        size_name: the option that sets the number of classes, for error messages.
+        name: the argument name of the labels, for error messages.
+    """
     if labels.numel() != logits[..., 0].numel():
         check_shape(name, labels, tuple(logits.shape[:-1]))
     check_range(name, labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
@@ -427,11 +477,11 @@ def _classification_loss(
 
 
 class SnugBertModel(SnugBertPreTrainedModel):
-    """The encoder without a head: last hidden states, and the pooled first token.
+    """The encoder without a head. Returns the last hidden states and the pooled first token.
 
     Args:
         config: the configuration.
-        add_pooling_layer: whether the model has a pooler.
+        add_pooling_layer: whether to add a pooler.
     """
 
     def __init__(self, config: SnugBertConfig, add_pooling_layer: bool = True):
@@ -442,7 +492,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The word embeddings."""
+        """Returns the word embeddings."""
         return self.embeddings.word_embeddings
 
     def set_input_embeddings(self, value: Any):
@@ -458,41 +508,41 @@ class SnugBertModel(SnugBertPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         batch: SnugBertBatch | None = None,
-        rows: torch.Tensor | None = None,
+        token_indices: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
-        r"""Encodes a batch, padded or packed.
+        r"""Encodes a padded or packed batch.
 
-        A packed batch is one row of sequences, one after the other, with `cu_seq_lens_q` (`kwargs`).
+        A packed batch is one row of concatenated sequences. Its boundaries are passed as `cu_seq_lens_q`.
 
         Args:
-            input_ids: word piece ids. *Shape:* (B, L), or (1, T) if packed
-            attention_mask: 1 at tokens, 0 at padding; all tokens if None. *Shape:* (B, L). A 4-D mask, boolean or to
-                be added to the scores, is taken as it is, and then the encoder works on padding too.
+            input_ids: token ids. *Shape:* (B, L), or (1, T) if packed
+            attention_mask: 1 at tokens, 0 at padding; no padding if None. *Shape:* (B, L). A 4-D mask is applied to
+                the attention scores, boolean or additive. With a 4-D mask the encoder also computes on padding.
             token_type_ids: segments; 0 if None. *Shape:* as `input_ids`
-            position_ids: positions; 0 to L - 1, or from 0 in each packed sequence, if None. *Shape:* (1, L) or (B, L),
+            position_ids: positions. If None: 0 to L - 1, or from 0 in each packed sequence. *Shape:* (1, L) or (B, L),
                 or (1, T) if packed
             inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, H), or (1, T, H) if packed
-            batch: instead of all these, a batch that a head has gathered; then the output is not padded back.
-            rows: with `batch`, the tokens whose last hidden states are wanted; all if None. The last layer does not
-                compute the others. *Shape:* (M,)
-            kwargs: `cu_seq_lens_q`, where each packed sequence starts, and T (*Shape:* (N + 1,)); `max_length_q`,
-                length of the longest, looked up if None; `output_hidden_states`; `output_attentions` (needs
-                `attn_implementation="eager"`); `return_dict`.
+            batch: a batch gathered by a head, instead of the arguments above. The output keeps the packed layout.
+            token_indices: with `batch`, the tokens whose last hidden states are needed; all if None. The last layer
+                skips the others. *Shape:* (M,)
+            kwargs: for packed batches, `cu_seq_lens_q`, the start of each sequence, then T (*Shape:* (N + 1,)), and
+                `max_length_q`, the length of the longest sequence, computed if None. Also `output_hidden_states`,
+                `output_attentions` (needs `attn_implementation="eager"`) and `return_dict`.
 
         Returns:
-            `last_hidden_state` (B, L, H), zero at padding unless the mask is 4-D, or (1, T, H) if packed;
-            `pooler_output` (N, H) if there is a pooler: of zeros for a row that is all padding; and what was asked
-            for.
+            `last_hidden_state` (B, L, H), or (1, T, H) if packed. It is zero at padding, except with a 4-D mask.
+            `pooler_output` (N, H) if there is a pooler. For a row without tokens it is the pooled zero vector.
+            `hidden_states` and `attentions` on request.
 
         Raises:
-            ValueError: both or none of `input_ids` and `inputs_embeds`; shapes that do not fit each other; more
-                than `max_position_embeddings` tokens; an id outside its range (checked on the CPU only); boundaries
-                that do not start at 0 and end at T, or that decrease; a sequence longer than `max_length_q`;
-                positions that start again in a row without boundaries; a mask without any token.
+            ValueError: both or neither of `input_ids` and `inputs_embeds`; shapes that do not match; more than
+                `max_position_embeddings` tokens; an id out of range (checked on the CPU only); boundaries that do not
+                start at 0 and end at T, or that decrease; a sequence longer than `max_length_q`; positions that
+                restart in a row without boundaries; a mask without any token.
         """
         if batch is not None:
-            return self._encode_tokens(batch, rows, return_dict=True, **kwargs)
+            return self._encode_tokens(batch, token_indices, return_dict=True, **kwargs)
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode_tokens(batch, None, return_dict=True, **kwargs)
         outputs.last_hidden_state = batch.scatter(outputs.last_hidden_state)
@@ -501,29 +551,31 @@ class SnugBertModel(SnugBertPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
-    def _encode_tokens(self, batch: SnugBertBatch, rows: torch.Tensor | None, **kwargs) -> BaseModelOutputWithPooling:
-        """`last_hidden_state` (1, T, H), or (1, M, H) of the tokens in `rows`, and `pooler_output` (N, H)."""
+    def _encode_tokens(
+        self, batch: SnugBertBatch, token_indices: torch.Tensor | None, **kwargs
+    ) -> BaseModelOutputWithPooling:
+        """Returns `last_hidden_state` (1, T, H), or (1, M, H) of `token_indices`, and `pooler_output` (N, H)."""
         words = batch.inputs if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(batch.inputs)
         hidden_states = self.embeddings(words, batch.token_type_ids, batch.position_ids)
-        first_tokens, queries = batch.first_tokens, None
+        first_tokens, query_indices = batch.first_tokens, None
         without_dropout = is_flash_attention_requested(self.config, version=[3, 4])
         if self.training and self.config.attention_probs_dropout_prob and without_dropout:
-            warn_once(f"{self.config._attn_implementation} has no dropout; attention weights are not dropped.")
-        shows_all = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        if rows is not None and is_ragged(self.config, batch) and not shows_all:
-            # From here on tokens are counted among those that the last layer computes.
-            # First tokens in any case: kernels for ragged batches want a query in each sequence.
-            wanted = torch.cat([first_tokens, rows])
-            queries, order = wanted.sort()
+            warn_once(f"{self.config._attn_implementation} has no dropout. `attention_probs_dropout_prob` is ignored.")
+        needs_all = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        if token_indices is not None and is_ragged(self.config, batch) and not needs_all:
+            # The last layer computes only the tokens needed. From here on, indices count among these tokens. First
+            # tokens are always included, because ragged kernels require a query in each sequence.
+            needed = torch.cat([first_tokens, token_indices])
+            query_indices, order = needed.sort()
             new_indices = order.argsort()
-            first_tokens, rows = new_indices.split([len(first_tokens), len(rows)])
-        hidden_states = self.encoder(hidden_states, batch, queries, **kwargs).to(first_tokens.device)
+            first_tokens, token_indices = new_indices.split([len(first_tokens), len(token_indices)])
+        hidden_states = self.encoder(hidden_states, batch, query_indices, **kwargs).to(first_tokens.device)
         pooled = None
         if self.pooler is not None:
             first = hidden_states.index_select(1, first_tokens).squeeze(0)
             pooled = self.pooler(first if batch.empty is None else first.masked_fill(batch.empty[:, None], 0))
         return BaseModelOutputWithPooling(
-            last_hidden_state=hidden_states if rows is None else hidden_states.index_select(1, rows),
+            last_hidden_state=hidden_states if token_indices is None else hidden_states.index_select(1, token_indices),
             pooler_output=pooled,
         )
 
@@ -541,22 +593,22 @@ class SnugBertPredictionTransform(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[..., H] -> [..., H]."""
+        """Transforms hidden states. *Shape:* (..., H) -> (..., H)"""
         return self.LayerNorm(self.activation(self.dense(hidden_states)))
 
 
 class SnugBertPredictions(nn.Module):
-    """Scores of the vocabulary. The projection is the word embeddings again, unless they are untied."""
+    """Vocabulary projection. It shares the word embeddings unless they are untied."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.transform = SnugBertPredictionTransform(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        # BERT files hold the bias under this name too; it is tied to the decoder's.
+        # BERT files also store the bias under this name. It is tied to the decoder's bias.
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[..., H] -> [..., V]."""
+        """Computes vocabulary logits. *Shape:* (..., H) -> (..., V)"""
         return self.decoder(self.transform(hidden_states))
 
 
@@ -575,7 +627,7 @@ class SnugBertPreTrainingHeads(nn.Module):
 
 
 class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
-    """What the two models with a masked token head share: the tied projection, and the labelled rows."""
+    """Base class of the two models with a masked token head: tied projection, and prediction of labeled tokens."""
 
     _tied_weights_keys = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -584,18 +636,18 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
     cls: SnugBertPreTrainingHeads
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """As in transformers, and the bias is one parameter even where the projection is untied."""
+        """Ties the two names of the decoder bias even if the projection is untied."""
         keys = super().get_expanded_tied_weights_keys(all_submodels)
         if not all_submodels:
             keys["cls.predictions.decoder.bias"] = "cls.predictions.bias"
         return keys
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The vocabulary projection."""
+        """Returns the vocabulary projection."""
         return self.cls.predictions.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Linear):
-        """Replaces the vocabulary projection and the bias tied to it."""
+        """Replaces the vocabulary projection and its tied bias."""
         self.cls.predictions.decoder = new_embeddings
         self.cls.predictions.bias = new_embeddings.bias
 
@@ -604,27 +656,27 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
     ) -> tuple[BaseModelOutputWithPooling, torch.Tensor, torch.Tensor | None, torch.Tensor | int]:
         """Runs the encoder and the masked token head.
 
-        Both work on labelled tokens only, [M, V], in training or where `sparse_prediction` asks for it: the other 85 %
-        of [B, L, V] serve nobody there.
+        In training, or with `sparse_prediction`, the head and the last layer compute labeled tokens only. This skips
+        about 85 % of the tokens.
 
         Returns:
-            The encoder's output, the logits, the sum of the loss over the labelled tokens (None without labels), and
-            the number of these.
+            The encoder's output; the logits, (M, V) if sparse, else in the caller's layout; the loss summed over
+            labeled tokens, None without labels; and the number of labeled tokens.
         """
         if labels is None:
             outputs = self._encode(batch, **kwargs)
             return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
-        of_tokens = batch.gather_labels(labels, IGNORE_INDEX)[0]
-        labelled = of_tokens != IGNORE_INDEX
-        rows = labelled.nonzero().squeeze(-1)
-        targets = of_tokens[rows].long()
+        token_labels = batch.gather_labels(labels, IGNORE_INDEX)[0]
+        is_labeled = token_labels != IGNORE_INDEX
+        token_indices = is_labeled.nonzero().squeeze(-1)
+        targets = token_labels[token_indices].long()
         check_range("labels", targets, self.config.vocab_size, "vocab_size")
         sparse = self.training if sparse_prediction is None else sparse_prediction
-        outputs = self._encode(batch, rows if sparse else None, **kwargs)
+        outputs = self._encode(batch, token_indices if sparse else None, **kwargs)
         logits = self.cls.predictions(outputs.last_hidden_state)
-        of_labelled = (logits if sparse else logits.index_select(1, rows)).squeeze(0)
-        loss_sum = cross_entropy_sum(of_labelled, targets)
-        return outputs, of_labelled if sparse else batch.scatter(logits), loss_sum, labelled.sum()
+        labeled_logits = (logits if sparse else logits.index_select(1, token_indices)).squeeze(0)
+        loss_sum = cross_entropy_sum(labeled_logits, targets)
+        return outputs, labeled_logits if sparse else batch.scatter(logits), loss_sum, is_labeled.sum()
 
 
 @dataclass
@@ -632,13 +684,13 @@ class SnugBertForPreTrainingOutput(ModelOutput):
     """Output of [`SnugBertForPreTraining`].
 
     Attributes:
-        loss: the sum of the losses whose labels were given. *Shape:* ()
-        prediction_logits: vocabulary scores before softmax. *Shape:* (B, L, V), or (M, V) where sparse
-        seq_relationship_logits: scores of "is next" and "is random". *Shape:* (B, 2)
-        hidden_states: embeddings and the output of each layer, if asked for. *Shape:* (B, L, H) each
-        attentions: attention weights of each layer, if asked for. *Shape:* (B, heads, L, L) each
-        mlm_loss: masked token part of `loss`, for logging. *Shape:* ()
-        nsp_loss: next-sentence part of `loss`, for logging. *Shape:* ()
+        loss: sum of the losses whose labels were passed; None without labels. *Shape:* ()
+        prediction_logits: vocabulary logits. *Shape:* (B, L, V), or (M, V) if sparse
+        seq_relationship_logits: logits of "is next" and "is random". *Shape:* (B, 2)
+        hidden_states: embeddings and the output of each layer, on request. *Shape:* (B, L, H) each
+        attentions: attention weights of each layer, on request. *Shape:* (B, heads, L, L) each
+        mlm_loss: masked token loss, detached, for logging. *Shape:* ()
+        nsp_loss: next-sentence loss, detached, for logging. *Shape:* ()
     """
 
     loss: torch.Tensor | None = None
@@ -650,12 +702,12 @@ class SnugBertForPreTrainingOutput(ModelOutput):
     nsp_loss: torch.Tensor | None = None
 
     def to_tuple(self) -> tuple:
-        """Stock BERT's tuple: what is not None, without the two losses for logging."""
+        """Returns the same tuple as stock BERT. It omits None and the two losses for logging."""
         return tuple(self[name] for name in self.keys() if name not in ("mlm_loss", "nsp_loss"))
 
 
 class SnugBertForPreTraining(SnugBertMaskedTokenModel):
-    """Masked token prediction and next sentence prediction, the paper's pretraining (section 3.1)."""
+    """BERT's pretraining model: masked token prediction and next sentence prediction (section 3.1)."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
@@ -682,33 +734,33 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            labels: the original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
-            next_sentence_label: 0 where the second segment follows the first, 1 where it is random. *Shape:* (B,)
-            num_items_in_batch: labelled tokens of the whole batch, over gradient accumulation and processes; Trainer
-                passes it. The masked token loss is divided by it.
-            num_sequences_in_batch: sequences of the whole batch, likewise, for the next-sentence loss. Where it is
-                missing beside `num_items_in_batch` (plain Trainer), the mean over this batch's sequences weighs as
-                much as this batch's share of the labelled tokens.
-            sparse_prediction: whether `prediction_logits` are those of labelled tokens only; None: in training.
+            labels: original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
+            next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
+            num_items_in_batch: labeled tokens of the global batch, over gradient accumulation steps and processes.
+                Trainer passes it. The masked token loss is divided by it.
+            num_sequences_in_batch: sequences of the global batch. The next-sentence loss is divided by it. A plain
+                Trainer passes `num_items_in_batch` only. Then the mean next-sentence loss of this batch is weighted
+                by its share of the labeled tokens.
+            sparse_prediction: whether `prediction_logits` cover labeled tokens only. None: in training only.
 
         Returns:
-            The loss is the sum of those whose labels are given; None without any label.
+            The losses of the labels that were passed, and the logits.
 
         Raises:
-            ValueError: as [`SnugBertModel`], and for labels of the wrong shape or outside their range.
+            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, logits, mlm_sum, labelled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
+        outputs, logits, mlm_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         nsp_logits = self.cls.seq_relationship(outputs.pooler_output)
 
-        mlm_loss = None if mlm_sum is None else _mean(mlm_sum, labelled, num_items_in_batch)
+        mlm_loss = None if mlm_sum is None else _mean(mlm_sum, num_labeled, num_items_in_batch)
         nsp_loss = None
         if next_sentence_label is not None:
             nsp_loss = _classification_loss(
                 nsp_logits, next_sentence_label, num_sequences_in_batch, NSP_CLASSES, "next_sentence_label"
             )
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
-                nsp_loss = _mean(nsp_loss * labelled, labelled, num_items_in_batch)  # weighted by its share of tokens
+                nsp_loss = _mean(nsp_loss * num_labeled, num_labeled, num_items_in_batch)  # weight: share of tokens
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return SnugBertForPreTrainingOutput(
             loss=sum(losses[1:], losses[0]) if losses else None,
@@ -722,7 +774,7 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
 
 
 class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
-    """Masked token prediction alone."""
+    """Masked token prediction."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
@@ -750,15 +802,15 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
             labels, num_items_in_batch, sparse_prediction: as in [`SnugBertForPreTraining`].
 
         Returns:
-            `logits` (B, L, V), or (M, V) where sparse.
+            `logits` (B, L, V), or (M, V) if sparse.
 
         Raises:
             ValueError: as [`SnugBertForPreTraining`].
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, logits, loss_sum, labelled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
+        outputs, logits, loss_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         return MaskedLMOutput(
-            loss=None if loss_sum is None else _mean(loss_sum, labelled, num_items_in_batch),
+            loss=None if loss_sum is None else _mean(loss_sum, num_labeled, num_items_in_batch),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -766,7 +818,7 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
 
 
 class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
-    """Next sentence prediction alone."""
+    """Next sentence prediction."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
@@ -790,14 +842,14 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            labels: 0 where the second segment follows the first, 1 where it is random. *Shape:* (B,)
-            num_items_in_batch: sequences of the whole batch; Trainer passes it.
+            labels: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
+            num_items_in_batch: sequences of the global batch. Trainer passes it.
 
         Returns:
             `logits` (B, 2).
 
         Raises:
-            ValueError: as [`SnugBertModel`], and for a label other than 0, 1 and -100.
+            ValueError: as [`SnugBertModel`]; a label other than 0, 1 and -100.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
@@ -820,7 +872,7 @@ def _classifier_dropout(config: SnugBertConfig) -> SnugBertDropout:
 
 
 class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
-    """A linear layer on the pooled output: one label, several labels, or regression (`config.problem_type`)."""
+    """Linear layer on the pooled output, for one label, several labels or regression (`config.problem_type`)."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
@@ -846,16 +898,17 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            labels: classes (B,) with cross entropy; 0.0 or 1.0 for each class (B, `num_labels`) with binary cross
-                entropy; numbers (B,) or (B, `num_labels`) with squared error. Where `config.problem_type` is None, it
-                is set as stock BERT sets it: regression for one label, else by the labels being integers or not.
-            num_items_in_batch: labels of the whole batch; Trainer passes it.
+            labels: depends on `config.problem_type`. `"single_label_classification"`: classes (B,), cross entropy.
+                `"multi_label_classification"`: 0.0 or 1.0 per class (B, `num_labels`), binary cross entropy.
+                `"regression"`: values (B,) or (B, `num_labels`), squared error. If None, it is set as in stock BERT:
+                regression for `num_labels` 1, single label for integer labels, several labels for float labels.
+            num_items_in_batch: labels of the global batch. Trainer passes it.
 
         Returns:
             `logits` (B, `num_labels`).
 
         Raises:
-            ValueError: as [`SnugBertModel`], and for a label outside its range or of the wrong shape.
+            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
@@ -882,8 +935,8 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
         shapes = [tuple(logits.shape)] + [tuple(logits.shape[:1])] * (self.num_labels == 1)
         if tuple(labels.shape) not in shapes:
             raise ValueError(
-                f"`labels` has the shape {list(labels.shape)}, but {self.config.problem_type} with `num_labels` "
-                f"{self.num_labels} needs {list(logits.shape)}."
+                f"`labels` has shape {list(labels.shape)}. Expected {list(logits.shape)} for "
+                f"{self.config.problem_type} with `num_labels` {self.num_labels}."
             )
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
         loss_sum = loss(upcast(logits), labels.view(logits.shape).to(upcast(logits).dtype), reduction="sum")
@@ -891,7 +944,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
 
 
 class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
-    """A score for each of several choices, from the pooled output."""
+    """Linear layer on the pooled output that scores each choice of an example."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
@@ -917,37 +970,38 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`],
-                with the choices as second dimension. *Shape:* (B, choices, L), (B, choices, L, H) for `inputs_embeds`
-            labels: the right choice. *Shape:* (B,)
-            num_items_in_batch: examples of the whole batch; Trainer passes it.
-            num_choices: choices of each example, for a packed batch, which has the sequences of the first example,
-                then those of the second, and so on.
+                with choices as the second dimension. *Shape:* (B, choices, L), or (B, choices, L, H) for
+                `inputs_embeds`
+            labels: index of the correct choice. *Shape:* (B,)
+            num_items_in_batch: examples of the global batch. Trainer passes it.
+            num_choices: choices per example, for packed batches only. A packed batch lists all choices of the first
+                example, then all choices of the second, and so on.
 
         Returns:
             `logits` (B, choices).
 
         Raises:
-            ValueError: as [`SnugBertModel`], for a label that is no choice, and for packed sequences that cannot be
-                divided into choices.
+            ValueError: as [`SnugBertModel`]; a label out of range; a number of packed sequences that `num_choices`
+                does not divide.
         """
         inputs = [input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds]
         if kwargs.get("cu_seq_lens_q") is None:
             given = input_ids if inputs_embeds is None else inputs_embeds
             if given is not None and given.dim() != (3 if inputs_embeds is None else 4):
                 raise ValueError(
-                    "`input_ids` must be (batch, choices, tokens) and `inputs_embeds` (batch, choices, "
-                    f"tokens, hidden size), not {list(given.shape)}."
+                    "Expected `input_ids` of shape (batch, choices, tokens) or `inputs_embeds` of shape (batch, "
+                    f"choices, tokens, hidden size), not {list(given.shape)}."
                 )
             num_choices = None if given is None else given.shape[1]
             inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
         batch = self._batch(kwargs, *inputs)
         if num_choices is None or batch.num_sequences % num_choices:
             raise ValueError(
-                f"A packed batch of {batch.num_sequences} sequences needs a `num_choices` that divides it, not "
-                f"{num_choices}."
+                f"`num_choices` is {num_choices}. It must divide the {batch.num_sequences} sequences of the packed "
+                "batch."
             )
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
-        examples = batch.num_sequences // num_choices  # not -1: exported, that would be a number other than 1
+        examples = batch.num_sequences // num_choices  # not -1: an exported model would require more than 1
         logits = self.classifier(self.dropout(outputs.pooler_output)).view(examples, num_choices)
         loss = None
         if labels is not None:
@@ -958,7 +1012,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
 
 
 class SnugBertForTokenClassification(SnugBertPreTrainedModel):
-    """A linear layer on every token, for named entities and other tags."""
+    """Linear layer on every token, for named entities and other tags."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
@@ -984,22 +1038,22 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            labels: classes, -100 where there is none. *Shape:* (B, L)
-            num_items_in_batch: labelled tokens of the whole batch; Trainer passes it.
+            labels: classes, -100 for tokens without a label. *Shape:* (B, L)
+            num_items_in_batch: labeled tokens of the global batch. Trainer passes it.
 
         Returns:
             `logits` (B, L, `num_labels`).
 
         Raises:
-            ValueError: as [`SnugBertModel`], and for a label outside its range.
+            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
-            of_tokens = batch.gather_labels(labels, IGNORE_INDEX)
-            loss = _classification_loss(logits, of_tokens, num_items_in_batch, "num_labels")
+            token_labels = batch.gather_labels(labels, IGNORE_INDEX)
+            loss = _classification_loss(logits, token_labels, num_items_in_batch, "num_labels")
         logits = batch.scatter(logits)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -1007,10 +1061,10 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
 
 
 class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
-    """Scores of every token as the start and as the end of the answer."""
+    """Linear layer on every token that scores it as the start and as the end of the answer."""
 
     def __init__(self, config: SnugBertConfig):
-        config.num_labels = 2  # stock BERT's head is as wide as the configuration says
+        config.num_labels = 2  # stock BERT's head has `num_labels` outputs
         super().__init__(config)
         self.bert = SnugBertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
@@ -1029,35 +1083,35 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         num_items_in_batch: int | torch.Tensor | None = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
-        r"""Finds the answer's span.
+        r"""Scores the start and the end of the answer.
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            start_positions, end_positions: first and last token of the answer; positions beyond the sequence are left
-                out of the loss, as in stock BERT, and so is -100. *Shape:* (B,)
-            num_items_in_batch: questions of the whole batch.
+            start_positions, end_positions: first and last token of the answer. As in stock BERT, positions beyond the
+                row (if packed, beyond the sequence) are ignored, and so is -100. *Shape:* (B,)
+            num_items_in_batch: questions of the global batch.
 
         Returns:
-            `start_logits` and `end_logits` (B, L), the dtype's minimum at padding: the softmax runs over tokens only.
-            Stock BERT's runs over padding too, and its loss depends on how much there is.
+            `start_logits` and `end_logits` (B, L). At padding they are the dtype's minimum, so that the softmax runs
+            over tokens only. Stock BERT's softmax includes padding, so its loss depends on the amount of padding.
 
         Raises:
-            ValueError: as [`SnugBertModel`], and for a position that is negative or padding.
+            ValueError: as [`SnugBertModel`]; a position that is negative or at padding.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)
-        no_answer = torch.finfo(logits.dtype).min
+        minimum = torch.finfo(logits.dtype).min
         loss = None
         if start_positions is not None and end_positions is not None:
-            scores = batch.by_sequence(logits, no_answer)
+            scores = batch.scatter_by_sequence(logits, minimum)
             ends = (("start_positions", start_positions), ("end_positions", end_positions))
             losses = [
                 self._loss(name, scores[..., index], positions, batch.row_lengths(), num_items_in_batch)
                 for index, (name, positions) in enumerate(ends)
             ]
             loss = (losses[0] + losses[1]) / 2
-        start_logits, end_logits = batch.scatter(logits, no_answer).unbind(-1)
+        start_logits, end_logits = batch.scatter(logits, minimum).unbind(-1)
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,
@@ -1080,11 +1134,11 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         positions = positions.masked_fill(positions >= row_lengths, IGNORE_INDEX)
         chosen = scores.detach().gather(1, positions.clamp(min=0)[:, None])[:, 0]
         wrong = (chosen == torch.finfo(scores.dtype).min) & (positions >= 0)
-        refuse_any(wrong, f"`{name}` must be tokens of their sequences, not padding")
+        refuse_any(wrong, f"`{name}` must be positions of tokens, not of padding")
         return _classification_loss(scores, positions, num_items_in_batch, "sequence length", name)
 
 
-# Auto class -> model. `snugbert` registers these; saved folders carry them as their `auto_map`.
+# Auto class -> model. `snugbert` registers these. Saved folders list them in their `auto_map`.
 AUTO_CLASSES: dict[str, type[PreTrainedModel]] = {
     "AutoModel": SnugBertModel,
     "AutoModelForPreTraining": SnugBertForPreTraining,

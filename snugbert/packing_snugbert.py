@@ -1,6 +1,6 @@
-"""From the caller's batch, padded or packed, to the row of tokens the encoder works on, and back.
+"""Converts padded and packed batches to one row of tokens, and outputs back to the caller's layout.
 
-Shapes in comments: B rows of L columns in the caller's batch, N sequences, T tokens, H hidden size.
+Shapes: B rows and L columns of the caller's batch, N sequences, T tokens, H hidden size.
 """
 
 from dataclasses import dataclass
@@ -20,29 +20,46 @@ logger = logging.get_logger(__name__)
 
 @torch.compiler.assume_constant_result
 def warn_once(message: str) -> None:
-    """Logs a warning the first time; when the model is compiled, as a compiled one cannot log."""
+    """Logs a warning once. In a compiled model it is logged during compilation."""
     logger.warning_once(message)
 
 
 def is_checkable(values: torch.Tensor) -> bool:
-    """Whether values may be looked at: on the CPU only, as reading them back from an accelerator would stall it."""
+    """Whether values can be read at no cost: on the CPU, outside of tracing. Reading them stalls an accelerator."""
     return values.device.type == "cpu" and not is_tracing()
 
 
-def refuse_any(wrong: torch.Tensor, complaint: str) -> None:
-    """Raises a ValueError if anything is `wrong`, *Shape:* (...).
+def refuse_any(wrong: torch.Tensor, message: str) -> None:
+    """Raises an error if any element of `wrong` is true.
 
-    On an accelerator, where waiting for the answer would stall it, and in a compiled model it is a RuntimeError.
+    Args:
+        wrong: a boolean tensor of any shape.
+        message: what must hold. The error adds the first wrong index and the count.
+
+    Raises:
+        ValueError: on the CPU.
+        RuntimeError: on an accelerator, and in a compiled model. The check is asynchronous, so it never stalls.
     """
     if is_checkable(wrong):
         if wrong.any():
-            raise ValueError(f"{complaint}: wrong at {wrong.nonzero()[0].tolist()}, {wrong.sum().item()} in all.")
+            raise ValueError(f"{message}: wrong at {wrong.nonzero()[0].tolist()}, {wrong.sum().item()} in all.")
     else:
-        torch._assert_async(~wrong.any(), complaint)
+        torch._assert_async(~wrong.any(), message)
 
 
 def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
-    """Raises a ValueError for an id below 0, or of `size` or more; `size_name` is for the complaint."""
+    """Checks that ids are in the range 0 to `size` - 1. Does nothing on an accelerator or in a compiled model.
+
+    Args:
+        name: argument name, for the message.
+        ids: integers of any shape.
+        size: size of the range.
+        size_name: where the size comes from, for the message.
+        ignored: a value that is always allowed.
+
+    Raises:
+        ValueError: an id is out of range.
+    """
     if not is_checkable(ids):
         return
     if ignored is not None:
@@ -52,116 +69,141 @@ def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored
     smallest, largest = (value.item() for value in torch.aminmax(ids))
     if smallest < 0 or largest >= size:
         wrong = smallest if smallest < 0 else largest
-        raise ValueError(f"`{name}` holds {wrong}, outside the range 0 to {size - 1} ({size_name} {size}).")
+        raise ValueError(f"`{name}` contains {wrong}. The allowed range is 0 to {size - 1} ({size_name} {size}).")
 
 
 def check_shape(name: str, tensor: torch.Tensor, *allowed: tuple[int, ...]) -> None:
-    """Raises a ValueError if a tensor has none of the shapes that are allowed."""
+    """Checks that a tensor has one of the allowed shapes.
+
+    Raises:
+        ValueError: it has another shape.
+    """
     if tuple(tensor.shape) not in allowed:
         expected = " or ".join(str(list(shape)) for shape in allowed)
-        raise ValueError(f"`{name}` has the shape {list(tensor.shape)}, but the inputs need {expected}.")
+        raise ValueError(f"`{name}` has shape {list(tensor.shape)}. Expected {expected}.")
 
 
-def spread(tokens: torch.Tensor, places: torch.Tensor, shape: tuple[int, int], fill: float = 0.0) -> torch.Tensor:
-    """[T, ...] -> [*shape, ...]: each token at its place in the flattened shape, `fill` elsewhere."""
+def scatter(
+    tokens: torch.Tensor, token_indices: torch.Tensor, shape: tuple[int, int], fill: float = 0.0
+) -> torch.Tensor:
+    """Scatters tokens into a padded tensor.
+
+    Args:
+        tokens: one row of tokens. *Shape:* (T, ...)
+        token_indices: index of each token in the flattened `shape`. *Shape:* (T,)
+        shape: rows and columns of the result.
+        fill: value of the padding.
+
+    Returns:
+        The padded tensor. *Shape:* (rows, columns, ...)
+    """
     padded = tokens.new_full((shape[0] * shape[1], *tokens.shape[1:]), fill)
-    return padded.index_copy_(0, places, tokens).unflatten(0, shape)
+    return padded.index_copy_(0, token_indices, tokens).unflatten(0, shape)
 
 
 @dataclass
 class SnugBertBatch:
-    """The tokens of all sequences in one row, without padding, and where they came from.
+    """All tokens of a batch in one row without padding, and their layout in the caller's batch.
 
     Attributes:
-        inputs: word piece ids (1, T), or word embeddings (1, T, H).
-        token_type_ids, position_ids: *Shape:* (1, T)
+        inputs: token ids (1, T), or word embeddings (1, T, H).
+        token_type_ids, position_ids: segment and position of each token. *Shape:* (1, T)
         shape: rows and columns of the caller's batch, (B, L).
-        places: where each token is in the caller's flattened batch; None: in the same order. *Shape:* (T,)
-        cu_seq_lens: where each sequence starts, and T. *Shape:* (N + 1,), int32
-        max_length: length of the longest sequence, or more.
-        first_tokens: first token of each sequence. *Shape:* (N,)
-        empty: sequences that have no token at all. *Shape:* (N,)
-        padded: whether the batch still has its padding and T is B x L: with a 4-D mask, and where the model is traced
-            (compiled, exported) and shapes must not depend on the mask.
-        attention_mask: if `padded`, the mask of the scores; else `cu_seq_lens` says all.
-        real: if `padded`, whether there is a token, where known. *Shape:* (B, L)
+        token_indices: index of each token in the caller's flattened batch; None if nothing was dropped. *Shape:* (T,)
+        cu_seq_lens: start of each sequence, then T. *Shape:* (N + 1,), int32
+        max_length: length of the longest sequence, or an upper bound.
+        first_tokens: index of each sequence's first token. *Shape:* (N,)
+        empty: True for sequences without tokens; None if there are none. *Shape:* (N,)
+        padded: whether the batch keeps its padding, so that T = B x L. It does with a 4-D mask, and in a traced model
+            (compiled, exported), where shapes must not depend on the mask.
+        attention_mask: mask of the attention scores if `padded`. Otherwise `cu_seq_lens` is enough.
+        token_mask: True at tokens, False at padding, if `padded` and known. *Shape:* (B, L)
     """
 
     inputs: torch.Tensor
     token_type_ids: torch.Tensor
     position_ids: torch.Tensor
     shape: tuple[int, int]
-    places: torch.Tensor | None
+    token_indices: torch.Tensor | None
     cu_seq_lens: torch.Tensor
     max_length: int
     first_tokens: torch.Tensor
     empty: torch.Tensor | None
     padded: bool = False
     attention_mask: torch.Tensor | None = None
-    real: torch.Tensor | None = None
+    token_mask: torch.Tensor | None = None
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """[B, L, ...] -> [1, T, ...]."""
+        """Gathers the tokens of a caller's tensor into one row. *Shape:* (B, L, ...) -> (1, T, ...)"""
         values = values.flatten(0, 1)
-        return (values if self.places is None else values.index_select(0, self.places))[None]
+        return (values if self.token_indices is None else values.index_select(0, self.token_indices))[None]
 
     def scatter(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-        """[1, T, ...] -> [B, L, ...], with `fill` where there is no token."""
-        values = values.to(self.cu_seq_lens.device)  # layers may be on several
-        if self.places is not None:
-            return spread(values.squeeze(0), self.places, self.shape, fill)
+        """Restores the caller's layout, with `fill` at padding. *Shape:* (1, T, ...) -> (B, L, ...)"""
+        values = values.to(self.cu_seq_lens.device)  # layers may be on several devices
+        if self.token_indices is not None:
+            return scatter(values.squeeze(0), self.token_indices, self.shape, fill)
         values = values.view(*self.shape, *values.shape[2:])
-        if self.real is not None:
-            values = values.masked_fill(~self.real.view(*self.shape, *[1] * (values.dim() - 2)), fill)
+        if self.token_mask is not None:
+            values = values.masked_fill(~self.token_mask.view(*self.shape, *[1] * (values.dim() - 2)), fill)
         return values
 
-    def padded_places(self) -> tuple[torch.Tensor, tuple[int, int]]:
-        """Where each token is if every sequence has a row of its own, flattened, and the shape of that.
+    def sequence_layout(self) -> tuple[torch.Tensor, tuple[int, int]]:
+        """Computes a layout with one row per sequence.
 
-        The caller's own shape, if his batch was padded; else as many columns as the longest sequence has.
+        Returns:
+            The index of each token in the flattened layout (T,), and the shape of the layout: the caller's shape if
+            the batch was padded, else (N, `max_length`).
         """
         order = torch.arange(self.inputs.shape[1], device=self.cu_seq_lens.device)
         if self.num_sequences == self.shape[0]:
-            return order if self.places is None else self.places, self.shape
+            return order if self.token_indices is None else self.token_indices, self.shape
         sequence = torch.searchsorted(self.cu_seq_lens[1:], order, right=True)
-        places = sequence * self.max_length + order - self.cu_seq_lens[sequence]
-        return places, (self.num_sequences, self.max_length)
+        token_indices = sequence * self.max_length + order - self.cu_seq_lens[sequence]
+        return token_indices, (self.num_sequences, self.max_length)
 
-    def by_sequence(self, values: torch.Tensor, fill: float) -> torch.Tensor:
-        """[1, T, ...] -> [N, L, ...], with `fill` behind a sequence; `scatter` where the batch was padded."""
+    def scatter_by_sequence(self, values: torch.Tensor, fill: float) -> torch.Tensor:
+        """Gives each sequence a row, with `fill` at padding. *Shape:* (1, T, ...) -> (N, columns, ...)
+
+        The columns are those of [`sequence_layout`].
+        """
         if self.num_sequences == self.shape[0]:
             return self.scatter(values, fill)
-        places, shape = self.padded_places()
-        return spread(values.squeeze(0), places, shape, fill)
+        token_indices, shape = self.sequence_layout()
+        return scatter(values.squeeze(0), token_indices, shape, fill)
 
     def row_lengths(self) -> int | torch.Tensor:
-        """Columns of the caller's rows if his batch was padded, else the tokens of each sequence, (N,)."""
+        """Returns L if the caller's batch was padded, else the length of each sequence, (N,)."""
         return self.shape[1] if self.num_sequences == self.shape[0] else self.cu_seq_lens.diff()
 
     def scatter_all(self, states: tuple[torch.Tensor | None, ...] | None) -> tuple[torch.Tensor | None, ...] | None:
-        """`scatter` of each of the hidden states, where there are any."""
+        """Applies [`scatter`] to each hidden state, if there are any."""
         if states is None:
             return None
         return tuple(None if state is None else self.scatter(state) for state in states)
 
     def gather_labels(self, labels: torch.Tensor, ignored: int) -> torch.Tensor:
-        """[B, L] -> [1, T]; raises a ValueError for another shape, and for a label at padding."""
+        """Gathers token labels into one row. *Shape:* (B, L) -> (1, T)
+
+        Raises:
+            ValueError: wrong shape, or a label at padding.
+        """
         check_shape("labels", labels, self.shape)
-        if self.real is not None:
-            refuse_any((labels != ignored) & ~self.real, f"`labels` must be {ignored} at padding")
-        elif self.places is not None:
-            at_padding = (labels != ignored).flatten().index_fill(0, self.places, False).view(self.shape)
+        if self.token_mask is not None:
+            refuse_any((labels != ignored) & ~self.token_mask, f"`labels` must be {ignored} at padding")
+        elif self.token_indices is not None:
+            at_padding = (labels != ignored).flatten().index_fill(0, self.token_indices, False).view(self.shape)
             refuse_any(at_padding, f"`labels` must be {ignored} at padding")
         return self.gather(labels)
 
     @property
     def no_tokens(self) -> torch.Tensor:
-        """Indices of no token, for a head that needs no hidden state but the pooled one. *Shape:* (0,)"""
+        """Empty token indices, for heads that use the pooled output only. *Shape:* (0,)"""
         return self.first_tokens[:0]
 
     @property
     def num_sequences(self) -> int:
-        """N."""
+        """Number of sequences, N."""
         return self.cu_seq_lens.shape[0] - 1
 
 
@@ -175,24 +217,24 @@ def make_batch(
     cu_seq_lens_q: torch.Tensor | None,
     max_length_q: int | None,
 ) -> SnugBertBatch:
-    """Checks the inputs of a model and gathers their tokens.
+    """Checks the inputs of a model, and gathers their tokens into one row.
 
     Raises:
-        ValueError: see [`SnugBertModel`].
+        ValueError: see [`SnugBertModel.forward`].
     """
     inputs = input_ids if inputs_embeds is None else inputs_embeds
     if inputs is None or (input_ids is not None and inputs_embeds is not None):
-        raise ValueError("Exactly one of `input_ids` and `inputs_embeds` is needed.")
+        raise ValueError("Pass exactly one of `input_ids` and `inputs_embeds`.")
     if inputs.dim() != (2 if inputs_embeds is None else 3):
         raise ValueError(
-            f"`input_ids` must be (batch, tokens) and `inputs_embeds` (batch, tokens, hidden size), "
+            "Expected `input_ids` of shape (batch, tokens) or `inputs_embeds` of shape (batch, tokens, hidden size), "
             f"not {list(inputs.shape)}."
         )
     if inputs_embeds is None:
         check_range("input_ids", inputs, config.vocab_size, "vocab_size")
     B, L = inputs.shape[:2]
     if L == 0:
-        raise ValueError(f"The batch has no tokens: its shape is {[B, L]}.")
+        raise ValueError(f"The batch has no tokens. Its shape is {[B, L]}.")
     if token_type_ids is None:
         token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
     else:
@@ -209,8 +251,8 @@ def make_batch(
 def _check_length(length: int, config: SnugBertConfig) -> None:
     if length > config.max_position_embeddings:
         raise ValueError(
-            f"The sequences have {length} tokens, more than `max_position_embeddings` "
-            f"{config.max_position_embeddings}; truncate them (`truncation=True` when tokenizing)."
+            f"A sequence has {length} tokens. The model's limit is {config.max_position_embeddings} "
+            "(`max_position_embeddings`). Tokenize with `truncation=True`."
         )
 
 
@@ -226,20 +268,20 @@ def _packed_batch(
     rows, tokens = inputs.shape[:2]
     if rows != 1 or attention_mask is not None:
         raise ValueError(
-            "A packed batch (`cu_seq_lens_q`) is one row of tokens without padding: `input_ids` of shape [1, tokens], "
-            f"not {[rows, tokens]}, and no `attention_mask`."
+            f"A packed batch (`cu_seq_lens_q`) needs `input_ids` of shape [1, tokens], not {[rows, tokens]}, "
+            "and no `attention_mask`."
         )
     if torch.compiler.is_exporting():
-        raise ValueError("A packed batch cannot be exported; export with padded inputs and an `attention_mask`.")
+        raise ValueError("A packed batch cannot be exported. Export with padded inputs and an `attention_mask`.")
     if not isinstance(cu_seq_lens, torch.Tensor):
         raise ValueError(f"`cu_seq_lens_q` must be a tensor, not {type(cu_seq_lens).__name__}.")
     if cu_seq_lens.dim() != 1 or cu_seq_lens.shape[0] < 2 or cu_seq_lens.is_floating_point():
         raise ValueError(
-            f"`cu_seq_lens_q` must be integers of shape [sequences + 1], not {list(cu_seq_lens.shape)} of "
-            f"{cu_seq_lens.dtype}."
+            f"`cu_seq_lens_q` must hold integers and have shape [sequences + 1]. It is {cu_seq_lens.dtype} of shape "
+            f"{list(cu_seq_lens.shape)}."
         )
     if max_length is None or not is_tracing():
-        # Reading them from an accelerator stalls it once a batch; a kernel given wrong ones reads beyond its memory.
+        # Reading the boundaries stalls an accelerator once per batch. Unchecked ones let kernels read invalid memory.
         max_length = _check_boundaries(cu_seq_lens.tolist(), tokens, max_length)
         _check_length(max_length, config)
     cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32)
@@ -251,7 +293,7 @@ def _packed_batch(
         token_type_ids=token_type_ids,
         position_ids=position_ids,
         shape=(1, tokens),
-        places=None,
+        token_indices=None,
         cu_seq_lens=cu_seq_lens,
         max_length=max_length,
         first_tokens=cu_seq_lens[:-1].long().clamp(max=tokens - 1),
@@ -260,20 +302,22 @@ def _packed_batch(
 
 
 def _check_boundaries(starts: list[int], tokens: int, max_length: int | None) -> int:
-    """The length of the longest sequence."""
+    """Checks the boundaries, and returns the length of the longest sequence."""
     lengths = [after - before for before, after in pairwise(starts)]
     if starts[0] != 0 or starts[-1] != tokens:
         raise ValueError(
-            f"`cu_seq_lens_q` must go from 0 to the number of tokens, {tokens}, not from {starts[0]} to {starts[-1]}."
+            f"`cu_seq_lens_q` must start at 0 and end at {tokens}, the number of tokens. It starts at {starts[0]} and "
+            f"ends at {starts[-1]}."
         )
     if min(lengths) < 0:
         index = lengths.index(min(lengths))
         raise ValueError(
-            f"`cu_seq_lens_q` must not decrease, as it does at {index + 1}: {starts[index]}, then {starts[index + 1]}."
+            f"`cu_seq_lens_q` must not decrease. It decreases at index {index + 1}, from {starts[index]} to "
+            f"{starts[index + 1]}."
         )
     if max_length is not None and max(lengths) > max_length:
         raise ValueError(
-            f"`cu_seq_lens_q` has a sequence of {max(lengths)} tokens, but `max_length_q` is {max_length}."
+            f"`max_length_q` is {max_length}, but `cu_seq_lens_q` has a sequence of {max(lengths)} tokens."
         )
     return max(lengths)
 
@@ -286,13 +330,13 @@ def _padded_batch(
     position_ids: torch.Tensor | None,
 ) -> SnugBertBatch:
     B, L = inputs.shape[:2]
-    real = _check_mask(attention_mask, (B, config.num_attention_heads, L))
+    token_mask = _check_mask(attention_mask, (B, config.num_attention_heads, L))
     if position_ids is None:
         position_ids = torch.arange(L, device=inputs.device).repeat(B, 1)
     else:
         position_ids = position_ids.expand(B, L)
-        if attention_mask is None or real is not None:  # a 4-D mask may keep sequences of a row apart
-            _refuse_restarts(position_ids, real)
+        if attention_mask is None or token_mask is not None:  # a 4-D mask may separate several sequences in a row
+            _refuse_restarts(position_ids, token_mask)
     _check_length(L, config)
     starts = torch.arange(B + 1, dtype=torch.int32, device=inputs.device) * L
     batch = SnugBertBatch(
@@ -300,32 +344,32 @@ def _padded_batch(
         token_type_ids=token_type_ids.flatten()[None],
         position_ids=position_ids.flatten()[None],
         shape=(B, L),
-        places=None,
+        token_indices=None,
         cu_seq_lens=starts,
         max_length=L,
         first_tokens=starts[:-1].long(),
         empty=None,
     )
-    if attention_mask is not None and real is None:
-        warn_once("With a 4-D `attention_mask` the model works on padding too.")
+    if attention_mask is not None and token_mask is None:
+        warn_once("With a 4-D `attention_mask`, SnugBERT also computes on padding.")
         batch.padded, batch.attention_mask = True, attention_mask
     elif is_tracing():
         batch.padded = True
-        if real is not None:
-            if not torch.compiler.is_exporting():  # who exports has no choice
-                warn_once("A compiled model works on padding too; packed batches have none.")
-            # A row for each query, as in transformers' masks: ONNX's Attention does not broadcast these.
-            of_scores = real[:, None, None].expand(-1, -1, L, -1)
-            batch.attention_mask = attention_mask if is_flash_attention_requested(config) else of_scores
-            batch.real, batch.empty = real, ~real.any(dim=1)
-            batch.first_tokens = batch.first_tokens + real.long().argmax(dim=1)
-    elif real is not None:
-        _drop_padding(batch, real)
+        if token_mask is not None:
+            if not torch.compiler.is_exporting():  # an exported model has no alternative
+                warn_once("A compiled model also computes on padding. Packed batches avoid this.")
+            # One mask row per query, as in transformers' masks. ONNX's Attention does not broadcast masks.
+            score_mask = token_mask[:, None, None].expand(-1, -1, L, -1)
+            batch.attention_mask = attention_mask if is_flash_attention_requested(config) else score_mask
+            batch.token_mask, batch.empty = token_mask, ~token_mask.any(dim=1)
+            batch.first_tokens = batch.first_tokens + token_mask.long().argmax(dim=1)
+    elif token_mask is not None:
+        _drop_padding(batch, token_mask)
     return batch
 
 
 def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]) -> torch.Tensor | None:
-    """Where there are tokens, (B, L), if the mask is of that kind; `shape` is (B, heads, L)."""
+    """Returns a boolean token mask (B, L); None for a 4-D mask or no mask. `shape` is (B, heads, L)."""
     if attention_mask is None:
         return None
     B, heads, L = shape
@@ -335,70 +379,82 @@ def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]
     check_shape("attention_mask", attention_mask, (B, L))
     if is_checkable(attention_mask) and ((attention_mask != 0) & (attention_mask != 1)).any():
         wrong = attention_mask[(attention_mask != 0) & (attention_mask != 1)][0].item()
-        raise ValueError(f"`attention_mask` holds {wrong}, but must be 1 at tokens and 0 at padding.")
+        raise ValueError(f"`attention_mask` contains {wrong}. It must be 1 at tokens and 0 at padding.")
     return attention_mask.bool()
 
 
-def _refuse_restarts(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
-    """Sequences packed into a row without boundaries would attend to each other."""
+def _refuse_restarts(position_ids: torch.Tensor, token_mask: torch.Tensor | None) -> None:
+    """Refuses several sequences in one row without boundaries, because they would attend to each other."""
     if is_tracing():
         return
-    real = torch.ones_like(position_ids, dtype=torch.bool) if real is None else real
-    first = real.long().argmax(dim=1, keepdim=True)
-    from_zero = F.pad((position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1) & real[:, 1:], (0, 1))
-    again = real & ((position_ids == position_ids.gather(1, first)) | from_zero)
-    again = again.scatter(1, first, False)
-    if again.any():
-        row, column = again.nonzero()[0].tolist()
+    token_mask = torch.ones_like(position_ids, dtype=torch.bool) if token_mask is None else token_mask
+    first = token_mask.long().argmax(dim=1, keepdim=True)
+    from_zero = F.pad((position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1) & token_mask[:, 1:], (0, 1))
+    restarts = token_mask & ((position_ids == position_ids.gather(1, first)) | from_zero)
+    restarts = restarts.scatter(1, first, False)
+    if restarts.any():
+        row, column = restarts.nonzero()[0].tolist()
         raise ValueError(
-            f"`position_ids` start again in row {row} at token {column}: the batch looks packed, but has no "
-            "boundaries. Pass `cu_seq_lens_q`, as `SnugBertDataCollatorWithPacking` does."
+            f"`position_ids` restart in row {row} at token {column}, as in a packed batch, but the batch has no "
+            "boundaries. Pass `cu_seq_lens_q`, for example with `SnugBertDataCollatorWithPacking`."
         )
 
 
-def _drop_padding(batch: SnugBertBatch, real: torch.Tensor) -> None:
-    places = real.flatten().nonzero().squeeze(1)
-    if len(places) == real.numel():
+def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor) -> None:
+    token_indices = token_mask.flatten().nonzero().squeeze(1)
+    if len(token_indices) == token_mask.numel():
         return
-    if len(places) == 0:
-        raise ValueError(f"`attention_mask` of shape {list(real.shape)} has no token at all.")
-    lengths = real.sum(dim=1)
+    if len(token_indices) == 0:
+        raise ValueError(f"`attention_mask` of shape {list(token_mask.shape)} masks every token.")
+    lengths = token_mask.sum(dim=1)
     for name in ("inputs", "token_type_ids", "position_ids"):
-        setattr(batch, name, getattr(batch, name)[0].index_select(0, places)[None])
-    batch.places = places
+        setattr(batch, name, getattr(batch, name)[0].index_select(0, token_indices)[None])
+    batch.token_indices = token_indices
     batch.cu_seq_lens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     batch.max_length = int(lengths.max())
-    batch.first_tokens = batch.cu_seq_lens[:-1].long().clamp(max=len(places) - 1)
+    batch.first_tokens = batch.cu_seq_lens[:-1].long().clamp(max=len(token_indices) - 1)
     batch.empty = lengths == 0
 
 
 def is_ragged(config: SnugBertConfig, batch: SnugBertBatch) -> bool:
-    """Whether the attention works on sequences as they are; if not, it has to pad them."""
+    """Whether attention runs on sequences without padding. Other implementations need padded sequences."""
     sdpa = config._attn_implementation == "sdpa" and batch.inputs.device.type in ("cpu", "cuda")
     return not batch.padded and (sdpa or is_flash_attention_requested(config))
 
 
-def attention_arguments(config: SnugBertConfig, batch: SnugBertBatch, queries: torch.Tensor | None) -> dict[str, Any]:
-    """What the attention of a layer has to know of the batch; computed once for all layers.
+def attention_arguments(
+    config: SnugBertConfig, batch: SnugBertBatch, query_indices: torch.Tensor | None
+) -> dict[str, Any]:
+    """Computes the attention arguments of a batch, once for all layers.
 
     Args:
-        queries: the tokens whose output is wanted, in order; all if None. *Shape:* (Q,)
+        config: the configuration.
+        batch: the batch.
+        query_indices: tokens to compute the output of, in order; all if None. *Shape:* (Q,)
 
     Returns:
-        `batch_size` and `attention_mask` for a batch that still has its padding; `places`, `padded_shape` and
-        `attention_mask` for an attention that has to pad; `groups` for sdpa on the CPU; and for all others
-        `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as transformers' flash attention has them.
+        One of four sets of arguments:
+
+        - `batch_size` and `attention_mask`, for a batch that keeps its padding.
+        - `token_indices`, `padded_shape` and `attention_mask`, for implementations that need padded sequences.
+        - `groups`, for sdpa on the CPU.
+        - `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as in transformers' flash attention,
+          for all others.
     """
     if batch.padded:
         return {"batch_size": batch.shape[0], "attention_mask": batch.attention_mask}
     if not is_ragged(config, batch):
-        places, shape = batch.padded_places()
-        real = places.new_zeros(shape[0] * shape[1], dtype=torch.bool).index_fill_(0, places, True)
-        return {"places": places, "padded_shape": shape, "attention_mask": real.view(shape)[:, None, None]}
+        token_indices, shape = batch.sequence_layout()
+        mask = token_indices.new_zeros(shape[0] * shape[1], dtype=torch.bool).index_fill_(0, token_indices, True)
+        return {
+            "token_indices": token_indices,
+            "padded_shape": shape,
+            "attention_mask": mask.view(shape)[:, None, None],
+        }
     starts = batch.cu_seq_lens
     if not is_tracing():
-        starts = starts.unique_consecutive()  # not every kernel takes sequences without tokens
-    query_starts = starts if queries is None else torch.searchsorted(queries, starts, out_int32=True)
+        starts = starts.unique_consecutive()  # some kernels refuse sequences without tokens
+    query_starts = starts if query_indices is None else torch.searchsorted(query_indices, starts, out_int32=True)
     if batch.inputs.device.type == "cpu" and config._attn_implementation == "sdpa":
         return {"groups": group_by_length(query_starts, starts, config.num_attention_heads)}
     return {

@@ -1,4 +1,4 @@
-"""Our models beside stock BERT: the same weights, the same batch, every head."""
+"""SnugBERT and stock BERT with the same weights and the same batch, for every head."""
 
 from functools import wraps
 
@@ -33,13 +33,13 @@ CONFIG = {
 
 
 def ours_and_stock(head: str, **overrides):
-    """Our model and stock BERT's with the same random weights."""
+    """Builds our model and stock BERT with the same random weights."""
     config = CONFIG | overrides
     if head == "ForQuestionAnswering":
         config["num_labels"] = 2  # stock BERT's head needs it
     torch.manual_seed(0)
     stock = getattr(transformers, f"Bert{head}")(transformers.BertConfig(**config, attn_implementation="eager"))
-    with torch.no_grad():  # the initial biases and LayerNorms are zeros and ones, which would hide mistakes
+    with torch.no_grad():  # initial biases of 0 and LayerNorm weights of 1 would hide errors
         for parameter in stock.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     ours = getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**config))
@@ -48,7 +48,7 @@ def ours_and_stock(head: str, **overrides):
 
 
 def ragged_batch(head: str, ragged: bool = True, batch: int = 6, length: int = 17) -> dict[str, torch.Tensor]:
-    """Random inputs with the labels of a head; right-padded to random lengths if `ragged`."""
+    """Draws random inputs with the labels of a head, right-padded to random lengths if `ragged`."""
     generator = torch.Generator().manual_seed(1)
 
     def integers(low, high, shape):
@@ -80,7 +80,7 @@ def ragged_batch(head: str, ragged: bool = True, batch: int = 6, length: int = 1
 
 
 def packed(inputs: dict[str, torch.Tensor]) -> dict:
-    """The same batch without padding; positions stay those of the padded batch."""
+    """Packs a padded batch. Positions are those of the padded batch."""
     mask = inputs["attention_mask"].flatten(0, -2).bool()
     lengths = mask.sum(-1)
     columns = torch.arange(mask.shape[-1]).expand(mask.shape)
@@ -102,16 +102,16 @@ def packed(inputs: dict[str, torch.Tensor]) -> dict:
 
 
 def scalar(output) -> torch.Tensor:
-    """The loss, or for the model without a head a number that depends on all its outputs at real tokens."""
+    """Returns the loss, or for the model without a head a scalar that depends on all its outputs at tokens."""
     if "loss" in output:
         return output["loss"]
     return (output["last_hidden_state"][:, 0] ** 3).sum() + (output["pooler_output"] ** 2).sum()
 
 
 def assert_same_gradients(ours: torch.nn.Module, stock: torch.nn.Module, tolerance: float = 1e-5):
-    """Every parameter has the same gradient in both, or none in both; `tolerance` is relative to its norm."""
+    """Compares the gradient of every parameter. `tolerance` is relative to the gradient's norm."""
     theirs = dict(stock.named_parameters())
-    # The gradient of a key's bias is zero, and what is computed is rounding of sums as large as the others.
+    # The exact gradient of a key bias is zero. The computed one is the rounding error of sums as large as the others.
     rounding = 1e-6 * max(1.0, *(p.grad.norm().item() for p in theirs.values() if p.grad is not None))
     for name, parameter in ours.named_parameters():
         expected = theirs.pop(name).grad
@@ -124,7 +124,7 @@ def assert_same_gradients(ours: torch.nn.Module, stock: torch.nn.Module, toleran
 
 
 def without_padding(forward):
-    """`forward` of stock BERT's question answering with a softmax that, like ours, does not run over padding."""
+    """Wraps stock BERT's question answering `forward`, so that its softmax skips padding as ours does."""
 
     @wraps(forward)
     def answer(self, start_positions=None, end_positions=None, **inputs):

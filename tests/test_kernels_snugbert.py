@@ -22,19 +22,19 @@ LENGTHS = {
 DROPOUT = 0.375  # a multiple of 2^-16, to which probabilities are rounded
 
 
-def inputs_of(lengths, dtype=torch.float64):
+def make_inputs(lengths, dtype=torch.float64):
     """Query, key and value of three heads, and their lengths."""
     generator = torch.Generator().manual_seed(0)
     sizes = (sum(lengths[0]), sum(lengths[1]), sum(lengths[1]))
     return [torch.randn(size, 3, 8, generator=generator, dtype=dtype).requires_grad_() for size in sizes]
 
 
-def starts_of(lengths):
+def sequence_starts(lengths):
     return [F.pad(torch.tensor(side).cumsum(0), (1, 0)).int() for side in lengths]
 
 
 def attention_alone(query, key, value, lengths, kept=None):
-    """Attention on one sequence at a time: torch's, or written out with the weights that are `kept`."""
+    """Attention on one sequence at a time: torch's, or written out with only the `kept` weights."""
     parts = zip(query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]), strict=True)
     if kept is None:
         return torch.cat(
@@ -44,9 +44,9 @@ def attention_alone(query, key, value, lengths, kept=None):
             ]
         )
     outputs = []
-    for (query, key, value), of_part in zip(parts, kept.split(lengths[0]), strict=True):
+    for (query, key, value), part_kept in zip(parts, kept.split(lengths[0]), strict=True):
         weights = (torch.einsum("qhd,khd->qhk", query, key) * 0.3).softmax(-1)
-        weights = weights * of_part[..., : len(key)] / (1 - DROPOUT)
+        weights = weights * part_kept[..., : len(key)] / (1 - DROPOUT)
         outputs.append(torch.einsum("qhk,khd->qhd", weights, value))
     return torch.cat(outputs)
 
@@ -55,8 +55,8 @@ def attention_alone(query, key, value, lengths, kept=None):
 @pytest.mark.parametrize("case", LENGTHS)
 def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monkeypatch):
     monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
-    tensors = inputs_of(LENGTHS[case])
-    groups = kernels.group_by_length(*starts_of(LENGTHS[case]), heads=3)
+    tensors = make_inputs(LENGTHS[case])
+    groups = kernels.group_by_length(*sequence_starts(LENGTHS[case]), heads=3)
     output = kernels.grouped_attention(*tensors, groups, 0.3, 0.0)
     expected = attention_alone(*tensors, LENGTHS[case])
     torch.testing.assert_close(output, expected)
@@ -72,7 +72,7 @@ def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monke
         torch.manual_seed(1)
         return kernels.grouped_attention(*tensors, groups, 0.3, DROPOUT)
 
-    # With values of the identity the output is the weights, of which those that are dropped are 0.
+    # With the identity as values, the output is the attention weights. Dropped weights are 0.
     longest = max(8, *LENGTHS[case][1])
     query, key = (F.pad(tensor, (0, longest - 8)) for tensor in tensors[:2])
     identity = torch.cat([torch.eye(longest, dtype=query.dtype)[:length] for length in LENGTHS[case][1]])
@@ -88,28 +88,29 @@ def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monke
     assert 0 < len(kept[kept]) < sum(3 * queries * keys for queries, keys in zip(*LENGTHS[case], strict=True))
 
 
-def test_groups_pay_for_little_padding():
+def test_groups_waste_little_on_padding():
     lengths = torch.randint(1, 512, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    groups = kernels.group_by_length(*starts_of((lengths, lengths)), heads=12).groups
-    places = [len(range(512)[g.keys]) if isinstance(g.keys, slice) else len(g.keys) for g in groups]
-    scores = [size * size // group.size for size, group in zip(places, groups, strict=True)]
+    groups = kernels.group_by_length(*sequence_starts((lengths, lengths)), heads=12).groups
+    indices = [group.key_indices for group in groups]
+    sizes = [len(range(512)[index]) if isinstance(index, slice) else len(index) for index in indices]
+    scores = [size * size // group.size for size, group in zip(sizes, groups, strict=True)]
     needed = sum(length**2 for length in lengths)
     assert sum(scores) - needed <= kernels.GROUP_COST * len(groups)
     assert sum(scores) < 1.15 * needed < 0.5 * 300 * 512**2
 
 
-def test_scores_are_made_in_pieces_that_fit_the_cache(monkeypatch):
-    """As many heads of sequences as have `PIECE` scores, one at the least; it changes no number."""
+def test_scores_are_computed_in_chunks(monkeypatch):
+    """A chunk holds at most `CHUNK_SIZE` scores, or one matrix. The chunk size changes no result."""
     monkeypatch.setattr(kernels, "GROUP_COST", 10**6)
-    tensors = inputs_of(LENGTHS["few queries"])
-    groups = kernels.group_by_length(*starts_of(LENGTHS["few queries"]), heads=3)
-    results, rows = [], []
-    for piece in (10**6, 200, 1):
-        monkeypatch.setattr(kernels, "PIECE", piece)
-        rows.append(kernels._rows_at_once(torch.empty(18, 7, 8), torch.empty(18, 12, 8)))
+    tensors = make_inputs(LENGTHS["few queries"])
+    groups = kernels.group_by_length(*sequence_starts(LENGTHS["few queries"]), heads=3)
+    results, lengths = [], []
+    for size in (10**6, 200, 1):
+        monkeypatch.setattr(kernels, "CHUNK_SIZE", size)
+        lengths.append(kernels.chunk_length(torch.empty(18, 7, 8), torch.empty(18, 12, 8)))
         output = kernels.grouped_attention(*tensors, groups, 0.3, 0.0)
         results.append([output, *torch.autograd.grad((output**2).sum(), tensors)])
-    assert rows == [18, 2, 1]  # 6 sequences of 3 heads, 7 x 12 scores each
+    assert lengths == [18, 2, 1]  # 6 sequences of 3 heads, 7 x 12 scores each
     for result in results[1:]:
         for mine, expected in zip(result, results[0], strict=True):
             torch.testing.assert_close(mine, expected)
@@ -117,14 +118,14 @@ def test_scores_are_made_in_pieces_that_fit_the_cache(monkeypatch):
 
 @pytest.mark.parametrize("bad", [2, 5])
 def test_nan_stays_in_its_sequence(bad):
-    """Sequences are padded within a group, but never with tokens of another."""
+    """Padding in a group never repeats a token of another sequence."""
     lengths = [3, 10, 16, 9, 15, 8]
-    tensors = inputs_of((lengths, lengths))
+    tensors = make_inputs((lengths, lengths))
     start = sum(lengths[:bad])
     with torch.no_grad():
         for tensor in tensors:
             tensor[start] = torch.nan
-    groups = kernels.group_by_length(*starts_of((lengths, lengths)), heads=3)
+    groups = kernels.group_by_length(*sequence_starts((lengths, lengths)), heads=3)
     output = kernels.grouped_attention(*tensors, groups, 0.3, 0.1)
     real = output.isfinite().flatten(1).all(1)
     assert real.equal(torch.cat([torch.full((length,), row != bad) for row, length in enumerate(lengths)]))
@@ -134,10 +135,10 @@ def test_nan_stays_in_its_sequence(bad):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_attention_weights_are_dropped_with_the_probability_asked_for(dtype):
-    """Queries of zero give even weights, and values of the identity show them: 0 or 1 / (L (1 - p))."""
+def test_attention_dropout_has_the_given_probability(dtype):
+    """Zero queries give uniform weights. With the identity as values, the output is 0 or 1 / (L (1 - p))."""
     length, heads, dropout = 64, 250, 0.1
-    groups = kernels.group_by_length(*starts_of(([length], [length])), heads)
+    groups = kernels.group_by_length(*sequence_starts(([length], [length])), heads)
     zeros = torch.zeros(length, heads, length, dtype=dtype)
     values = torch.eye(length, dtype=dtype)[:, None].expand(-1, heads, -1).clone().requires_grad_()
     torch.manual_seed(0)
@@ -153,7 +154,7 @@ def test_attention_weights_are_dropped_with_the_probability_asked_for(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("dropout", [0.1, 0.3, 0.0001])
-def test_dropout_drops_with_the_probability_asked_for(dropout, dtype):
+def test_dropout_has_the_given_probability(dropout, dtype):
     module = kernels.SnugBertDropout(dropout)
     values = torch.ones(1000, 1003, dtype=dtype, requires_grad=True)
     torch.manual_seed(0)
@@ -168,7 +169,7 @@ def test_dropout_drops_with_the_probability_asked_for(dropout, dtype):
     torch.manual_seed(0)
     assert torch.equal(module(values), output)
     assert not torch.equal(module(values), output)
-    # Neighbours are independent: both are dropped with the square of the probability.
+    # Neighbors are independent: both are dropped with the squared probability.
     both = ((output[:, 1:] == 0) & (output[:, :-1] == 0)).double().mean().item()
     assert abs(both - dropout**2) < 5 * dropout / values.numel() ** 0.5
     assert module.eval()(values) is values
@@ -176,8 +177,8 @@ def test_dropout_drops_with_the_probability_asked_for(dropout, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_cross_entropy_is_that_of_torch(dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "PIECE", 3 * 50)  # three rows at a time
+def test_cross_entropy_equals_torch(dtype, monkeypatch):
+    monkeypatch.setattr(kernels, "CHUNK_SIZE", 3 * 50)  # three rows per chunk
     logits = torch.randn(10, 50, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     targets = torch.arange(10) * 4
     loss = kernels.cross_entropy_sum(logits, targets)
@@ -189,11 +190,11 @@ def test_cross_entropy_is_that_of_torch(dtype, monkeypatch):
 
 @pytest.mark.parametrize("case", ["ragged", "few queries", "even"])
 def test_nested_attention_is_attention_on_each_sequence(case):
-    """What runs on CUDA; here torch's slow implementation of it."""
+    """The CUDA path, run here with torch's slow CPU implementation."""
     lengths = LENGTHS[case]
-    tensors = inputs_of(lengths, torch.float32)
+    tensors = make_inputs(lengths, torch.float32)
     output = nested_attention(
-        *tensors, *starts_of(lengths), max(lengths[0]), max(lengths[1]), scaling=0.3, dropout=0.0
+        *tensors, *sequence_starts(lengths), max(lengths[0]), max(lengths[1]), scaling=0.3, dropout=0.0
     )
     expected = attention_alone(*tensors, lengths)
     torch.testing.assert_close(output, expected)
@@ -203,8 +204,8 @@ def test_nested_attention_is_attention_on_each_sequence(case):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_flash_attention_gets_the_boundaries():
-    """transformers' own flash attention is called as here: tokens in one row, boundaries of queries and keys."""
+def test_flash_attention_receives_the_boundaries():
+    """The call matches transformers' flash attention: one row of tokens, with boundaries of queries and keys."""
 
     def attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
         assert attention_mask is None and query.shape[0] == 1
@@ -224,22 +225,22 @@ def test_flash_attention_gets_the_boundaries():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_an_implementation_that_knows_no_boundaries_gets_padded_sequences_and_a_mask(compiled):
+def test_other_attention_implementations_receive_padded_sequences_and_a_mask(compiled):
     def attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
         assert query.shape[0] == key.shape[0] == 6 and attention_mask.dtype == torch.bool
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
         return context.transpose(1, 2), None
 
-    AttentionInterface.register("somebodys", attention)
+    AttentionInterface.register("custom", attention)
     ours, _ = ours_and_stock("ForMaskedLM")
     inputs = ragged_batch("ForMaskedLM")
     expected = ours.train()(**inputs).loss
-    ours.config._attn_implementation = "somebodys"
+    ours.config._attn_implementation = "custom"
     model = torch.compile(ours, backend="eager") if compiled else ours
     torch.testing.assert_close(model(**inputs).loss, expected, atol=2e-6, rtol=1e-5)
 
 
-def test_the_probability_of_the_configuration_reaches_attention(monkeypatch):
+def test_attention_uses_the_configured_dropout(monkeypatch):
     seen = []
 
     def spy(query, key, value, groups, scaling, dropout):
@@ -253,7 +254,7 @@ def test_the_probability_of_the_configuration_reaches_attention(monkeypatch):
     assert seen == [(12**-0.5, 0.3)] * 3 + [(12**-0.5, 0.0)] * 3
 
 
-def test_inference_keeps_nothing_for_a_backward_pass():
+def test_inference_saves_nothing_for_backward():
     ours, _ = ours_and_stock("ForMaskedLM")
     before = torch.autograd.graph.saved_tensors_hooks
     kept = []
@@ -262,7 +263,7 @@ def test_inference_keeps_nothing_for_a_backward_pass():
     assert not kept
 
 
-def test_compiled_packed_batches_are_not_compiled_again_for_every_batch():
+def test_packed_batches_of_new_sizes_do_not_recompile():
     ours, _ = ours_and_stock("ForSequenceClassification")
     torch._dynamo.reset()
     counter = CompileCounter()

@@ -37,8 +37,7 @@ def main(runs: list[dict]) -> None:
         os.environ.pop("ACCELERATE_USE_FSDP", None)
         folder, resume = Path(run.pop("folder")), run.pop("resume", None)
         trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, **run)
-        trainer.eval_dataset = RandomExamples(distinct=7)  # an odd number
-        trainer.eval_dataset.num_examples = 7
+        trainer.eval_dataset = RandomExamples(7)  # an odd number
         trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
         metrics = trainer.evaluate()

@@ -15,8 +15,8 @@ from datasets import Dataset
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
 from snugbert.question_answering.windows import Question
-from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, json_rows, read_rows, read_text_lines
-from snugbert.trainers.splits import SPLITS, load_dataset_splits, wanted_splits
+from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, read_json_rows, read_rows, read_text_lines
+from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 from snugbert.trainers.squad.arguments import SquadDataArguments
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def load_questions(
             and [`check_answers`].
     """
     found = data_args.files or _load_dataset_splits(data_args, **download)
-    wanted = wanted_splits(wanted, found, bool(data_args.files), "questions")
+    wanted = choose_splits(wanted, found, bool(data_args.files), "questions")
     splits = {}
     for split in wanted:
         names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
@@ -102,7 +102,7 @@ def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping
     """Yields the location of each question, for messages, and its values in the flat form."""
     content = _read_object(source) if isinstance(source, Path) else None
     if content is None:
-        rows = json_rows(source) if isinstance(source, Path) else read_rows(source)
+        rows = read_json_rows(source) if isinstance(source, Path) else read_rows(source)
         yield from ((f"{name}, row {row}", values) for row, values in rows)
         return
     if not isinstance(content.get("data"), list):
@@ -216,7 +216,7 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))
     if training and len(unanswered) == len(questions):
         raise InputError(f"{name}: no question has an answer. Training needs 'answers'.")
-    if not has_answers(questions):
+    if not can_be_scored(questions):
         logger.warning("%s: no answers. The questions are answered but not scored.", name)
         return questions
     if unanswered and not version_2:
@@ -251,7 +251,7 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     return checked
 
 
-def has_answers(questions: list[Question]) -> bool:
+def can_be_scored(questions: list[Question]) -> bool:
     """Whether the questions can be scored: some have answers, or all are marked as impossible."""
     return any(question.answers for question in questions) or all(question.is_impossible for question in questions)
 

@@ -98,7 +98,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tokenizer, tmp_path):
                 torch.nn.init.constant_(model.classifier.weight, float("nan"))
 
     trainer.add_callback(Spoiler())
-    with pytest.raises(InputError, match=r"the loss is nan in step 4; try a lower --learning_rate"):
+    with pytest.raises(InputError, match=r"The loss is nan in step 4\. Try a lower --learning_rate"):
         trainer.train()
 
 
@@ -147,7 +147,7 @@ def test_frozen_layers_learn_nothing_until_they_may(frozen_parts, until, setting
 
 
 def test_what_cannot_be_frozen(tokenizer, tmp_path):
-    with pytest.raises(InputError, match="--freeze_layers 4: the model has 3 layers"):
+    with pytest.raises(InputError, match="--freeze_layers 4: The model has 3 layers"):
         new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=4)
     with pytest.raises(InputError, match="nothing is frozen"):
         FineTuningArguments(output_dir=str(tmp_path), unfreeze_after_steps=3)
@@ -205,11 +205,11 @@ def test_scores_that_are_no_numbers_are_no_result(tokenizer, tmp_path):
 
     trainer.add_callback(Spoiler())
     trainer.train()
-    with pytest.raises(DivergedError, match=r"test: scores .* no numbers after step 1; try a lower --learning_rate"):
+    with pytest.raises(DivergedError, match=r"test: The logits are NaN after step 1\. Try a lower --learning_rate"):
         trainer.predict(examples(HEADS[0], 5))
     model = new_model(HEADS[0])
     model.load_state_dict(spoiled)
-    with pytest.raises(DivergedError, match="test: scores of the model are no numbers; are its weights whole"):
+    with pytest.raises(DivergedError, match=r"test: The logits are NaN\. The weights may be damaged"):
         new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
 
 

@@ -360,7 +360,7 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     assert of_cola == list(range(4))  # once
     assert of_mnli == [*range(18), *range(15, 40)]  # on from the checkpoint
     assert "SST-2 is left out: there is no" in caplog.text and "SST-2/train.tsv and no" in caplog.text
-    assert "passed over 2 rows with missing columns, the first is row 6" in caplog.text
+    assert "skipped 2 rows with missing columns; the first is row 6" in caplog.text
 
     figures = json.loads((output_dir / "results.json").read_text())
     assert list(figures) == ["cola", "mnli", "qqp"]
@@ -392,7 +392,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     shutil.rmtree(glue_folder / "MNLI")
     some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
     glue.main(arguments(workshop, tmp_path / "out", **some))
-    assert caplog.text.count("passed over 2 rows with missing columns") == 1
+    assert caplog.text.count("skipped 2 rows with missing columns") == 1
     _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
     best, means = (
         dict(zip(*([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:5:2]), strict=True))
@@ -402,7 +402,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     for folder, task, figure in (("cola", "CoLA", "matthews_correlation"), ("qqp", "QQP", "f1")):
         results = json.loads((tmp_path / "out" / folder / "results.json").read_text())
         scores = results["sweep"]["best_setting"]["scores"]
-        assert len(scores) == 2 and results["figures"]["eval"][figure] == max(scores)
+        assert len(scores) == 2 and results["metrics"]["eval"][figure] == max(scores)
         assert (best[task], means[task]) == (f"{100 * max(scores):.1f}", f"{50 * sum(scores):.1f}")
         of_tasks += scores
     assert best != means and float(best["average"]) == pytest.approx(
@@ -493,9 +493,9 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
     [
         ({"task_name": "imdb"}, "--task_name: unknown task 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
-        ({"train_file": None, "validation_file": None}, "there are no data; give --train_file"),
-        ({"train_file": None, "do_train": True}, "there are no train examples; name a file of them with --train_file"),
-        ({"dataset_name": "imdb"}, "--dataset_name: give either the name of a data set or files"),
+        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
+        ({"train_file": None, "do_train": True}, "no train examples. Give --train_file"),
+        ({"dataset_name": "imdb"}, "--dataset_name cannot be combined with files"),
         ({"data_dir": "{workshop}"}, "--data_dir: give --task_name, too"),
         (
             {"data_dir": "{workshop}", "task_name": "rte"},

@@ -216,20 +216,20 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     ("changes", "message"),
     [
         ({"train_file": "missing.json"}, "--train_file: there is no file missing.json"),
-        ({"train_file": None, "validation_file": None}, "there are no data; give --train_file"),
+        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
         (
             {"train_file": None, "do_train": True},
-            "there are no train questions; name a file of them with --train_file",
+            "no train questions. Give --train_file",
         ),
         ({"train_file": None}, "nothing trains the model, and --config_name alone gives it random weights"),
-        ({"dataset_name": "squad"}, "--dataset_name: give either the name of a data set or files"),
+        ({"dataset_name": "squad"}, "--dataset_name cannot be combined with files"),
         (
             {"dataset_name": "./no", "train_file": None, "validation_file": None},
             r"--dataset_name: there is no folder \./no\.",
         ),
         (
             {"dataset_name": "./broken", "train_file": None, "validation_file": None},
-            "the data set ./broken cannot be loaded",
+            "the dataset ./broken cannot be loaded",
         ),
         ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer. Training needs 'answers'"),
         (

@@ -125,7 +125,7 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ("id,question\n", "dev.json: not JSON"),
         ('{"data": [', "dev.json: not JSON"),
         (f"{json.dumps(QA)}\n{{", "dev.json, row 2: not JSON"),
-        (f"{json.dumps(QA)}\n3", "dev.json, row 2: a int where an object with columns should be"),
+        (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object with columns, not int"),
         (
             {**QA, "context": None},
             "row 1: no text in 'context'. Expected id, question, context, answers. Found: ",

@@ -1,0 +1,104 @@
+"""The documentation names only what exists: commands, flags, make targets, files, decisions."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from snugbert_cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = {
+    str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
+    for file in [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
+}
+
+
+def read_code(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+
+
+def read_shell_lines() -> list[str]:
+    blocks = [block for page in PAGES for block in read_code(page, "bash")]
+    return "".join(blocks).replace("\\\n", " ").splitlines()
+
+
+def read_command_lines() -> list[list[str]]:
+    """The words after `snugbert` of every command in the documentation."""
+    words = [shlex.split(line, comments=True) for line in read_shell_lines() if re.search(r"(^|-m )snugbert ", line)]
+    return [line[line.index("snugbert") + 1 :] for line in words]
+
+
+def test_the_examples_cover_the_commands():
+    assert {line[0] for line in read_command_lines() if line[0] in COMMANDS} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flags_exist(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    known = set(re.findall(r"--\w+", capsys.readouterr().out))
+    lines = [line for line in read_command_lines() if line[0] == command]
+    assert lines
+    flags = {word for line in lines for word in line if word.startswith("--")}
+    assert flags <= known, flags - known
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    mentioned = {target for line in read_shell_lines() for target in re.findall(r"^make ([\w-]+)", line)}
+    for text in PAGES.values():
+        mentioned |= {target for words in re.findall(r"`make ([\w -]+)`", text) for target in words.split()}
+    assert {"demo", "test", "test-fast", "check", "docs"} <= mentioned <= targets
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    """`make docs` checks the anchors too, but not the pages outside docs/."""
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", PAGES[page]):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if read_code(page, "python")])
+def test_python_examples_compile(page):
+    for block in read_code(page, "python"):
+        compile(block, page, "exec")
+
+
+def test_the_tree_has_every_file_of_the_package_and_no_other():
+    folders: list[str] = []
+    shown = set()
+    (tree,) = read_code("docs/explanation/code.md", "text")
+    for line in tree.splitlines():
+        indent, name = re.match(r"( *)(\S+)", line).groups()
+        folders[len(indent) // 2 :] = [name]
+        path = "".join(folders)
+        assert (ROOT / path).exists(), path
+        shown.add(path)
+    files = {
+        str(file.relative_to(ROOT))
+        for pattern in ("snugbert/**/*.py", "benchmarks/*.py", "examples/*.*", "*.py")
+        for file in ROOT.glob(pattern)
+        if file.name != "__init__.py" or file.parent == ROOT / "snugbert"
+    }
+    assert files <= shown, files - shown
+
+
+def test_the_tour_of_the_code_names_files():
+    rows = re.findall(r"^\| [^|]+\? \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/explanation/code.md"], flags=re.MULTILINE)
+    assert len(rows) == 4
+    for files, tests in rows:
+        assert all((ROOT / "snugbert" / name).exists() for name in re.findall(r"`(.*?)`", files)), files
+        assert all((ROOT / "tests" / name).exists() for name in re.findall(r"`(.*?)`", tests)), tests
+
+
+def test_the_reference_has_every_command():
+    assert re.findall(r"^<!-- help: (\w+) -->$", PAGES["docs/reference/command-line.md"], re.MULTILINE) == [*COMMANDS]
+
+
+def test_the_index_has_every_decision():
+    index = re.findall(r"^- \[.+?\]\((.+?\.md)\): ", PAGES["docs/decisions/README.md"], flags=re.MULTILINE)
+    files = [file.name for file in (DOCS / "decisions").glob("*.md") if file.name != "README.md"]
+    assert sorted(index) == sorted(files)

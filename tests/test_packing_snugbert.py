@@ -1,0 +1,107 @@
+"""Padded and packed inputs: accepted forms, and error messages for bad inputs."""
+
+import pytest
+import torch
+import transformers
+from parity import ours_and_stock, ragged_batch
+
+BAD_INPUTS = [
+    ({"input_ids": torch.tensor([[3, 211]])}, "`input_ids` contains 211. The allowed range is 0 to 210"),
+    ({"input_ids": torch.tensor([[3, -1]])}, "`input_ids` contains -1"),
+    ({"input_ids": torch.ones(1, 41, dtype=torch.long)}, "A sequence has 41 tokens. The model's limit is 40"),
+    ({"input_ids": torch.ones(2, 3, 4, dtype=torch.long)}, r"not \[2, 3, 4\]"),
+    ({}, "exactly one of"),
+    ({"attention_mask": torch.ones(2, 4)}, r"`attention_mask` has shape \[2, 4\]\. Expected \[2, 3\]"),
+    ({"token_type_ids": torch.full((2, 3), 2)}, "`token_type_ids` contains 2. The allowed range is 0 to 1"),
+    ({"position_ids": torch.full((1, 3), 40)}, "`position_ids` contains 40. The allowed range is 0 to 39"),
+    ({"labels": torch.full((2, 3), 211)}, "`labels` contains 211. The allowed range is 0 to 210"),
+    ({"labels": torch.full((2, 2), 1)}, r"`labels` has shape \[2, 2\]"),
+    ({"next_sentence_label": torch.tensor([0, 2])}, "`next_sentence_label` contains 2. The allowed range is 0 to 1"),
+    ({"next_sentence_label": torch.tensor([0])}, r"`next_sentence_label` has shape \[1\]"),
+    ({"attention_mask": torch.ones(2, 3, 3)}, r"`attention_mask` has shape \[2, 3, 3\]"),
+    ({"attention_mask": torch.zeros(2, 3)}, r"`attention_mask` of shape \[2, 3\] masks every token"),
+    (
+        {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "labels": torch.full((2, 3), 5)},
+        r"`labels` must be -100 at padding: wrong at \[0, 2\], 1 in all",
+    ),
+    ({"token_type_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`token_type_ids` has shape \[2, 4\]"),
+    ({"position_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`position_ids` has shape \[2, 4\]"),
+    ({"position_ids": torch.tensor([[0, 1, 2], [0, 1, 0]])}, "`position_ids` restart in row 1 at token 2"),
+    ({"position_ids": torch.tensor([[0, 1, 2], [0, 0, 1]])}, "`position_ids` restart in row 1 at token 1"),
+    ({"position_ids": torch.tensor([[1, 2, 1], [1, 2, 3]])}, "`position_ids` restart in row 0 at token 2"),
+    ({"position_ids": torch.tensor([[0, 1, 2], [5, 0, 1]])}, "`position_ids` restart in row 1 at token 1"),
+    ({"max_length_q": 3}, "`cu_seq_lens_q` is missing"),
+    ({"cu_seq_lens_k": torch.tensor([0, 3])}, "`cu_seq_lens_q` is missing"),
+    ({"attention_mask": torch.tensor([[1, 1, 2], [1, 2, 2]])}, r"`attention_mask` contains 2\. It must be 1"),
+    ({"attention_mask": torch.ones(2, 1, 3, 4)}, r"`attention_mask` has shape \[2, 1, 3, 4\]"),
+    ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"no tokens\. Its shape is \[2, 0\]"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), BAD_INPUTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_bad_inputs_are_named(inputs, message):
+    ours, _ = ours_and_stock("ForPreTraining")
+    if inputs and "input_ids" not in inputs:
+        inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long)} | inputs
+    with pytest.raises(ValueError, match=message):
+        ours(**inputs)
+
+
+BAD_PACKED_INPUTS = [
+    ({"cu_seq_lens_q": [1, 3, 6]}, "must start at 0 and end at 6, .* It starts at 1 and ends at 6"),
+    ({"cu_seq_lens_q": [0, 3, 5]}, "must start at 0 and end at 6, .* It starts at 0 and ends at 5"),
+    ({"cu_seq_lens_q": [0, 4, 3, 6]}, "decreases at index 2, from 4 to 3"),
+    (
+        {"cu_seq_lens_q": [0, 2, 6], "max_length_q": 3},
+        "`max_length_q` is 3, but `cu_seq_lens_q` has a sequence of 4 tokens",
+    ),
+    ({"cu_seq_lens_q": [[0, 6]]}, r"shape \[sequences \+ 1\]. It is torch.int64 of shape \[1, 2\]"),
+    ({"cu_seq_lens_q": [0.0, 6.0]}, "must hold integers"),
+    ({"cu_seq_lens_q": [6]}, r"of shape \[1\]"),
+    ({"cu_seq_lens_q": [0, 45], "input_ids": torch.ones(1, 45, dtype=torch.long)}, "A sequence has 45 tokens"),
+    ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, r"of shape \[1, tokens\], not \[2, 3\]"),
+    ({"input_ids": torch.ones(1, 0, dtype=torch.long), "cu_seq_lens_q": [0, 0]}, "no tokens"),
+    ({"attention_mask": torch.ones(1, 6)}, "no `attention_mask`"),
+    ({"token_type_ids": torch.zeros(1, 5, dtype=torch.long)}, r"`token_type_ids` has shape \[1, 5\]"),
+    ({"position_ids": torch.zeros(1, 7, dtype=torch.long)}, r"`position_ids` has shape \[1, 7\]"),
+    ({"labels": torch.zeros(1, 5, dtype=torch.long)}, r"`labels` has shape \[1, 5\]. Expected \[1, 6\]"),
+    ({"next_sentence_label": torch.tensor([0, 1, 0])}, r"has shape \[3\]\. Expected \[2\]"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), BAD_PACKED_INPUTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_bad_packed_inputs_are_named(inputs, message):
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": [0, 2, 6]} | inputs
+    inputs["cu_seq_lens_q"] = torch.tensor(inputs["cu_seq_lens_q"])
+    with pytest.raises(ValueError, match=message):
+        ours(**inputs)
+
+
+def test_boundaries_must_be_a_tensor():
+    ours, _ = ours_and_stock("Model")
+    with pytest.raises(ValueError, match="`cu_seq_lens_q` must be a tensor, not list"):
+        ours(torch.ones(1, 6, dtype=torch.long), cu_seq_lens_q=[0, 6])
+
+
+def test_positions_and_longest_length_of_packed_inputs_are_optional():
+    ours, _ = ours_and_stock("Model")
+    inputs = {"input_ids": torch.arange(3, 9)[None], "cu_seq_lens_q": torch.tensor([0, 2, 2, 6])}
+    full = inputs | {"position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]]), "max_length_q": 4}
+    assert torch.equal(ours(**inputs).last_hidden_state, ours(**full).last_hidden_state)
+
+
+def test_batches_of_transformers_collator_are_packed():
+    ours, _ = ours_and_stock("ForMaskedLM")
+    inputs = ragged_batch("ForMaskedLM")
+    real = inputs["attention_mask"].bool()
+    # The collator drops the first label of each sequence, as for a causal model.
+    inputs["labels"][:, 0] = -100
+    examples = [
+        {name: inputs[name][row, real[row]].tolist() for name in ("input_ids", "labels")} for row in range(len(real))
+    ]
+    batch = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(examples)
+    inputs.pop("token_type_ids")  # the collator has no segments
+    torch.testing.assert_close(ours(**batch).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="the batch has no boundaries"):
+        ours(**transformers.DataCollatorWithFlattening()(examples))
