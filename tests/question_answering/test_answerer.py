@@ -180,11 +180,11 @@ def test_questions_and_contexts_that_are_refused(tokenizer):
 def test_models_that_are_refused(tokenizer, tmp_path):
     random_model(BertForSequenceClassification, BertConfig).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"its qa_outputs.bias, qa_outputs.weight would be random; name one"):
+    with pytest.raises(ValueError, match=r"lacks qa_outputs.bias, qa_outputs.weight"):
         QuestionAnswerer(tmp_path)
     with pytest.raises(ValueError, match="`model`: a BertForSequenceClassification has no question answering head"):
         QuestionAnswerer(random_model(BertForSequenceClassification, BertConfig), tokenizer)
-    with pytest.raises(ValueError, match="there is no folder /no/such/folder"):
+    with pytest.raises(ValueError, match="the folder /no/such/folder does not exist"):
         QuestionAnswerer("/no/such/folder")
     with pytest.raises(ValueError, match="`tokenizer` is missing"):
         QuestionAnswerer(handmade({}, {}))
