@@ -2,6 +2,7 @@
 
 import shutil
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,19 +81,21 @@ class SnugBertDataCollatorForPretraining:
             `input_ids`, `token_type_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q`,
             see [`pack`]; `next_sentence_label` (N,) if the examples have one.
         """
-        masked = [self._mask(example["input_ids"], example["mask_seed"]) for example in examples]
-        batch = pack(
-            {
-                "input_ids": [input_ids for input_ids, _ in masked],
-                "token_type_ids": [example["token_type_ids"] for example in examples],
-                "labels": [labels for _, labels in masked],
-            }
-        )
+        masked = [self._mask(example) for example in examples]
+        token_arrays = {
+            "input_ids": [input_ids for input_ids, _ in masked],
+            "labels": [labels for _, labels in masked],
+        }
+        if "token_type_ids" in examples[0]:
+            token_arrays["token_type_ids"] = [np.asarray(example["token_type_ids"]) for example in examples]
+        batch = pack(token_arrays)
         if "next_sentence_label" in examples[0]:
             batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
         return batch
 
-    def _mask(self, ids: np.ndarray, seed: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def _mask(self, example: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.asarray(example["input_ids"])
+        seed = example["mask_seed"] if "mask_seed" in example else torch.randint(2**63 - 1, ()).item()
         return mask_tokens(
             ids,
             candidates=~self.is_special[ids],
@@ -112,7 +115,7 @@ class SnugBertDataCollatorForPretraining:
             example: of a [`PretrainingDataset`].
             objective: the dataset's.
         """
-        seen, labels = self._mask(example["input_ids"], example["mask_seed"])
+        seen, labels = self._mask(example)
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]
         if is_pair := "next_sentence_label" in example:
             facts.insert(0, PAIR_LABELS[objective][example["next_sentence_label"]])
