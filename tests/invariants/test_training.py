@@ -1,7 +1,4 @@
-"""Equalities of training: accumulated batches, data workers, processes, phases, runs that are killed and resumed.
-
-Run as a script, this file trains in a process of its own, which can be killed, or in several; see `main`.
-"""
+"""Equalities of training: accumulated batches, data workers, processes, phases, runs that are killed and resumed."""
 
 import copy
 import json
@@ -15,9 +12,9 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from accelerate import PartialState
 from safetensors.torch import load_file
 from transformers import (
     BertConfig,
@@ -46,7 +43,6 @@ pytestmark = pytest.mark.slow
 STEPS = 12
 PHASES = "24:67%,48:33%"  # 8 steps of 18 sequences and 4 of 9, which two processes cannot share evenly
 EVAL_EXAMPLES = 7  # an odd number, too
-TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +131,8 @@ class Killer(TrainerCallback):
             os.killpg(os.getpgid(0), self.signal) if self.group else os.kill(os.getpid(), self.signal)
 
 
-def main(runs: list[dict]) -> None:
-    """Trains with `make_trainer`'s arguments, run after run, and leaves what it saw in `seen-<rank>.json`."""
+def train(runs: list[dict]) -> None:
+    """Trains with `make_trainer`'s arguments, one run after another. Writes the sequences to `seen-<rank>.json`."""
     for run in runs:
         resume = run.pop("resume", None)
         trainer = make_trainer(Path(run.pop("material")), **run)
@@ -145,12 +141,6 @@ def main(runs: list[dict]) -> None:
             trainer.save_model()
         file = f"seen-{trainer.args.process_index}{'-resumed' if resume else ''}.json"
         (Path(run["folder"]) / file).write_text(json.dumps(trainer.seen))
-
-
-def run_script(runs: list[dict], launcher=()) -> subprocess.CompletedProcess:
-    arguments = [sys.executable, *launcher, __file__, json.dumps(runs, default=str)]
-    # A session of its own, or a signal to the group would reach the tests.
-    return subprocess.run(arguments, capture_output=True, text=True, start_new_session=True)
 
 
 def figures(log: list[dict]) -> list[dict]:
@@ -239,7 +229,7 @@ def test_a_killed_and_resumed_run_is_the_straight_run_bit_for_bit(material, stra
         run | {"kill": [stopped, "SIGTERM", True]},
         run | {"kill": [killed, "SIGKILL"], "resume": tmp_path / f"checkpoint-{stopped}"},
     ]
-    process = run_script(runs)
+    process = forked.run(train, runs)
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert f"SIGTERM: stopped after step {stopped} of {STEPS}" in process.stderr
     assert not (tmp_path / "model.safetensors").exists()
@@ -268,7 +258,7 @@ def test_one_process_is_two_and_goes_on_where_two_stopped(material, tmp_path):
         run | {"folder": stop, "kill": [4, "SIGTERM", False, 1]},
         run | {"folder": stop, "resume": stop / "checkpoint-4"},
     ]
-    process = run_script(runs, TWO_PROCESSES)
+    process = forked.run(train, runs, processes=2)
     assert process.returncode == 0, process.stderr
 
     one = make_trainer(material, tmp_path / "one", dropout=0.0, save_strategy="no")
@@ -455,9 +445,12 @@ def test_one_process_is_two_processes(data_dir, tmp_path):
         if processes == 1:
             assert snugbert_command(["pretrain", *flags]) == 0
         else:
-            launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-            command = [sys.executable, "-m", *launcher, "-m", "snugbert", "pretrain", *flags]
-            process = subprocess.run(command, capture_output=True, text=True)
+            if "fsdp" in more:
+                process = forked.run(snugbert_command, ["pretrain", *flags], processes=2)
+            else:
+                launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+                command = [sys.executable, "-m", *launcher, "-m", "snugbert", "pretrain", *flags]
+                process = subprocess.run(command, capture_output=True, text=True)
             assert process.returncode == 0, process.stderr
             assert process.stderr.count("3 steps of 8 examples") == 1
             assert process.stdout.count("baseline") == 1
@@ -475,8 +468,3 @@ def test_one_process_is_two_processes(data_dir, tmp_path):
             assert evaluation_of_two[name] == pytest.approx(evaluation[name], rel=1e-4)
         for name, tensor in weights.items():
             torch.testing.assert_close(weights_of_two[name], tensor, atol=2e-5, rtol=0)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
-    PartialState().destroy_process_group()

@@ -182,11 +182,11 @@ def test_what_cannot_be_answered(tokenizer):
 def test_what_is_no_question_answering_model(tokenizer, tmp_path):
     by_chance(BertForSequenceClassification, BertConfig).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"its qa_outputs.bias, qa_outputs.weight would be random; name one"):
+    with pytest.raises(ValueError, match=r"lacks qa_outputs.bias, qa_outputs.weight"):
         QuestionAnswerer(tmp_path)
     with pytest.raises(ValueError, match="A BertForSequenceClassification has no head for question answering"):
         QuestionAnswerer(by_chance(BertForSequenceClassification, BertConfig), tokenizer)
-    with pytest.raises(ValueError, match="there is no folder /no/such/folder"):
+    with pytest.raises(ValueError, match="the folder /no/such/folder does not exist"):
         QuestionAnswerer("/no/such/folder")
     with pytest.raises(ValueError, match="needs its `tokenizer`"):
         QuestionAnswerer(made_by_hand({}, {}))

@@ -92,18 +92,18 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         if not metrics:
             text = f"{evaluation_set.num_examples:,} examples predicted; they have no labels"
         lines.append((split_name(name).replace("_", " "), text))
-    if training:
-        lines.append(("model", str(output_dir)))
+    lines.append(("folder", str(output_dir)))
     files = {
+        "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
         "predictions": [s.predictions_file for s in task.evaluation_sets if s.predictions_file is not None],
         "plots": [plot.name for plot in list_plots(output_dir)],
         "model card": ["README.md"],
         "all results": ["results.md"],
     }
-    for title_of_files, names in files.items():
-        paths = [str(output_dir / name) for name in names if (output_dir / name).exists()]
-        if paths:
-            lines.append((title_of_files, ", ".join(paths)))
+    for kind, names in files.items():
+        present = [name for name in names if (output_dir / name).exists()]
+        if present:
+            lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     return "\n".join([title, *(f"  {left:<{width}}  {right}" for left, right in lines)])
 

@@ -8,8 +8,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.models import load_model
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
 
@@ -120,7 +121,7 @@ class FineTuningTask:
 
 
 def model_maker(
-    auto_class: Any, model_args: FineTunedModelArguments, config: PreTrainedConfig, trained: bool
+    auto_class: Any, model_args: FineTunedModelArguments, config: SnugBertConfig, trained: bool
 ) -> Callable[[], PreTrainedModel]:
     """Returns a function that loads a new model, each with its own copy of the configuration.
 

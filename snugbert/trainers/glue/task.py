@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from snugbert.models import load_config, load_tokenizer, longest
+from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
@@ -61,7 +61,7 @@ def make_task(
     config.id2label = dict(enumerate(labels or ["LABEL_0"]))
     config.label2id = {label: i for i, label in config.id2label.items()}
 
-    max_length = longest(config, tokenizer, data_args.max_seq_length)
+    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
     features = {
         name: make_features(splits[name], labels, tokenizer, max_length, max_samples)
         for part, max_samples in data_args.max_samples.items()

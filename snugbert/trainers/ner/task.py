@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
-from snugbert.models import load_config, load_tokenizer, longest
+from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, draw_entity_scores, plot_file
@@ -38,7 +38,7 @@ def make_task(
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in config.id2label.items()}
 
-    max_length = longest(config, tokenizer, data_args.max_seq_length)
+    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
     windows = {
         name: make_windows(
             split, labels, tokenizer, max_length, data_args.document_context, data_args.label_all_tokens

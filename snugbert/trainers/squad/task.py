@@ -9,7 +9,7 @@ import numpy as np
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 
 from snugbert.errors import InputError
-from snugbert.models import load_config, load_tokenizer, longest
+from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
@@ -51,7 +51,7 @@ def make_task(
     config = load_config(model_args, tokenizer)
     config.num_labels = 2  # logits of a token: first token of the answer, last token of the answer
 
-    max_length = longest(config, tokenizer, data_args.max_seq_length)
+    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
     windows = {
         name: make_windows(
             questions, tokenizer, max_length, data_args.doc_stride, data_args.max_query_length, name == "train"

@@ -35,8 +35,15 @@ def test_a_run_leaves_everything(tokenizer, model_args, tmp_path, capsys, monkey
     assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
     assert "counting: trained 2 epochs (4 steps) in " in summary
     assert f"validation   accuracy {accuracy:.4f} on 30 examples; always 'few': accuracy 0.2500" in summary
-    for name in ("predictions.txt", "learning_curve.png", "README.md", "results.md"):
-        assert f"  {folder / name}\n" in f"{summary}\n"
+    for line in (
+        f"folder       {folder}",
+        "model        model.safetensors",
+        "predictions  predictions.txt",
+        "plots        learning_curve.png",
+        "model card   README.md",
+        "all results  results.md",
+    ):
+        assert f"  {line}\n" in summary
     assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
 
     # Scoring with the model leaves the report of its training.

@@ -1,20 +1,13 @@
-"""The Trainer of fine-tuning: exact losses, layers that learn or do not, the order of evaluation.
-
-Run as a script, this file trains in each of several processes; see `train_and_predict`.
-"""
+"""The Trainer of fine-tuning: exact losses, layers that learn or do not, the order of evaluation."""
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import numpy as np
 import pytest
 import torch
-from accelerate import PartialState
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for a script; pytest has it already
 from finetuning_examples import HEADS, LABELS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer
 from parity import assert_same_gradients
 from safetensors.torch import load_file
@@ -264,8 +257,7 @@ def train_and_predict(folder: Path, batch_size: int) -> None:
 
 def test_one_process_is_two_processes(tmp_path):
     train_and_predict(tmp_path / "one", batch_size=12)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__]
-    process = subprocess.run([*command, str(tmp_path / "two"), "6"], capture_output=True, text=True)
+    process = forked.run(train_and_predict, tmp_path / "two", 6, processes=2)
     assert process.returncode == 0, process.stderr
     for head in HEADS:
         one, two = (load_file(tmp_path / name / head / "model.safetensors") for name in ("one", "two"))
@@ -275,8 +267,3 @@ def test_one_process_is_two_processes(tmp_path):
         assert (one["processes"], two["processes"]) == (1, 2)
         for part in set(one.files) - {"processes"}:
             np.testing.assert_allclose(two[part], one[part], atol=1e-3)
-
-
-if __name__ == "__main__":
-    train_and_predict(Path(sys.argv[1]), int(sys.argv[2]))
-    PartialState().destroy_process_group()

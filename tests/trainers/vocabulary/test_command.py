@@ -147,7 +147,7 @@ def test_bpe_of_bytes_works_in_every_command(bpe_folders, data_dir, tmp_path):
         (b"abc", ["--model", "byte-bpe", "--vocab_size", "260"], r"too small; the 256 bytes .* at least 261\."),
         (b"abc", ["--model", "unigram"], "--model: invalid choice: 'unigram'"),
         (b"abc", ["--do_lower_case", "--no_do_lower_case"], "--do_lower_case and --no_do_lower_case contradict"),
-        (b"abc", ["--init", "./nowhere"], r"--init: there is no folder \./nowhere"),
+        (b"abc", ["--init", "./nowhere"], r"--init: the folder \./nowhere does not exist"),
         (b"abc", ["--vocab_size", "0"], "--vocab_size is 0; it must be at least 1"),
         (b"abc", ["--min_frequency", "0"], "--min_frequency is 0; it must be at least 1"),
         (b"abc", ["--vocab_size", "many"], "--vocab_size.*: invalid int value: 'many'"),
