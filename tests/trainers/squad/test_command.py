@@ -173,10 +173,8 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     rows[4]["answers"] = [("nothing", 0), rows[4]["answers"][0]]
     file = write_stories(tmp_path / "bad.jsonl", rows)
     stands = rows[1]["context"][4:10]
-    message = (
-        f"{file}: 2 answers are not in their context at their place; the first: {file}, row 2, question q1: 'nobody' "
-        f"should be at 4, where {stands!r} is"
-    )
+    misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
+    message = f"{misplaced}. 2 answers are not in their context at their position. Fix them, or set --on_bad_answer"
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
             squad.main(arguments(workshop, tmp_path / "out", **{split: file}))
@@ -185,7 +183,8 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
-    assert f"{message}; they are left out, and 1 questions with them" in caplog.text
+    warning = "2 answers are not in their context at their position. They and 1 questions are skipped. The first: "
+    assert f"{file}: {warning}{misplaced}." in caplog.text
     # Scoring compares texts, wherever they are.
     changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
@@ -202,9 +201,9 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     (tmp_path / "test.json").write_text(json.dumps(rows))
     changes = {**checkpoint_of(run), "validation_file": tmp_path / "test.json", "max_query_length": 3}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
-    assert "2 questions or contexts are empty; without a context there is no answer; the first: " in caplog.text
-    assert "1 questions have more than 3 tokens (--max_query_length) and lose their ends" in caplog.text
-    assert "no answers are told; the questions are answered and not scored" in caplog.text
+    assert "2 questions have no text or no context; the first: " in caplog.text
+    assert "1 questions have more than 3 tokens (max_query_length) and are truncated" in caplog.text
+    assert "no answers. The questions are answered but not scored." in caplog.text
     answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert answers["a"] == "" and set(answers) == {"a", "b", "c"}
     assert all(answer in "then anna reed ran" for answer in answers.values())
@@ -232,14 +231,14 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
             {"dataset_name": "./broken", "train_file": None, "validation_file": None},
             "the dataset ./broken cannot be loaded",
         ),
-        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer to learn"),
+        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer. Training needs 'answers'"),
         (
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
             "--validation_file: To select the best model, its questions need correct answers",
         ),
         ({"on_bad_answer": "ignore"}, "invalid choice: 'ignore'"),
         ({"max_answer_length": 0}, "--max_answer_length must be at least 1, not 0"),
-        ({"max_seq_length": 10}, r"beside a question of 1 tokens, a window of 10 .* has room for 6 of the context"),
+        ({"max_seq_length": 10}, "max_seq_length 10 leaves 6 tokens for the context next to a question of 1"),
         (
             {"metric_for_best_model": "accuracy"},
             r"squad\d+ has no metric 'accuracy'\. Choose one of exact_match, f1",
