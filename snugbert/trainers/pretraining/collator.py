@@ -18,8 +18,8 @@ from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
 
 # Explains the output of `describe`.
 LEGEND = (
-    "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but must "
-    "be predicted. Tokens without braces have no label."
+    "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
+    "must be predicted. Tokens without braces have no label."
 )
 
 
