@@ -60,7 +60,7 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
 
 
 def test_masks_that_cannot_be_are_refused(tokenizer):
-    with pytest.raises(InputError, match="random_replace_prob 0.3 must add up to at most 1"):
+    with pytest.raises(InputError, match=r"random_replace_prob 0.3 must add up to at most 1"):
         SnugBertDataCollatorForPretraining(tokenizer, random_replace_prob=0.3)
     with pytest.raises(InputError, match="mlm_probability 2 must be between 0 and 1"):
         SnugBertDataCollatorForPretraining(tokenizer, mlm_probability=2)

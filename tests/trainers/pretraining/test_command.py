@@ -415,7 +415,7 @@ BAD = [
     ({"train_file": "cut.txt.gz"}, "damaged or incomplete gzip file"),
     ({"train_file": "broken.jsonl"}, "broken.jsonl, row 2: not JSON"),
     ({"train_file": "other.jsonl"}, "other.jsonl, row 1: no column 'text'. Columns: body. Set --text_column_name"),
-    ({"train_file": "table.csv"}, "table.csv: unknown suffix. Use .txt"),
+    ({"train_file": "table.csv"}, "table.csv: unknown suffix. Use one of .txt"),
     ({"config_name": "huge"}, "neither a size (tiny, mini, small, medium, base, large) nor"),
     ({"config_overrides": "hidden_dropout_prob=2"}, "`hidden_dropout_prob` must be at least 0 and below 1"),
     ({"config_overrides": "hidden_dropuot_prob=0"}, "hidden_dropuot_prob"),
