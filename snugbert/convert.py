@@ -116,7 +116,12 @@ def main(argv: list[str]) -> None:
     Raises:
         InputError: arguments, files or folders that cannot be used, see [`convert`].
     """
-    parser = ArgumentParser((), prog="snugbert convert", description="Convert a checkpoint.", allow_abbrev=False)
+    parser = ArgumentParser(
+        prog="snugbert convert",
+        usage="[arguments] input output",
+        description="Converts a checkpoint of SnugBERT, BERT, DistilBERT or TensorFlow's BERT to SnugBERT or BERT.",
+        example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
+    )
     parser.add_argument("input", help="Folder or Hub name of SnugBERT, BERT or DistilBERT, or TensorFlow's BERT.")
     parser.add_argument("output", help="Folder to write.")
     parser.add_argument("--to", required=True, choices=("bert", "snugbert"), help="What to make of it.")

@@ -77,11 +77,11 @@ def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, mon
     port = str(server.getsockname()[1])
     for arguments, message in (
         ([], "the following arguments are required: --model"),
-        (["--model", str(tmp_path / "nowhere")], f"there is no folder {tmp_path / 'nowhere'}."),
-        (["--model", str(tmp_path / "roberta")], "is a model of type 'roberta'"),
+        (["--model", str(tmp_path / "nowhere")], f"the folder {tmp_path / 'nowhere'} does not exist."),
+        (["--model", str(tmp_path / "roberta")], "is a 'roberta' model"),
         (["--model", str(tmp_path / "nameless")], 'add "architectures", one of SnugBertModel, SnugBertForPreTraining'),
         (["--model", str(tmp_path / "decoder")], "names the architecture BertLMHeadModel, not one of SnugBertModel,"),
-        (["--model", str(tmp_path / "headless")], "qa_outputs.weight would be random"),
+        (["--model", str(tmp_path / "headless")], "lacks qa_outputs.bias, qa_outputs.weight"),
         (
             ["--model", folder, "--port", port],
             f"--port {port}: the page cannot be served there: Address already in use",

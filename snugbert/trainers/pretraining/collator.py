@@ -12,18 +12,14 @@ from tokenizers.models import WordPiece
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import pack
-from snugbert.trainers.pretraining.examples import Objective
 from snugbert.trainers.pretraining.masking import mask_tokens
+from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
 
 # How to read what `describe` gives.
 LEGEND = (
     "seen{to say}: [MASK]{word} is hidden, other{word} has another word in its place, word{word} stays as it is and "
     "must be said all the same; nothing is asked where there are no braces."
 )
-LABELS: dict[Objective, tuple[str, str]] = {
-    "nsp": ("B is the next sentence", "B is random"),
-    "sop": ("A and B are in order", "A and B are swapped"),
-}
 
 
 @dataclass
@@ -119,7 +115,7 @@ class SnugBertDataCollatorForPretraining:
         seen, labels = self._mask(example["input_ids"], example["mask_seed"])
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]
         if is_pair := "next_sentence_label" in example:
-            facts.insert(0, LABELS[objective][example["next_sentence_label"]])
+            facts.insert(0, PAIR_LABELS[objective][example["next_sentence_label"]])
         lines = [", ".join(facts)]
         ends = np.flatnonzero(example["input_ids"] == self.tokenizer.sep_token_id).tolist()
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):

@@ -21,9 +21,8 @@ SEP = 102
 @pytest.mark.parametrize("objective", ["nsp", "mlm"])
 @pytest.mark.parametrize("whole_word_mask", [False, True])
 def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, objective, whole_word_mask):
-    ids = tokenizer.cls_token_id, tokenizer.sep_token_id
     length = 512 if objective == "mlm" else 128  # long enough to hold the end of a document now and then
-    dataset = PretrainingDataset(corpus, *ids, tmp_path, objective, max_seq_length=length)
+    dataset = PretrainingDataset(corpus, tokenizer, length, objective, epochs_dir=tmp_path)
     collate = SnugBertDataCollatorForPretraining(tokenizer, whole_word_mask=whole_word_mask)
     examples = [dataset[index] for index in range(64)]
     batch, alone = collate(examples), collate([dataset[7]])

@@ -57,7 +57,7 @@ WRONG_ARGUMENTS = [
     (["--preprocessing_num_workers", "0"], "must be at least 1"),
     (["--train_file", "nowhere.txt"], "there is no file nowhere.txt"),
     (["--output_dir", "text.txt"], "text.txt: "),
-    (["--train_file", "cut.txt.zst"], "not a whole Zstandard file"),
+    (["--train_file", "cut.txt.zst"], "damaged or incomplete Zstandard file"),
 ]
 
 
