@@ -368,7 +368,7 @@ def test_every_push_of_a_fine_tuning_has_a_card_and_the_code(hub, texts, tmp_pat
         assert {"config.json", "model.safetensors", "modeling_snugbert.py", "tokenizer.json"} <= files.keys()
         card = card_of(files)
         check_parts(card, step, "AutoModelForSequenceClassification")
-        assert "fine-tuned it from random weights" in card.text and "`bad`, `good`" in card.text
+        assert "with SnugBERT, starting from random weights." in card.text and "`bad`, `good`" in card.text
         (result,) = [result for result in card.data.eval_results if result.metric_type == "accuracy"]
         history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
         last = [line["eval_accuracy"] for line in history if "eval_accuracy" in line and line["step"] == step]

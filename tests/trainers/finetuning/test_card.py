@@ -89,7 +89,7 @@ def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
     write_card(tmp_path, **CARD | own, sweep_tables="| batch size |")
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
-    assert "SnugBERT fine-tuned it from pretrained on my reviews, 2024" in card.text and "secret" not in card.content
+    assert "fine-tuned on my reviews, 2024 with SnugBERT, starting from pretrained." in card.text and "secret" not in card.content
     assert "## All runs\n\n| batch size |" in card.text and "## Results" not in card.text
     write_card(tmp_path, **CARD | own | {"metrics": CARD["metrics"]})
     assert ModelCard.load(tmp_path / "README.md").data.eval_results[0].dataset_type == "my-reviews-2024"
