@@ -1,10 +1,26 @@
 """Reading rows from files of any size."""
 
 import gzip
-import subprocess
-import sys
+import resource
+
+import forked
 
 from snugbert.trainers.rows import LONGEST_LINE, read_text_lines
+
+
+def read_and_print_peak(files):
+    """Prints the error of each file, and then by how many megabytes the largest memory of the process has grown."""
+
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+    before = peak()
+    for file in files:
+        try:
+            list(read_text_lines(file))
+        except ValueError as error:
+            print(error)
+    print(peak() - before)
 
 
 def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
@@ -14,15 +30,8 @@ def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
     for file in files:
         file.write_bytes(gzip.compress(b"fine\n") + content * 600)
     assert files[0].stat().st_size < 10**6
-    script = (
-        "import resource, sys\nfrom pathlib import Path\nfrom snugbert.trainers.rows import read_text_lines\n"
-        "def peak():\n    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
-        "before = peak()\n"
-        "for file in sys.argv[1:]:\n"
-        "    try:\n        list(read_text_lines(Path(file)))\n    except ValueError as error:\n        print(error)\n"
-        "print(peak() - before)"
-    )
-    process = subprocess.run([sys.executable, "-c", script, *files], capture_output=True, text=True, check=True)
+    process = forked.run(read_and_print_peak, files)
+    assert process.returncode == 0, process.stderr
     *messages, megabytes = process.stdout.splitlines()
     assert messages == [
         f"{file}, line 2: longer than 16 MiB. Split it. In JSON, write one object per line." for file in files
