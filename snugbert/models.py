@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints import is_uncased, listed, read_weights
+from snugbert.checkpoints import is_uncased, read_weights, shorten_list
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.tokenization_snugbert import SnugBertTokenizer
@@ -239,17 +239,17 @@ def load_model(
     unknown = sorted(key for key in info["unexpected_keys"] if not OTHER_HEADS.match(key))
     if unknown and trained:
         raise InputError(
-            f"{name} holds weights that are not SnugBERT's: {listed(unknown)}; without them it is another model than "
-            "the one that was trained."
+            f"{name} holds weights that are not SnugBERT's: {shorten_list(unknown)}; without them it is another model "
+            "than the one that was trained."
         )
     if unknown:
         logger.warning(
-            "%s holds weights that this model does not have, and they are left out: %s", name, listed(unknown)
+            "%s holds weights that this model does not have, and they are left out: %s", name, shorten_list(unknown)
         )
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if trained and random:
         raise InputError(
-            f"nothing trains the model {name}, and its {listed(random)} would be random; "
+            f"nothing trains the model {name}, and its {shorten_list(random)} would be random; "
             "name one that was fine-tuned for this task, or train it first."
         )
     return model
