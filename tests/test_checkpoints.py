@@ -194,7 +194,7 @@ CASES = {
         fields(is_decoder=True),
         "config.json: unsupported configuration. .*SnugBERT is an encoder",
     ),
-    "relative positions": ({}, fields(position_embedding_type="relative_key"), "known are absolute and sinusoidal"),
+    "relative positions": ({}, fields(position_embedding_type="relative_key"), "Expected absolute or sinusoidal"),
     "ambiguous": (
         {},
         fields(architectures=None),
