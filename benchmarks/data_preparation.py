@@ -231,8 +231,7 @@ def prepare(args: argparse.Namespace, folder: Path, tokenizer: Any, num_workers:
 
 def pairs_of(corpus: Corpus, folder: Path, tokenizer: Any, args: argparse.Namespace) -> PretrainingDataset:
     """The dataset, which makes the pairs of the first epoch."""
-    ids = tokenizer.cls_token_id, tokenizer.sep_token_id
-    return PretrainingDataset(corpus, *ids, folder, max_seq_length=args.max_seq_length)
+    return PretrainingDataset(corpus, tokenizer, max_seq_length=args.max_seq_length, epochs_dir=folder)
 
 
 def read_and_mask(dataset: PretrainingDataset, collate: Any) -> int:

@@ -124,7 +124,7 @@ def glue_features(
     if seed is not None:
         examples = examples._replace(data=examples.data.shuffle(seed=seed))
     datasets.disable_progress_bars()
-    return make_features(examples, labels, tokenizer, MAX_LENGTH, False, number).to_list()
+    return make_features(examples, labels, tokenizer, MAX_LENGTH, number).to_list()
 
 
 def collate(

@@ -23,13 +23,15 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
     Trainer,
 )
 
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import Figures, make_trainer
+from snugbert.trainers.finetuning.run import make_trainer
 from snugbert.trainers.glue import task as glue
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.ner import task as ner
@@ -46,7 +48,7 @@ COMMANDS = {
 
 
 def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
-    """Trains and scores SnugBERT as the command does, then stock BERT; the names of the figures, and both sides'."""
+    """Trains and scores SnugBERT as the command does, then stock BERT. Returns each metric with both values."""
     make_task, data_class, training_class, stock_class = COMMANDS[command]
     model_args, data_args, training_args = parse_arguments(
         (FineTunedModelArguments, data_class, training_class), argv, "finetuning_parity", __doc__ or ""
@@ -66,24 +68,28 @@ def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
     ours = make_trainer(task, training_args)
     stock_model = stock_class(transformers.BertConfig(**{**ours.model.config.to_dict(), "model_type": "bert"}))
     stock_model.load_state_dict(ours.model.state_dict())
+    padding_class = DataCollatorForTokenClassification if command == "ner" else DataCollatorWithPadding
     stock = Trainer(
-        model=stock_model, args=training_args, train_dataset=task.train_features, data_collator=task.padding_collator
+        model=stock_model,
+        args=training_args,
+        train_dataset=task.train_features,
+        data_collator=task.data_collator if training_args.pad_to_max_length else padding_class(task.tokenizer),
     )
-    results: list[Figures] = []
+    results: list[dict[str, dict[str, float]]] = []
     for trainer in (ours, stock):
-        trainer.compute_metrics = None
         trainer.train()
-        results.append({s.name: s.judge(trainer.predict(s.features).predictions, None) for s in task.evaluation_sets})
+        predictions = {s.name: s.decode(trainer.predict(s.features).predictions) for s in task.evaluation_sets}
+        results.append({s.name: s.score(predictions[s.name]) for s in task.evaluation_sets if s.score is not None})
     return [
-        (f"{set_name} {name}", figures[name], results[1][set_name][name])
-        for set_name, figures in results[0].items()
+        (f"{set_name} {name}", metrics[name], results[1][set_name][name])
+        for set_name, metrics in results[0].items()
         for name in task.metrics
-        if name in figures
+        if name in metrics
     ]
 
 
 def main(argv: list[str]) -> None:
-    """Prints each seed's figures, then the table: means and standard deviations of each figure."""
+    """Prints the metrics of each seed, then a table of their means and standard deviations."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -99,7 +105,7 @@ def main(argv: list[str]) -> None:
                 print(f"seed {seed}: {name}: {ours:.4f} (SnugBERT), {stock:.4f} (stock BERT)", flush=True)
                 both[name][0].append(ours)
                 both[name][1].append(stock)
-    print("\n| figure | SnugBERT | stock BERT |\n| --- | --- | --- |")
+    print("\n| metric | SnugBERT | stock BERT |\n| --- | --- | --- |")
     for name, sides in both.items():
         cells = (f"{mean(side):.4f}" + (f" ± {stdev(side):.4f}" if len(side) > 1 else "") for side in sides)
         print(f"| {name} | {' | '.join(cells)} |")

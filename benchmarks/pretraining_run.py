@@ -31,10 +31,11 @@ from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.preparation import prepare_corpus
-from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 NAMES = {"ours": "SnugBERT", "stock": "stock BERT"}
 COLORS = {"ours": "#d9480f", "stock": "#2b6cb0"}
@@ -92,7 +93,6 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(model_args)
     pack = SnugBertDataCollatorForPretraining(tokenizer, mlm_probability=args.mlm_probability)
     training_examples = examples_of("train", args.train_file, side, tokenizer, args, args.seed)
-    training_examples.num_examples = args.max_steps * args.per_device_train_batch_size
     validation_examples = examples_of("validation", args.validation_file, side, tokenizer, args, seed=0)
     validation_pairs = min(len(validation_examples), args.max_eval_samples or len(validation_examples))
     tokens_of_batches: list[int] = []
@@ -145,7 +145,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     trainer = trainer_class(
         model=model,
         args=training_args,
-        train_dataset=training_examples,
+        train_dataset=training_examples if side == "ours" else AllEpochs(training_examples, args),
         data_collator=collate,
         processing_class=tokenizer,
         callbacks=[recorder],
@@ -159,12 +159,25 @@ def examples_of(
     """The sentence pairs of text; the text is prepared by whichever side runs first."""
     return PretrainingDataset(
         prepare_corpus(files, tokenizer, args.output_dir / name, show_progress=False),
-        tokenizer.cls_token_id,
-        tokenizer.sep_token_id,
-        args.output_dir / f"{name}-{side}",  # not shared: each side makes its own pairs, in its own time
+        tokenizer,
         max_seq_length=args.max_seq_length,
         seed=seed,
+        epochs_dir=args.output_dir / f"{name}-{side}",  # not shared: each side makes its own pairs, in its own time
     )
+
+
+class AllEpochs(torch.utils.data.Dataset):
+    """The examples of a whole run, in the order in which PretrainingTrainer takes them, for the stock Trainer."""
+
+    def __init__(self, dataset: PretrainingDataset, args: argparse.Namespace):
+        self.dataset = dataset
+        self.length = args.max_steps * args.per_device_train_batch_size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.dataset.get_example(*divmod(index, len(self.dataset)))
 
 
 class Recorder(TrainerCallback):

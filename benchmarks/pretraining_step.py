@@ -70,9 +70,7 @@ def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
         folder = Path(name)
         dataset = PretrainingDataset(
             prepare_corpus(args.train_file, tokenizer, folder, show_progress=False),
-            tokenizer.cls_token_id,
-            tokenizer.sep_token_id,
-            folder / "epochs",
+            tokenizer,
             max_seq_length=args.max_seq_length,
             short_seq_prob=args.short_seq_prob,
             seed=args.seed,

@@ -1,4 +1,4 @@
-"""MkDocs hooks: insert the commands' help, and point links to files outside `docs/` to the repository."""
+"""MkDocs hooks: insert the help of the commands, and point links to files outside `docs/` to the repository."""
 
 import contextlib
 import io
@@ -7,32 +7,45 @@ import os
 import re
 from pathlib import Path
 
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
 from snugbert_cli import main
 
-LOG = logging.getLogger("mkdocs.hooks.snugbert")  # with `strict`, a warning fails the build
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+logger = logging.getLogger("mkdocs.hooks.snugbert")  # in strict mode a warning fails the build
 
 
-def on_page_markdown(markdown, page, config, files):
-    """Rewrite the source of a page before it is rendered."""
-    markdown = re.sub(r"^<!-- help: (\w+) -->$", format_help, markdown, flags=re.MULTILINE)
-    return re.sub(r"\]\((\.\./[^)#\s]*)", lambda link: point_to_repository(link, page, config), markdown)
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrites the source of a page before it is rendered."""
+    markdown = re.sub(r"^<!-- help: (\w+) -->$", lambda match: format_help(match[1]), markdown, flags=re.MULTILINE)
+    folder = DOCS / Path(page.file.src_uri).parent
+    return re.sub(r"(?<=\]\()(\.\./[^)#\s]*)", lambda match: resolve_link(match[1], folder, config), markdown)
 
 
-def format_help(marker: re.Match) -> str:
-    """Return the output of `snugbert <command> --help-all` as a code block."""
+def format_help(command: str) -> str:
+    """The output of `snugbert <command> --help-all` as a code block."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        main([marker[1], "--help"])
+        main([command, "--help"])
+    if not output.getvalue():
+        logger.warning("snugbert %s --help prints nothing.", command)
     return f"```text\n{output.getvalue().rstrip()}\n```"
 
 
-def point_to_repository(link: re.Match, page, config) -> str:
-    """Return an absolute link if the relative one leaves `docs/`."""
-    target = Path(os.path.normpath(ROOT / "docs" / Path(page.file.src_uri).parent / link[1]))
-    if target.is_relative_to(ROOT / "docs"):
-        return link[0]
+def resolve_link(link: str, folder: Path, config: MkDocsConfig) -> str:
+    """The link to a page as it is; the link to a file outside `docs/` as a URL of the repository.
+
+    Args:
+        link: relative, as written on the page.
+        folder: the folder of the page.
+        config: contains `repo_url`.
+    """
+    target = Path(os.path.normpath(folder / link))
+    if target.is_relative_to(DOCS):
+        return link
     if not target.exists():
-        LOG.warning(f"{page.file.src_uri}: the link {link[1]} leads nowhere. Correct it.")
-    kind = "tree" if target.is_dir() else "blob"
-    return f"]({config.repo_url}/{kind}/main/{target.relative_to(ROOT)}"
+        logger.warning("%s: the link %s leads nowhere.", folder, link)
+    return f"{config.repo_url}/{'tree' if target.is_dir() else 'blob'}/main/{target.relative_to(ROOT)}"

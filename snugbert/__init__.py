@@ -1,11 +1,11 @@
 """SnugBERT: BERT for Hugging Face transformers, pretrained and fine-tuned on your own text.
 
-Importing this package registers its configuration, tokenizer and models with transformers' Auto classes, and marks
-them as custom code, which travels along with `save_pretrained` and `push_to_hub`.
+Importing this package registers its configuration, tokenizer and models with transformers' Auto classes. It also marks
+them as custom code, so `save_pretrained` and `push_to_hub` include their source files.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 import transformers
 
@@ -24,12 +24,23 @@ from snugbert.modeling_snugbert import (
 )
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 
+if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
+    from snugbert.packed_batches import SnugBertDataCollatorWithPacking, TokenBudgetDataset
+    from snugbert.question_answering.answerer import QuestionAnswerer
+    from snugbert.trainers.pretraining.arguments import PretrainingArguments
+    from snugbert.trainers.pretraining.batches import plan_phases
+    from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+    from snugbert.trainers.pretraining.corpus import open_corpus
+    from snugbert.trainers.pretraining.examples import PretrainingDataset
+    from snugbert.trainers.pretraining.preparation import prepare_corpus
+    from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+
 __version__ = "0.1.0"
 
 transformers.AutoConfig.register(SnugBertConfig.model_type, SnugBertConfig)
 SnugBertConfig.register_for_auto_class()
-# Found by its name, which tokenizer_config.json or else the configuration gives, and not by the configuration's class:
-# with that, AutoTokenizer prefers the code in a repository to the installed one where trust_remote_code=True.
+# Registered by the name of its class, which tokenizer_config.json or the configuration gives. With the
+# configuration's class, AutoTokenizer with trust_remote_code=True would prefer a repository's code.
 transformers.AutoTokenizer.register(SnugBertTokenizer, tokenizer_class=SnugBertTokenizer)
 SnugBertConfig.tokenizer_class = SnugBertTokenizer.__name__  # type: ignore[attr-defined]
 SnugBertTokenizer.register_for_auto_class()
@@ -38,20 +49,22 @@ for _auto_class, _model_class in AUTO_CLASSES.items():
     _model_class.register_for_auto_class(_auto_class)
 
 
+# Imported on demand: the training packages take seconds to import and may not be installed.
 LAZY_NAMES = {
-    "PretrainingArguments": "trainers.pretraining.trainer",
+    "PretrainingArguments": "trainers.pretraining.arguments",
+    "PretrainingDataset": "trainers.pretraining.examples",
     "PretrainingTrainer": "trainers.pretraining.trainer",
     "QuestionAnswerer": "question_answering.answerer",
     "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",
     "SnugBertDataCollatorWithPacking": "packed_batches",
     "TokenBudgetDataset": "packed_batches",
     "open_corpus": "trainers.pretraining.corpus",
+    "plan_phases": "trainers.pretraining.batches",
     "prepare_corpus": "trainers.pretraining.preparation",
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Imported on demand: training packages take seconds to import and may not be installed.
+def __getattr__(name: str) -> object:
     if name in LAZY_NAMES:
         try:
             return getattr(import_module(f"snugbert.{LAZY_NAMES[name]}"), name)
@@ -61,8 +74,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'snugbert' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LAZY_NAMES})
+
+
 __all__ = [
     "PretrainingArguments",
+    "PretrainingDataset",
     "PretrainingTrainer",
     "QuestionAnswerer",
     "SnugBertConfig",
@@ -80,5 +98,6 @@ __all__ = [
     "SnugBertTokenizer",
     "TokenBudgetDataset",
     "open_corpus",
+    "plan_phases",
     "prepare_corpus",
 ]

@@ -1,7 +1,8 @@
-"""The model card of `push_to_hub`, and what the cards of `snugbert`'s commands have in common with it.
+"""The model card that `push_to_hub` writes, and the text that it shares with the cards of `snugbert`'s commands.
 
-transformers pushes an empty template where a repository has no card. What is known of a model says more: what it does,
-where its weights come from, how to load it. A card with figures, which a command wrote, goes along with its weights.
+Without a card, transformers pushes an empty template. This module replaces it with a card that says what the model
+does, where its weights come from and how to load it. A card with metrics, written by a command, is pushed with its
+weights.
 """
 
 import filecmp
@@ -18,30 +19,30 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
-# Cards that nobody wrote: ours, the template of transformers' `push_to_hub`, and that of Trainer, which has figures.
-OWN_CARD = "<!-- Written by `snugbert`, which replaces it as long as this line is here. -->"
+# Generated cards: ours, the template of transformers' `push_to_hub`, and Trainer's, which contains metrics.
+OWN_CARD = "<!-- Written by `snugbert`. Remove this line to keep your changes: `snugbert` replaces this file. -->"
 TEMPLATE = "This is the model card of a 🤗 transformers model that has been pushed on the Hub."
 TRAINERS_CARD = "<!-- This model card has been generated automatically according to the information"
 TAGS = ["snugbert", "bert"]
-# The plots that commands write. The name of an evaluation set may come first.
+# The plots that commands write. The name of an evaluation set may be the prefix.
 PLOT = re.compile(
     r"training\.png|((eval|predict)_((mm|ax)_)?)?"
     r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds)\.png"
 )
 LISTED_LABELS = 50
-FAULTS = "What is wrong or one-sided in the text that it learned from, the model has learned, too."
+BIAS_WARNING = "The model may reproduce errors and biases in its training data."
 
 
 class Head(NamedTuple):
-    """What a card says of a head.
+    """The text of a card about a head.
 
     Attributes:
         auto_class: the Auto class that loads it.
-        task: the Hub's name for what it does, if it has one.
-        ability: what it does, behind "A BERT encoder that".
-        limits: what it cannot do.
-        use: code that uses `tokenizer` and `model`; `{model}` stands for what `from_pretrained` is given.
-        use_of_package: more of it, for which snugbert must be installed.
+        task: the Hub's name for its task, if there is one.
+        ability: what the model does. It completes "A BERT encoder that".
+        limits: what the model cannot do.
+        use: code that uses `tokenizer` and `model`. `{model}` is replaced by the arguments of `from_pretrained`.
+        use_of_package: more code, which needs the package snugbert.
     """
 
     auto_class: str
@@ -53,20 +54,20 @@ class Head(NamedTuple):
 
 
 CLASSIFIES = (
-    "The model knows the labels above and no others, whether they fit a text or not; a score says how sure it is, not "
-    "how often it is right."
+    "The model always chooses among the labels above, even if none fits. A score is the model's confidence, not the "
+    "probability that the answer is correct."
 )
-FILLS_IN = "What the model fills in is likely in its text, which does not make it true."
+FILLS_MASKS = "The predicted words are likely in the training text. They are not checked facts."
 FILL_MASK = """
 fill_mask = pipeline("fill-mask", model={model})
 print(fill_mask(f"Paris is the {{tokenizer.mask_token}} of France."))"""
-# By the name of the class, without SnugBert.
+# Keys: the name of the class without SnugBert.
 HEADS = {
     "Model": Head(
         "AutoModel",
         "feature-extraction",
-        "turns texts into a vector for each token",
-        "The vectors are there to learn from: texts that mean the same need not have similar ones.",
+        "returns a vector for each token of a text",
+        "The vectors are meant for further training. Texts with the same meaning may have different vectors.",
         """
 outputs = model(**tokenizer("A text.", return_tensors="pt"))
 print(outputs.last_hidden_state.shape)""",
@@ -74,28 +75,28 @@ print(outputs.last_hidden_state.shape)""",
     "ForPreTraining": Head(
         "AutoModelForPreTraining",
         "fill-mask",
-        "fills in masked words and tells whether two texts follow one another; classifiers, taggers and sentence "
-        "embeddings are fine-tuned from it",
-        FILLS_IN,
+        "predicts masked words and whether one text follows another. Fine-tune it to classify or tag text, to answer "
+        "questions, or to embed sentences",
+        FILLS_MASKS,
         f"""{FILL_MASK}
 
-outputs = model(**tokenizer("The first of a pair.", "The second.", return_tensors="pt"))
+outputs = model(**tokenizer("The first text of a pair.", "The second text.", return_tensors="pt"))
 print(outputs.seq_relationship_logits.softmax(-1))  # follows, does not follow""",
     ),
     "ForMaskedLM": Head(
         "AutoModelForMaskedLM",
         "fill-mask",
-        "fills in masked words; classifiers, taggers and sentence embeddings are fine-tuned from it",
-        FILLS_IN,
+        "predicts masked words. Fine-tune it to classify or tag text, to answer questions, or to embed sentences",
+        FILLS_MASKS,
         FILL_MASK,
     ),
     "ForNextSentencePrediction": Head(
         "AutoModelForNextSentencePrediction",
         None,
-        "tells whether two texts follow one another",
-        "Two texts on one subject are easily taken for consecutive ones.",
+        "predicts whether one text follows another",
+        "The model often takes two texts on the same subject for consecutive ones.",
         """
-outputs = model(**tokenizer("The first of a pair.", "The second.", return_tensors="pt"))
+outputs = model(**tokenizer("The first text of a pair.", "The second text.", return_tensors="pt"))
 print(outputs.logits.softmax(-1))  # follows, does not follow""",
     ),
     "ForSequenceClassification": Head(
@@ -106,12 +107,12 @@ print(outputs.logits.softmax(-1))  # follows, does not follow""",
         """
 classify = pipeline("text-classification", model={model}, top_k=None)
 print(classify("A text."))
-print(classify({{"text": "The first of a pair.", "text_pair": "The second."}}))""",
+print(classify({{"text": "The first text of a pair.", "text_pair": "The second text."}}))""",
     ),
     "ForTokenClassification": Head(
         "AutoModelForTokenClassification",
         "token-classification",
-        "labels the words of a text, such as those of entities",
+        "labels the words of a text, for example as named entities",
         CLASSIFIES,
         """
 tag = pipeline("token-classification", model={model}, aggregation_strategy="first")
@@ -121,22 +122,22 @@ print(tag("Ada Lovelace was born in London."))""",
         "AutoModelForQuestionAnswering",
         "question-answering",
         "answers questions about a text",
-        "An answer is always a stretch of the text that is given, which is taken for true; a score says how sure the "
-        "model is, not how often it is right.",
+        "An answer is always a span of the given text, and the model does not check whether the text is true. A score "
+        "is the model's confidence, not the probability that the answer is correct.",
         """
 inputs = tokenizer("Where was Ada Lovelace born?", "Ada Lovelace was born in London.", return_tensors="pt")
 outputs = model(**inputs)
 first, last = outputs.start_logits.argmax(), outputs.end_logits.argmax()
 print(tokenizer.decode(inputs.input_ids[0, first : last + 1]))""",
         """
-answer = snugbert.QuestionAnswerer({model})  # of long texts, too, and with a score
+answer = snugbert.QuestionAnswerer({model})  # also for long texts; returns a score
 print(answer(question="Where was Ada Lovelace born?", context="Ada Lovelace was born in London."))""",
     ),
     "ForMultipleChoice": Head(
         "AutoModelForMultipleChoice",
         "multiple-choice",
-        "chooses which of several texts goes with another",
-        "One of the texts is always chosen, whether any fits or not.",
+        "chooses which of several texts fits another text",
+        "The model always chooses one of the texts, even if none fits.",
         """
 inputs = tokenizer(["The street is wet."] * 2, ["It rained.", "It is dry."], padding=True, return_tensors="pt")
 outputs = model(**{{name: values[None] for name, values in inputs.items()}})
@@ -144,25 +145,25 @@ print(outputs.logits.softmax(-1))""",
     ),
 }
 REGRESSION = HEADS["ForSequenceClassification"]._replace(
-    ability="gives texts or pairs of texts a number",
-    limits="The numbers are on the scale of the training data, and may lie a little outside of it.",
+    ability="predicts a number for a text or a pair of texts",
+    limits="The numbers are on the scale of the training data. Some may be slightly outside its range.",
 )
 
 
 def how_to_load(name: str, head: Head) -> str:
-    """The section of a card that says how to load the model, with the package snugbert and without it.
+    """Returns the section on how to load the model, with the package snugbert and without it.
 
     Args:
-        name: of the repository, or of the folder.
-        head: of the model.
+        name: the repository or folder.
+        head: the model's head.
     """
     quoted = json.dumps(name)
     return (
         "## How to load it\n\n"
-        "Without the package snugbert, with the code that lies beside the weights. `trust_remote_code=True` runs it; "
-        "`revision=` with the hash of a commit makes sure that it stays as it is.\n\n"
+        "Without the package snugbert: `trust_remote_code=True` runs the code in this repository. To pin a version of "
+        "the code, pass a commit hash as `revision`.\n\n"
         f"{_code(head, f'{quoted}, trust_remote_code=True')}\n\n"
-        "Where the package is installed, with its own code:\n\n"
+        "With the package snugbert installed:\n\n"
         f"{_code(head, quoted, head.use_of_package, 'import snugbert')}"
     )
 
@@ -182,9 +183,9 @@ def _code(head: Head, model: str, more: str = "", first_line: str = "") -> str:
 
 
 def escape(text: str) -> str:
-    """Escapes Markdown and HTML and joins lines, so that the text is shown literally."""
+    """Escapes Markdown and HTML and joins lines, so that the text is displayed literally."""
     text = re.sub(r"([\\`*{}\[\]<>#|!~$&])", r"\\\1", " ".join(text.split()))
-    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # within a word it is a letter like any other
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # inside a word, Markdown reads it as a letter
 
 
 def code_span(text: str) -> str:
@@ -196,22 +197,22 @@ def code_span(text: str) -> str:
 
 
 def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
-    """A card of ours.
+    """Returns a card that starts with our comment.
 
     Args:
-        header: what the Hub reads.
-        sections: what people read, as Markdown, the title first.
+        header: metadata for the Hub.
+        sections: Markdown, the title first.
     """
     return ModelCard("\n\n".join([f"---\n{header.to_yaml()}\n---", OWN_CARD, *sections]) + "\n")
 
 
 def find_base_model(name: str | None) -> tuple[str | None, str]:
-    """What a card says of the checkpoint that a model began from: its id on the Hub, if it has one, and its name.
+    """Returns the Hub id, if there is one, and the name of the checkpoint that training started from.
 
-    A folder is on somebody's machine: of its path a card has the last part.
+    The name of a folder is the last part of its path, because cards are published.
 
     Args:
-        name: a folder or a name on the Hub; None: random weights.
+        name: a folder or a name on the Hub. None: random weights.
     """
     if name is None:
         return None, "random weights"
@@ -226,26 +227,26 @@ def find_base_model(name: str | None) -> tuple[str | None, str]:
 
 
 def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: Any = None) -> None:
-    """Replaces transformers' template by a card that says what is known of a model that is about to be pushed.
+    """Replaces transformers' template with a card about a model that is about to be pushed.
 
-    The card of the folder or repository that the model was loaded from goes along if `snugbert` wrote it and the
-    weights are the same. Somebody's own card, and Trainer's, which has figures, are left alone.
+    If the model was loaded from a folder or repository with a card by `snugbert`, and the weights are unchanged, that
+    card is pushed. Cards written by users, and Trainer's, which contain metrics, are not replaced.
 
     Args:
         model: the model.
-        folder: what is going to be uploaded: the weights, and as `README.md` the card that the repository has, or
-            transformers' template, with the tags that were asked for.
-        repo_id: where it goes.
-        token: for the Hub, as `from_pretrained` takes it.
+        folder: the files to upload: the weights, and as `README.md` the repository's card or transformers' template,
+            with the tags that the caller passed.
+        repo_id: the repository on the Hub.
+        token: token for the Hub, as in `from_pretrained`.
     """
     file = folder / "README.md"
     present: Any = ModelCard.load(file)
     head = _find_head(model)
-    weights = sorted(folder.glob("model*.safetensors"))  # none where only an adapter is pushed
+    weights = sorted(folder.glob("model*.safetensors"))  # empty if only an adapter is pushed
     if head is None or not weights or not any(mark in present.text for mark in (OWN_CARD, TEMPLATE)):
         return
     source = model.config.name_or_path or ""
-    if source and Path(source).resolve() == folder.resolve():  # overwritten by now
+    if source and Path(source).resolve() == folder.resolve():  # its files were just overwritten
         source = ""
     card: Any = _find_card(source, token)
     unchanged = all(_is_copy(weight, source) for weight in weights)
@@ -259,7 +260,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
 
 
 def _find_head(model: PreTrainedModel) -> Head | None:
-    """Of the class that was extended where it is somebody's own class; None if that has a head of its own."""
+    """Returns the head of the model's class or of the class it extends. None: a head of the user's own."""
     for model_class in type(model).__mro__:
         if (head := HEADS.get(model_class.__name__.removeprefix("SnugBert"))) is not None:
             is_regression = head.task == "text-classification" and model.config.num_labels == 1
@@ -268,7 +269,7 @@ def _find_head(model: PreTrainedModel) -> Head | None:
 
 
 def _find_file(source: str, name: str, **options: Any) -> str | None:
-    """The path of a file in the folder or repository `source`; None if there is none or it cannot be had."""
+    """Returns the path of a file in the folder or repository `source`. None: it is missing or cannot be loaded."""
     try:
         return cached_file(
             source,
@@ -286,18 +287,18 @@ def _find_card(source: str, token: Any) -> ModelCard | None:
     file = _find_file(source, "README.md", token=token) if source else None
     try:
         return None if file is None else ModelCard.load(file)
-    except (ValueError, yaml.YAMLError):  # somebody's header that is none
+    except (ValueError, yaml.YAMLError):  # an invalid header
         return None
 
 
 def _is_copy(weights: Path, source: str) -> bool:
-    # A download only for this would be too much: what has been loaded is in the cache.
+    # No download only for this. Weights that were loaded from the Hub are in the cache.
     file = _find_file(source, weights.name, local_files_only=True) if source else None
     return file is not None and filecmp.cmp(weights, file, shallow=False)
 
 
 def _copy_plots(text: str, source: str, folder: Path, token: Any) -> None:
-    """Copies the plots that a card shows. A stranger may have written the card: only names in `PLOT` are copied."""
+    """Copies the plots that a card shows. The card may be a stranger's, so only names that match `PLOT` are copied."""
     for plot in re.findall(r"!\[[^]]*]\(([\w.-]+)\)", text):
         if not PLOT.fullmatch(plot) or os.path.lexists(folder / plot):
             continue
@@ -308,7 +309,7 @@ def _copy_plots(text: str, source: str, folder: Path, token: Any) -> None:
 
 
 def _rename(card: Any, name: str, head: Head) -> None:
-    """Puts the name of another repository into a card of ours."""
+    """Changes the name of the repository in a card of ours."""
     title = re.search(rf"{re.escape(OWN_CARD)}\n\n# (.+)\n", card.text)
     if title is not None:
         start, end = title.span(1)
@@ -340,13 +341,13 @@ def _new_card(
         tags=list(TAGS),
     )
     if not source:
-        origin = "What its weights were trained on is not recorded here, nor how well it does."
+        origin = "There is no record of the training data or of the model's scores."
     elif unchanged:
-        origin = f"The weights are those of {base_name}, unchanged."
+        origin = f"The weights are the weights of {base_name}, unchanged."
     else:
         origin = (
-            f"The weights began as those of {base_name}. What they were trained on since is not recorded here, nor "
-            "how well the model does."
+            f"Training started from the weights of {base_name}. There is no record of the training data since then or "
+            "of the model's scores."
         )
     return compose(
         header,
@@ -356,8 +357,9 @@ def _new_card(
             _facts(model, head),
             how_to_load(name, head),
             f"## Training\n\n{origin}",
-            f"## Limits\n\n{head.limits} It reads at most {model.config.max_position_embeddings} tokens "
-            f"at a time. {FAULTS}",
+            f"## Limitations\n\n{head.limits} The maximum input length is "
+            f"{model.config.max_position_embeddings} tokens. "
+            f"{BIAS_WARNING}",
         ],
     )
 
@@ -367,7 +369,7 @@ def _facts(model: PreTrainedModel, head: Head) -> str:
     facts = [
         f"{type(model).__name__}: {config.num_hidden_layers} layers, hidden size {config.hidden_size}, "
         f"{config.num_attention_heads} attention heads, {model.num_parameters():,} parameters",
-        f"a vocabulary of {config.vocab_size:,} word pieces",
+        f"a vocabulary of {config.vocab_size:,} tokens",
     ]
     if head.limits is CLASSIFIES:
         labels = [code_span(str(config.id2label[index])) for index in sorted(config.id2label)]

@@ -263,11 +263,11 @@ def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
     shards = sorted(set(weight_map.values()))
     missing_shards = [shard for shard in shards if not (folder / shard).exists()]
     if missing_shards:
-        raise InputError(f"{folder}: incomplete. Missing {shorten_list(missing_shards)} of {len(shards)} shards.")
+        raise InputError(f"{folder}: incomplete. Missing {shorten(missing_shards)} of {len(shards)} shards.")
     tensors = {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
     missing = sorted(weight_map.keys() - tensors.keys())
     if missing:
-        raise InputError(f"{folder}: incomplete. {index.name} lists {shorten_list(missing)}, but no shard has it.")
+        raise InputError(f"{folder}: incomplete. {index.name} lists {shorten(missing)}, but no shard has it.")
     return tensors
 
 
@@ -446,9 +446,9 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
         if unused:
             checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
     if missing := sorted(expected.keys() - weights.keys()):
-        raise InputError(f"{folder}: weights of {checkpoint.head} are missing: {shorten_list(missing)}.")
+        raise InputError(f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}.")
     if unknown := sorted(origin[name] for name in weights.keys() - expected.keys()):
-        raise InputError(f"{folder}: unknown weights for {checkpoint.head}: {shorten_list(unknown)}.")
+        raise InputError(f"{folder}: unknown weights for {checkpoint.head}: {shorten(unknown)}.")
     for name, shape in expected.items():
         if weights[name].shape != shape:
             raise InputError(
@@ -457,7 +457,7 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
             )
 
 
-def shorten_list(names: list[str]) -> str:
+def shorten(names: list[str]) -> str:
     """Joins the first names for a message, and appends the number of the others."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more

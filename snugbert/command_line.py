@@ -1,23 +1,26 @@
-"""What every `snugbert` command shares: reading its arguments, guarding its output folder, finding a checkpoint.
+"""Reading the arguments of a command into dataclasses, as in transformers' own example scripts.
 
-Arguments are dataclasses, as in transformers' own example scripts; those of `TrainingArguments` are among them.
-`--config FILE.yaml` takes the same names from a file, and what stands on the command line wins over it.
+`--config FILE.yaml` takes the same names from a file. The command line takes precedence.
 """
 
 import json
 import logging
 import re
+from argparse import Action, Namespace
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
+from snugbert.command_help import format_help
 from snugbert.errors import InputError
 
-# Flags of transformers 4 that transformers 5 renamed. A command line somebody already has should keep working.
+# Flags of transformers 4 that transformers 5 renamed. Command lines written for transformers 4 keep working.
 RENAMED_FLAGS = {
-    "--warmup_ratio": "--warmup_steps",  # a number below 1 is a share of the steps
+    "--warmup_ratio": "--warmup_steps",  # a value below 1 is a share of the steps
     "--evaluation_strategy": "--eval_strategy",
     "--no_cuda": "--use_cpu",
 }
@@ -27,40 +30,95 @@ FALSE = ("false", "f", "no", "n", "0")  # as HfArgumentParser reads them
 
 
 class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` whose complaint is an [`InputError`], not a hundred lines of usage."""
+    """`HfArgumentParser` with a short `--help`, and an [`InputError`] instead of a hundred lines of usage.
+
+    Args:
+        dataclass_types: their fields are the arguments. `"advanced": True` in the metadata of a field leaves it to
+            `--help-all`.
+        prog: the command as typed, such as `snugbert glue`.
+        description: one sentence about the command.
+        example: a command line to copy.
+        usage: what follows `prog` in the first line of the help.
+    """
+
+    def __init__(
+        self,
+        dataclass_types: Sequence[Any] = (),
+        *,
+        prog: str,
+        description: str,
+        example: str = "",
+        usage: str = "[arguments]",
+    ):
+        self.advanced: set[str] = set()
+        self.example, self.arguments_usage = example or prog, usage
+        super().__init__(dataclass_types, prog=prog, description=description, allow_abbrev=False, add_help=False)
+        self.add_argument("--config", metavar="FILE.yaml", advanced=True, help="Read arguments from this YAML file.")
+        self.add_argument("-h", "--help", action="help", advanced=True, help="List the main arguments.")
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, advanced=True, help="List all arguments.")
+
+    def add_argument(self, *names: Any, advanced: bool = False, **kwargs: Any) -> Action:
+        """As in argparse. An `advanced` argument appears only in `--help-all`."""
+        action = super().add_argument(*names, **kwargs)
+        if advanced:
+            self.advanced.add(action.dest)
+        return action
+
+    def format_help(self, everything: bool = False) -> str:
+        """The text of `--help`, or of `--help-all`."""
+        return format_help(
+            f"{self.prog} {self.arguments_usage}",
+            self.description or "",
+            self.example,
+            self._actions,
+            list(self.dataclass_types),
+            self.advanced,
+            everything,
+        )
 
     def error(self, message: str) -> NoReturn:
-        """Raise [`InputError`] with `message`."""
-        raise InputError(f"{message} (`{self.prog} --help` lists the arguments)")
+        """Raises [`InputError`] with `message`."""
+        raise InputError(f"{message.rstrip('.')}. `{self.prog} --help` lists the arguments.")
 
 
-def parse_arguments(dataclass_types: tuple[Any, ...], argv: list[str], prog: str, description: str) -> tuple[Any, ...]:
+class _HelpAll(Action):
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        print(parser.format_help(everything=True), end="")
+        parser.exit()
+
+
+def parse_arguments(
+    dataclass_types: Sequence[Any], argv: list[str], prog: str, description: str, example: str = ""
+) -> tuple[Any, ...]:
     """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
 
     Args:
-        dataclass_types: the dataclasses, `TrainingArguments` or a subclass among them.
-        argv: the arguments behind the command's name.
+        dataclass_types: the dataclasses, often with a subclass of `TrainingArguments`.
+        argv: the arguments after the name of the command.
         prog: the command as typed, for messages.
-        description: what the command does, for `--help`.
+        description: one sentence about the command, for `--help`.
+        example: a command line to copy, for `--help`.
 
     Raises:
-        InputError: an unknown argument or a value of the wrong kind.
+        InputError: an argument is unknown or its value is invalid.
+        ModuleNotFoundError: `TrainingArguments` are wanted and accelerate is not installed.
     """
-    parser = ArgumentParser(dataclass_types, prog=prog, description=description, allow_abbrev=False)
-    parser.add_argument("--config", metavar="FILE.yaml", help="Take arguments from this YAML file, by the same names.")
+    parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
     argv = [_renamed(argument) for argument in argv]
     argv, files = _without_config(argv, parser)
     from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file))]
-    try:
-        *instances, _, unknown = parser.parse_args_into_dataclasses(
-            args=from_files + argv, look_for_args_file=False, return_remaining_strings=True
-        )
-    except InputError:
-        raise
-    except ValueError as error:  # a dataclass refused a value, TrainingArguments most often
-        raise InputError(str(error)) from error
+    # TrainingArguments takes seconds to construct. This answers --help and wrong flags before.
+    _, unknown = parser.parse_known_args(from_files + argv)
     if unknown:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
+    if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
+        raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
+    try:
+        *instances, _ = parser.parse_args_into_dataclasses(args=from_files + argv, look_for_args_file=False)
+    except InputError:
+        raise
+    except ValueError as error:  # a dataclass rejected a value, TrainingArguments most often
+        raise InputError(str(error)) from error
     return tuple(instances)
 
 

@@ -102,6 +102,14 @@ class SnugBertConfig(PreTrainedConfig):
         self._check_ranges()
 
     @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in transformers. A BERT checkpoint gets our `model_type`, because transformers warns of another one."""
+        values, unused = super().get_config_dict(*args, **kwargs)
+        if values.get("model_type") == "bert":
+            values["model_type"] = cls.model_type
+        return values, unused
+
+    @classmethod
     def from_size(cls, size: str, **overrides: Any) -> "SnugBertConfig":
         """Builds the configuration of a named size.
 

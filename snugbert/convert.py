@@ -117,8 +117,13 @@ def main(argv: list[str]) -> None:
     Raises:
         InputError: bad arguments, files or folders, see [`convert`].
     """
-    parser = ArgumentParser((), prog="snugbert convert", description="Convert a checkpoint.", allow_abbrev=False)
-    parser.add_argument("input", help="SnugBERT, BERT, DistilBERT or TensorFlow checkpoint: a folder or a Hub name.")
+    parser = ArgumentParser(
+        prog="snugbert convert",
+        usage="[arguments] input output",
+        description="Converts a checkpoint of SnugBERT, BERT, DistilBERT or TensorFlow's BERT to SnugBERT or BERT.",
+        example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
+    )
+    parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
     parser.add_argument("output", help="Folder to write.")
     parser.add_argument("--to", required=True, choices=("bert", "snugbert"), help="Target architecture.")
     parser.add_argument("--dtype", choices=DTYPES, help="Dtype of the weights. Default: as in the input.")

@@ -1,26 +1,27 @@
-"""The look that the pictures of all commands have in common, and the curves of a run.
+"""The style of all plots, and training curves.
 
-matplotlib is imported where it is used: it takes a second, which no other part of a run needs.
+matplotlib is imported inside the functions, because importing it takes a second.
 """
 
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLORS = {"training": "#2b6cb0", "validation": "#d9480f"}
 GREY = "#666666"
 TITLE: dict[str, Any] = {"fontsize": 13, "fontweight": "bold", "loc": "left"}
 FEW_POINTS = 20
-MANY_POINTS = 400  # a curve of more points is drawn pale, with the means of `MEANS` stretches over it
+MANY_POINTS = 400  # a curve with more points is drawn pale, under the means of `MEANS` sections of it
 MEANS = 200
 
-Curve = tuple[list[float], list[float]]  # x and y of its points
+Curve = tuple[list[float], list[float]]  # x and y of the points
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """A white figure of that many inches, of 130 dots each."""
+    """Returns a white figure. Width and height are in inches of 130 pixels."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -28,12 +29,19 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), dpi=130, layout=layout, facecolor="white")
 
 
-def draw_curves(panel: Any, training: Curve, validation: Curve, form: str) -> None:
-    """Draws the two curves of a figure, as far as there are any; `form` is that of their last values in the legend."""
+def draw_curves(panel: "Axes", training: Curve, validation: Curve, number_format: str) -> None:
+    """Draws a training and a validation curve. A curve without points is left out.
+
+    Args:
+        panel: where to draw.
+        training: the curve of training.
+        validation: the curve of validation.
+        number_format: format of the last values in the legend, such as ".4f".
+    """
     for name, (x, y) in {"training": training, "validation": validation}.items():
         if not y:
             continue
-        label = f"{name}, last {y[-1]:{form}}"
+        label = f"{name}, last {y[-1]:{number_format}}"
         if len(y) > MANY_POINTS:
             panel.plot(x, y, color=COLORS[name], linewidth=0.6, alpha=0.35)
             x, y = _means(x), _means(y)
@@ -41,7 +49,7 @@ def draw_curves(panel: Any, training: Curve, validation: Curve, form: str) -> No
 
 
 def marker(curve: Curve) -> str | None:
-    """What the points of a curve are drawn as: dots where they are few; a line of one point would be none."""
+    """Returns the marker of a curve: dots if there are few points. A line of one point would be invisible."""
     return "o" if len(curve[0]) <= FEW_POINTS else None
 
 
@@ -50,8 +58,8 @@ def _means(values: list[float]) -> list[float]:
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
 
 
-def tidy(panel: Any, grid: Literal["both", "x", "y"] = "both") -> None:
-    """Puts a faint grid behind the panel and takes away the box around it."""
+def tidy(panel: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:
+    """Adds a faint grid and removes the box around the panel."""
     panel.grid(axis=grid, color="#e4e4e4", linewidth=0.7)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)

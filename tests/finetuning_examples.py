@@ -1,6 +1,7 @@
 """A small task for tests of fine-tuning: whether a sequence has few, some or many high tokens."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -9,9 +10,10 @@ from parity import CONFIG, NUM_LABELS
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
 import snugbert
-from snugbert import SnugBertTokenizer
+from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask
+from snugbert.trainers.finetuning.card import write_finetuning_card
+from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -49,12 +51,13 @@ def new_model(head: str, **overrides) -> torch.nn.Module:
 
 def new_trainer(head: str, tokenizer, folder, data=None, weights=None, model=None, **settings) -> FineTuningTrainer:
     defaults = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "save_strategy": "no"}
-    collator = DataCollatorForTokenClassification if head == "ForTokenClassification" else DataCollatorWithPadding
+    args = FineTuningArguments(output_dir=str(folder), **defaults | settings)
+    padding_class = DataCollatorForTokenClassification if head == "ForTokenClassification" else DataCollatorWithPadding
     return FineTuningTrainer(
         model=new_model(head) if model is None else model,
-        args=FineTuningArguments(output_dir=str(folder), **defaults | settings),
-        padding_collator=collator(tokenizer),
-        of_tokens=head != "ForSequenceClassification",
+        args=args,
+        data_collator=padding_class(tokenizer) if args.pad_to_max_length else SnugBertDataCollatorWithPacking(),
+        token_outputs=head != "ForSequenceClassification",
         class_weights=weights,
         train_dataset=examples(head, 45) if data is None else data,
     )
@@ -65,21 +68,27 @@ def make_task(tokenizer, number: int = 60) -> FineTuningTask:
     train_features, eval_features = examples(HEADS[0], number), examples(HEADS[0], 30, seed=1)
     references = np.array(eval_features["label"])
 
-    def judge(predictions, folder):
-        if folder is not None:
-            np.savetxt(folder / "predictions.txt", predictions.argmax(-1), fmt="%d")
-        return {"accuracy": float((predictions.argmax(-1) == references).mean())}
-
+    validation_set = EvaluationSet(
+        name="eval",
+        features=eval_features,
+        num_examples=30,
+        decode=lambda logits: logits.argmax(-1),
+        score=lambda predictions: {"accuracy": float((predictions == references).mean())},
+        write=lambda predictions, folder: np.savetxt(folder / "predictions.txt", predictions, fmt="%d"),
+        predictions_file="predictions.txt",
+        baseline=Baseline("always 'few'", {"accuracy": 0.25}),
+    )
     return FineTuningTask(
         name="counting",
         make_model=lambda: snugbert.SnugBertForSequenceClassification(snugbert.SnugBertConfig(**CONFIG)),
         tokenizer=tokenizer,
+        data_collator=SnugBertDataCollatorWithPacking(),
         train_features=train_features,
-        evaluation_sets=[EvaluationSet("eval", eval_features, judge, 30, ("always 'few'", {"accuracy": 0.25}))],
+        evaluation_sets=[validation_set],
         main_metric="accuracy",
         metrics=("accuracy",),
         pipeline_tag="text-classification",
-        padding_collator=DataCollatorWithPadding(tokenizer),
+        dataset=DatasetName("own data"),
         labels=LABELS,
     )
 
@@ -87,3 +96,9 @@ def make_task(tokenizer, number: int = 60) -> FineTuningTask:
 def arguments(folder, **settings) -> FineTuningArguments:
     defaults = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "learning_rate": 1e-3}
     return FineTuningArguments(output_dir=str(folder), **defaults | settings)
+
+
+def write_card(folder, *, task, pipeline_tag, dataset, labels, base_model, name, sweep_tables=None, **results) -> None:
+    """Writes a card from facts alone, without a run. `results` are keys of results.json."""
+    facts = SimpleNamespace(name=task, pipeline_tag=pipeline_tag, dataset=DatasetName(*dataset), labels=labels)
+    write_finetuning_card(folder, facts, results, base_model, name, sweep_tables)

@@ -1,4 +1,4 @@
-"""Prepared corpora, and their content."""
+"""Helpers that prepare corpora and list their content."""
 
 from snugbert.trainers.pretraining.corpus import open_corpus
 from snugbert.trainers.pretraining.preparation import prepare_parts
@@ -6,17 +6,17 @@ from snugbert.trainers.pretraining.text_parts import plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
 
-def text_of(*files) -> TextArguments:
+def text_arguments(*files) -> TextArguments:
     return TextArguments(train_file=[str(file) for file in files])
 
 
 def prepare(folder, tokenizer, *files, **options):
-    prepare_parts(folder, plan_parts(text_of(*files)), tokenizer, show_progress=False, **options)
+    prepare_parts(folder, plan_parts(text_arguments(*files)), tokenizer, show_progress=False, **options)
     return open_corpus(folder, tokenizer)
 
 
 def content(corpus) -> list[list[list[int]]]:
-    """Documents of sentences of word pieces."""
+    """The token ids of each sentence of each document."""
     return [
         [
             block.tokens[block.sentences[sentence] : block.sentences[sentence + 1]].tolist()

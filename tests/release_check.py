@@ -84,7 +84,7 @@ def check_training() -> None:
         f"--output_dir classifier {SMALL.replace('--config_name tiny', '')}"
     )
     run("convert classifier bert --to bert")
-    assert json.loads(Path("classifier/results.json").read_text())["figures"]["eval"]["accuracy"] > 0
+    assert json.loads(Path("classifier/results.json").read_text())["metrics"]["eval"]["accuracy"] > 0
     assert {"training.png", "README.md", "model.safetensors"} <= {path.name for path in Path("pretrained").iterdir()}
 
 

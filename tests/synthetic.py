@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 import snugbert
+from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.corpus import Block, Corpus
-from snugbert.trainers.pretraining.trainer import PretrainingArguments, PretrainingTrainer
+from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 VOCAB_SIZE, MASK = 200, 4
 MAX_SEQ_LENGTH = 20
@@ -28,28 +29,24 @@ def make_corpus(blocks: list[list[list[list[int]]]]) -> Corpus:
 
 
 class RandomExamples(torch.utils.data.Dataset):
-    """`num_examples` sequences of different lengths, of which `distinct` differ."""
+    """Masked sequences of different lengths, with different numbers of labels."""
 
     max_seq_length = MAX_SEQ_LENGTH
 
-    def __init__(self, distinct: int):
-        self.epoch_length = distinct
-        self.num_examples = 0  # PretrainingTrainer sets it
-
-    def make_ready(self, index: int) -> None:
-        """Nothing has to be made."""
+    def __init__(self, size: int):
+        self.size = size
 
     def __len__(self) -> int:
-        return self.num_examples
+        return self.size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(index % self.epoch_length)
+        generator = torch.Generator().manual_seed(index)
         length = int(torch.randint(8, MAX_SEQ_LENGTH + 1, (), generator=generator))
         ids = torch.randint(5, VOCAB_SIZE, (length,), generator=generator)
         labels = torch.full((length,), -100)
         labelled = slice(1, 2 + length // 4)  # so that processes and accumulated batches have different numbers
         labels[labelled] = ids[labelled]
-        return {"input_ids": ids.masked_fill(labels >= 0, MASK), "labels": labels, "is_random": index % 2}
+        return {"input_ids": ids.masked_fill(labels >= 0, MASK), "labels": labels, "next_sentence_label": index % 2}
 
 
 def packed(examples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -62,7 +59,7 @@ def packed(examples: list[dict[str, Any]]) -> dict[str, Any]:
         "cu_seq_lens_q": torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32),
         "max_length_q": int(lengths.max()),
         "labels": torch.cat([example["labels"] for example in examples])[None],
-        "next_sentence_label": torch.tensor([example["is_random"] for example in examples]),
+        "next_sentence_label": torch.tensor([example["next_sentence_label"] for example in examples]),
     }
 
 
@@ -75,7 +72,7 @@ def tiny_model(dropout: float = 0.0) -> snugbert.SnugBertForPreTraining:
     return snugbert.SnugBertForPreTraining(config)
 
 
-def make_trainer(folder: Any, distinct: int = 1000, dropout: float = 0.0, **arguments: Any) -> PretrainingTrainer:
+def make_trainer(folder: Any, size: int = 1000, dropout: float = 0.0, **arguments: Any) -> PretrainingTrainer:
     """A trainer of [`tiny_model`] on [`RandomExamples`]."""
     defaults = {
         "output_dir": str(folder),
@@ -90,6 +87,6 @@ def make_trainer(folder: Any, distinct: int = 1000, dropout: float = 0.0, **argu
     return PretrainingTrainer(
         model=tiny_model(dropout),
         args=PretrainingArguments(**defaults | arguments),
-        train_dataset=RandomExamples(distinct),
+        train_dataset=RandomExamples(size),
         data_collator=packed,
     )

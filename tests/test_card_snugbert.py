@@ -8,10 +8,12 @@ import re
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from finetuning_examples import write_card
 from huggingface_hub import HfApi, ModelCard, constants, repocard
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
@@ -21,11 +23,10 @@ from parity import CONFIG, HEADS
 import snugbert
 from snugbert.card_snugbert import HEADS as CARDS
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
-from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.plots import PICTURES
+from snugbert.trainers.finetuning.plots import CAPTIONS
 from snugbert.trainers.finetuning.results import write_results
 from snugbert.trainers.pretraining.card import write_pretraining_card
-from snugbert.trainers.pretraining.plot import PICTURE
+from snugbert.trainers.pretraining.plot import PLOT_NAME
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,12 +38,11 @@ TRAINED = {
     "task": "SST-2",
     "pipeline_tag": "text-classification",
     "dataset": ("GLUE (SST-2)", "nyu-mll/glue", "sst2"),
-    "language": "en",
     "base_model": "google-bert/bert-base-uncased",
     "labels": ["bad", "good"],
     "examples": {"eval": 872},
     "settings": {"learning_rate": 3e-5},
-    "figures": {"eval": {"accuracy": 0.93}},
+    "metrics": {"eval": {"accuracy": 0.93}},
     "baselines": {},
 }
 
@@ -110,10 +110,10 @@ def test_a_pushed_model_says_what_it_is_and_how_to_load_it(head, hub, tokenizer,
     assert card.data.tags == ["snugbert", "bert", "mine", "yours"]
     assert card.data.base_model is None and card.data.eval_results is None
     assert OWN_CARD in card.text and TEMPLATE not in card.text and card.text.count("# me/model\n") == 1
-    assert f"{model.num_parameters():,} parameters" in card.text and "What its weights were trained on" in card.text
+    assert f"{model.num_parameters():,} parameters" in card.text and "no record of the training data" in card.text
     assert ("3 labels: `O`, `B-PER`, `I-PER`" in card.text) == (head == "ForTokenClassification")
-    assert ("gives texts or pairs of texts a number" in card.text) == (head == "regression")
-    assert "at most 40 tokens" in card.text.partition("## Limits")[2]
+    assert ("predicts a number for a text or a pair of texts" in card.text) == (head == "regression")
+    assert "The maximum input length is 40 tokens." in card.text.partition("## Limitations")[2]
     assert "card_snugbert.py" in hub["me/model"]  # so whoever pushes it again writes a card, too
 
     # What it says runs, on what was pushed, in both ways.
@@ -135,7 +135,10 @@ def trained(tmp_path, tokenizer):
     folder = tmp_path / "secret" / "tagger"
     new_model("ForSequenceClassification", id2label={0: "bad", 1: "good"}).save_pretrained(folder)
     (folder / "learning_curve.png").write_bytes(b"a picture")
-    write_finetuning_card(folder, **TRAINED)
+    write_card(folder, **TRAINED)
+    card: Any = ModelCard.load(folder / "README.md")
+    card.data.language = "en"  # as a user may
+    card.save(folder / "README.md")
     return folder
 
 
@@ -163,7 +166,7 @@ def test_a_card_with_figures_goes_along_with_its_weights(way, hub, trained, tmp_
         model.classifier.bias[0] += 1e-6
     card = push(model)
     assert card.data.eval_results is None and "0.93" not in card.text and "learning_curve" not in card.text
-    assert "The weights began as those of tagger. What they were trained on since is not recorded" in card.text
+    assert "Training started from the weights of tagger. There is no record of the training data" in card.text
     assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.language == "en"
     assert "2 labels: `bad`, `good`" in card.text and "secret" not in card.content
 
@@ -185,7 +188,7 @@ def test_only_plots_of_a_card_go_along(hub, trained, tmp_path):
 
 
 def test_the_plots_of_all_commands_go_along():
-    plots = {PICTURE, *PICTURES, *(f"{of_set}_{name}" for of_set in ("eval", "predict_mm") for name in PICTURES)}
+    plots = {PLOT_NAME, *CAPTIONS, *(f"{of_set}_{name}" for of_set in ("eval", "predict_mm") for name in CAPTIONS)}
     assert all(PLOT.fullmatch(name) for name in plots)
 
 
@@ -223,11 +226,11 @@ def test_no_markdown_comes_from_labels_and_names(hostile, hub, tmp_path):
     assert harmless(card_of(hub["me/model"]).text, expected=1 if "/" in hostile else 2)
 
     words = {"name": hostile, "dataset": (hostile, None, None), "labels": [hostile], "settings": {"text": hostile}}
-    results = {"figures": {"eval": {"accuracy": 0.5}}, "baselines": {"eval": (hostile, {"accuracy": 0.5})}}
-    write_finetuning_card(tmp_path, **TRAINED | words | results)
+    results = {"metrics": {"eval": {"accuracy": 0.5}}, "baselines": {"eval": {"answer": hostile, "accuracy": 0.5}}}
+    write_card(tmp_path, **TRAINED | words | results)
     # In the title, twice as the data, as a label, as a setting and as the baseline.
     assert harmless(ModelCard.load(tmp_path / "README.md").text, expected=6)
-    results = {"task": hostile, "examples": {"eval": 1}, "figures": {}, "baselines": {}}
+    results = {"task": hostile, "examples": {"eval": 1}, "metrics": {}, "baselines": {}}
     write_results(tmp_path, results)
     assert harmless((tmp_path / "results.md").read_text(encoding="utf-8"), expected=1)
     (tmp_path / "README.md").unlink()
@@ -270,8 +273,8 @@ def test_a_model_of_the_hub_is_named_as_the_base(hub):
         card = card_of(hub[repository])
         assert card.data.base_model == (None if repository == "org/base" else "org/base")
         assert (card.data.license, card.data.language) == ("apache-2.0", "de") and "Words on" not in card.text
-        assert ("The weights are those of org/base, unchanged." in card.text) != changed
-        assert ("The weights began as those of org/base." in card.text) == changed
+        assert ("The weights are the weights of org/base, unchanged." in card.text) != changed
+        assert ("Training started from the weights of org/base." in card.text) == changed
 
 
 # --- commands ---------------------------------------------------------------------------------------------------
@@ -330,7 +333,7 @@ def pushes(hub, command: str, folder: Path, texts: Path, **arguments) -> dict[st
 
 def check_parts(card: ModelCard, step, auto_class: str) -> None:
     assert card.text.count("# me/model\n") == 1 and TRAINERS_CARD not in card.text
-    for part in ("## How to load it", "## Results", "## Limits", "## Versions"):
+    for part in ("## How to load it", "## Results", "## Limitations", "## Versions"):
         assert card.text.count(part) == 1, (step, part)
     assert card.text.count(f'{auto_class}.from_pretrained("me/model", trust_remote_code=True)') == 1
     assert card.text.count(f'{auto_class}.from_pretrained("me/model")') == 1
@@ -365,11 +368,11 @@ def test_every_push_of_a_fine_tuning_has_a_card_and_the_code(hub, texts, tmp_pat
         assert {"config.json", "model.safetensors", "modeling_snugbert.py", "tokenizer.json"} <= files.keys()
         card = card_of(files)
         check_parts(card, step, "AutoModelForSequenceClassification")
-        assert "fine-tuned from random weights" in card.text and "`bad`, `good`" in card.text
+        assert "fine-tuned it from random weights" in card.text and "`bad`, `good`" in card.text
         (result,) = [result for result in card.data.eval_results if result.metric_type == "accuracy"]
         history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
         last = [line["eval_accuracy"] for line in history if "eval_accuracy" in line and line["step"] == step]
-        last = last or [json.loads((tmp_path / "results.json").read_text())["figures"]["eval"]["accuracy"]]
+        last = last or [json.loads((tmp_path / "results.json").read_text())["metrics"]["eval"]["accuracy"]]
         assert result.metric_value == last[0] and result.dataset_split == "validation"
 
 

@@ -73,7 +73,7 @@ def test_another_architecture_is_refused(sharded):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
         with pytest.raises(ValueError, match=rf"Unsupported model type '{model_type}'\. SnugBERT loads"):
             snugbert.SnugBertModel.from_pretrained(sharded)
-        with pytest.raises(InputError, match=f"type '{model_type}', and what is accepted is snugbert and bert; "):
+        with pytest.raises(InputError, match=f"is a '{model_type}' model. Expected snugbert or bert."):
             as_in_a_command(sharded)
 
 
@@ -90,8 +90,8 @@ def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
     save_file(load_file(file) | others, file, {"format": "pt"})
     names = r"classifier\.dense\.weight, .*lstm\.4\.weight and 2 more"
     as_in_a_command(tmp_path)
-    assert re.search(rf"holds weights that this model does not have, and they are left out: {names}", caplog.text)
-    with pytest.raises(InputError, match=rf"holds weights that are not SnugBERT's: {names}; without them"):
+    assert re.search(rf"has weights that this model does not have. They are ignored: {names}", caplog.text)
+    with pytest.raises(InputError, match=rf"has weights that SnugBERT does not have: {names}. Ignoring them"):
         as_in_a_command(tmp_path, trained=True)
     caplog.clear()
     shallow = as_in_a_command(tmp_path, config_overrides="num_hidden_layers=2")

@@ -1,4 +1,4 @@
-"""The parts that all model cards of the commands share: the file, the header's results, tables, versions."""
+"""What the model cards of all commands share: the file, results for the Hub, tables, package versions."""
 
 import platform
 import re
@@ -15,30 +15,30 @@ from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose, escape
 
 
 def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]) -> None:
-    """Writes `README.md` into the folder of a model, unless somebody's own words are there.
+    """Writes `README.md` into the folder of a model, with the package versions as its last section.
 
-    A card is taken for somebody's own where it lacks the comment that ours, and Trainer's, begin with.
+    A card without the comment that starts our cards, or Trainer's, was written by the user. It is not replaced.
 
     Args:
-        output_dir: the folder that holds model and tokenizer.
-        header: what the Hub reads.
-        sections: what people read, as Markdown, the title first; the versions of the packages are put behind them.
+        output_dir: folder of model and tokenizer.
+        header: metadata for the Hub.
+        sections: Markdown, the title first.
     """
     file = output_dir / "README.md"
     if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in (OWN_CARD, TRAINERS_CARD)):
         return
-    packages = ", ".join(f"{package} {version}" for package, version in versions().items())
+    packages = ", ".join(f"{package} {version}" for package, version in package_versions().items())
     compose(header, [*sections, f"## Versions\n\n{packages}"]).save(file)
 
 
 def eval_result(value: float, *, dataset_name: str, dataset_id: str | None = None, **fields: Any) -> EvalResult:
-    """A figure as the Hub reads it, of at most six digits.
+    """Returns a metric as the Hub reads it, rounded to six digits.
 
     Args:
-        value: the figure.
-        dataset_name: what the data are called.
-        dataset_id: their id on the Hub; what is not there has its name, as the Hub wants an id of all data.
-        fields: others of `EvalResult`.
+        value: the metric.
+        dataset_name: name of the dataset, for people.
+        dataset_id: its id on the Hub. The Hub requires an id, so other datasets get one made of the name.
+        fields: other fields of `EvalResult`.
     """
     return EvalResult(
         dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
@@ -48,8 +48,8 @@ def eval_result(value: float, *, dataset_name: str, dataset_id: str | None = Non
     )
 
 
-def versions() -> dict[str, str]:
-    """What figures depend on beside data and settings."""
+def package_versions() -> dict[str, str]:
+    """Returns the versions of the packages that affect the results."""
     return {
         "snugbert": snugbert.__version__,
         "transformers": transformers.__version__,
@@ -59,7 +59,7 @@ def versions() -> dict[str, str]:
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A Markdown table; whole numbers get their thousands separated, text is shown as it stands."""
+    """Returns a Markdown table. Integers get thousands separators. Text is escaped."""
     names = tuple(header)
     lines = [names, ("---",) * len(names), *rows]
     return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)

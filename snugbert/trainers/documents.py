@@ -1,31 +1,34 @@
 """Text files or a dataset -> documents -> sentences.
 
-A document is a list of lines. Text files hold one paragraph or sentence a line and a blank line between documents;
-in .jsonl and .parquet files and in datasets a row is a document. Nothing here holds more than one document at a time.
+A document is a list of lines. In text files, each line is a paragraph or a sentence, and a blank line ends a document.
+In .jsonl files, .parquet files and datasets, each row is a document. At most one document is in memory at a time.
 """
 
 import glob
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet
 import sentencex
 
 from snugbert.errors import InputError
-from snugbert.trainers.rows import json_rows, read_text_lines
+from snugbert.trainers.rows import read_json_rows, read_text_lines
 from snugbert.trainers.text_arguments import TextArguments
+
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
 
 LINE_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
 TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
-def find_files(patterns: list[str]) -> list[Path]:
-    """The files that paths and glob patterns name, each pattern's in sorted order, none twice.
+def find_files(patterns: Sequence[str]) -> list[Path]:
+    """Finds the text files that paths and glob patterns match: sorted within a pattern, each file once.
 
     Raises:
-        InputError: a pattern matches nothing, or a file is of a kind that is not read.
+        InputError: A pattern matches no file, or a file has another suffix than [`TEXT_SUFFIXES`].
     """
     files: dict[Path, None] = {}
     for pattern in patterns:
@@ -35,13 +38,13 @@ def find_files(patterns: list[str]) -> list[Path]:
             raise InputError(f"there is no file {pattern}.")
         for match in matches:
             if not match.endswith(TEXT_SUFFIXES):
-                raise InputError(f"{match} is not a {', '.join(TEXT_SUFFIXES[:-1])} or {TEXT_SUFFIXES[-1]} file.")
+                raise InputError(f"{match}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
             files[Path(match)] = None
     return list(files)
 
 
 def read_lines(files: Iterable[Path], text_column: str = "text") -> Iterator[str]:
-    """The lines of [`read_documents`] without the boundaries: no more than a line of a text file is in memory."""
+    """The lines of [`read_documents`], without document boundaries. A text file is read line by line."""
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
             yield from (stripped for line in read_text_lines(file) if (stripped := line.strip()))
@@ -50,62 +53,63 @@ def read_lines(files: Iterable[Path], text_column: str = "text") -> Iterator[str
 
 
 def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator[list[str]]:
-    """Documents of text files, in order.
+    """Reads the documents of text files, in order. The end of a file ends a document.
 
     Args:
-        files: .txt, .jsonl (both also .gz, .zst) and .parquet files, see [`find_files`]. A file's end ends a document.
-        text_column: the field of .jsonl and .parquet rows that holds the text.
+        files: .txt and .jsonl files (both also .gz and .zst) and .parquet files, see [`find_files`].
+        text_column: The column of .jsonl and .parquet rows that holds the text.
 
     Yields:
-        A document as its lines, stripped; never an empty line or an empty document.
+        The stripped lines of a document. Empty lines and empty documents are left out.
 
     Raises:
-        InputError: bytes that are not UTF-8, a row that is no JSON object or has no text column; with file and line
-            or row.
+        InputError: Bytes are not UTF-8, or a row is not a JSON object or has no text column. The message names the
+            file and the line or row.
     """
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
             yield from _group_lines(read_text_lines(file))
         elif file.name.endswith(".parquet"):
-            rows = enumerate(_parquet_rows(file, text_column), start=1)
-            yield from _group_rows(rows, text_column, str(file))
+            rows = enumerate(_read_parquet_rows(file, text_column), start=1)
+            yield from _split_rows(rows, text_column, str(file))
         else:
-            yield from _group_rows(json_rows(file), text_column, str(file))
+            yield from _split_rows(read_json_rows(file), text_column, str(file))
 
 
 def read_dataset_documents(text: TextArguments) -> Iterator[list[str]]:
-    """Documents of a dataset that `datasets.load_dataset` finds by name or folder, a row a document, streamed.
+    """Streams the documents of a dataset that `datasets.load_dataset` finds by name or folder. Each row is a document.
 
     Raises:
-        InputError: the dataset, the configuration or the split does not exist, or has no such column.
+        InputError: The dataset, the configuration, the split or the column does not exist.
     """
-    rows = _dataset_builder(text).as_streaming_dataset(text.dataset_split)
-    yield from _group_rows(enumerate(rows, start=1), text.text_column_name, f"dataset {text.dataset_name}")
+    rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
+    yield from _split_rows(enumerate(rows, start=1), text.text_column_name, f"dataset {text.dataset_name}")
 
 
 def dataset_version(text: TextArguments) -> str:
-    """What changes when the dataset does: the commit on the Hub, or the times of local files, by way of `datasets`.
+    """A string that changes when the dataset changes: with the commit on the Hub, or the times of local files.
 
     Raises:
-        InputError: as [`read_dataset_documents`].
+        InputError: See [`read_dataset_documents`].
     """
-    # Name, configuration and version, by which `datasets` itself tells what it has in its cache.
-    return "/".join(Path(_dataset_builder(text).cache_dir).parts[-4:])
+    # The name, configuration and version, by which `datasets` recognizes the dataset in its cache.
+    return "/".join(Path(_load_builder(text).cache_dir).parts[-4:])
 
 
-def _dataset_builder(text: TextArguments) -> Any:
-    import datasets  # takes seconds to import, and text files do not need it
+def _load_builder(text: TextArguments) -> "DatasetBuilder":
+    import datasets  # imported here because it takes seconds, and text files do not need it
 
     name, split = text.dataset_name, text.dataset_split
     try:
         builder = datasets.load_dataset_builder(name, text.dataset_config_name)
         builder.as_streaming_dataset(split)
     except (ValueError, OSError) as error:
-        raise InputError(f"the dataset {name!r} with split {split!r} cannot be loaded: {error}") from error
+        raise InputError(f"--dataset_name: {name!r} with split {split!r} cannot be loaded: {error}") from error
     return builder
 
 
 def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Splits the lines of a text file into documents at blank lines."""
     document: list[str] = []
     for line in lines:
         if line := line.strip():
@@ -117,37 +121,39 @@ def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
         yield document
 
 
-def _group_rows(rows: Iterable[tuple[int, dict[str, Any]]], text_column: str, source: str) -> Iterator[list[str]]:
+def _split_rows(rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str, source: str) -> Iterator[list[str]]:
+    """Splits the text of each row into lines."""
     for number, row in rows:
         if text_column not in row:
-            raise InputError(f"{source}, row {number}: there is no column {text_column!r}, only {', '.join(row)}.")
+            raise InputError(
+                f"{source}, row {number}: no column {text_column!r}. Columns: {', '.join(row)}. Set "
+                "--text_column_name."
+            )
         text = row[text_column]
         if text is not None and not isinstance(text, str):
-            raise InputError(
-                f"{source}, row {number}: column {text_column!r} holds a {type(text).__name__}, not text."
-            )
-        # JSON can hold half of a character that takes two; it is none.
+            raise InputError(f"{source}, row {number}: column {text_column!r} is not text but {type(text).__name__}.")
+        # JSON can hold half of a surrogate pair, which is not a character.
         text = (text or "").encode("utf-8", "ignore").decode("utf-8")
         document = [stripped for line in text.splitlines() if (stripped := line.strip())]
         if document:
             yield document
 
 
-def _parquet_rows(file: Path, text_column: str) -> Iterator[dict[str, Any]]:
+def _read_parquet_rows(file: Path, text_column: str) -> Iterator[dict[str, Any]]:
     try:
         parquet = pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
-        raise InputError(f"{file} is not a Parquet file ({error}).") from error
+        raise InputError(f"{file}: not a Parquet file ({error}).") from error
     columns = [text_column] if text_column in parquet.schema_arrow.names else None
     for batch in parquet.iter_batches(batch_size=256, columns=columns):
         yield from batch.to_pylist()
 
 
-def split_sentences(document: list[str], language: str) -> list[str]:
-    """Sentences of a document, in order; a line's end ends a sentence.
+def split_sentences(document: Sequence[str], language: str) -> list[str]:
+    """Splits a document into sentences. The end of a line ends a sentence.
 
     Args:
-        document: lines, as [`read_documents`] yields them.
+        document: The lines of the document, as [`read_documents`] yields them.
         language: ISO 639-1 code of the language whose rules the sentencex library applies.
     """
     return [

@@ -1,11 +1,14 @@
-"""Data sets; lines of text files; rows of TSV, CSV and JSON files and of data sets. Errors name line or row."""
+"""Reading the lines of text files, and the rows of TSV, CSV and JSON files and of datasets.
+
+Errors name the file and the line or row.
+"""
 
 import csv
 import gzip
 import io
 import logging
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,38 +21,40 @@ from snugbert.json_files import parse_json
 logger = logging.getLogger(__name__)
 
 # Limits in bytes. A megabyte of gzip can hold a line of a gigabyte, and tokenizing a line takes 30 times its size.
-# A JSON file may be one line: SQuAD v2.0's training set has 42 MB.
+# A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
 LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 
 
 def read_text_lines(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain, .gz or .zst, one after the other, each with its end.
+    """Streams the lines of a UTF-8 file, with their line ends.
 
     Args:
-        file: the file.
-        longest: the longest line allowed, in bytes.
+        file: Plain text, .gz or .zst.
+        longest: The longest line allowed, in bytes.
 
     Raises:
-        InputError: bytes that are not UTF-8, a line that is too long, or a compressed file cut short; with file and
-            line.
+        InputError: Bytes are not UTF-8, a line is too long, or a compressed file is damaged or incomplete. The message
+            names the file and the line.
     """
     number = 0
     with _open(file) as stream:
         try:
-            # Decoded line by line, so that an error can name its line.
+            # Decoded line by line, so that an error can name the line.
             for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
                 if len(line) > longest:
-                    advice = "Split it; in JSON, write one object per line"
+                    advice = "Split it. In JSON, write one object per line"
                     raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. {advice}.")
-                # A byte order mark at the start of a file is not text.
+                # The first line may begin with a byte order mark.
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"{file}, line {number}: not UTF-8 ({error.reason}); convert the file first.") from error
+            raise InputError(f"{file}, line {number}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InputError(f"{file}, after line {number}: not a whole gzip file ({error}).") from error
+            raise InputError(f"{file}, after line {number}: damaged or incomplete gzip file ({error}).") from error
         except OSError as error:
             if file.suffix == ".zst":
-                raise InputError(f"{file}, after line {number}: not a whole Zstandard file ({error}).") from error
+                raise InputError(
+                    f"{file}, after line {number}: damaged or incomplete Zstandard file ({error})."
+                ) from error
             raise
 
 
@@ -62,79 +67,81 @@ def _open(file: Path) -> IO[bytes]:
 
 
 def read_rows(
-    source: Path | Dataset, unnamed: tuple[str, ...] = (), torn_rows: bool = False
+    source: Path | Dataset, headerless_columns: Sequence[str] = (), skip_torn_rows: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a data set, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst, one after the other.
+    """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
-    TSV is that of GLUE: a tab ends a column and a quote is a quote. JSON is an object a line, or one list of objects.
+    TSV files have the form of GLUE's: a tab ends a column, and quotes are ordinary characters. JSON files hold one
+    object per line, or a single list of objects.
 
     Args:
-        source: the data set, or a file that exists.
-        unnamed: the columns of a table that has no header. A table has one if its first row holds the last of these
-            names, or if none are given.
-        torn_rows: pass over rows of a table with too few or too many columns, and say how many they were.
+        source: The dataset, or an existing file.
+        headerless_columns: Column names of a TSV or CSV file without a header. The file has a header if its first row
+            contains the last of these names, or if none are given.
+        skip_torn_rows: Skip rows of a TSV or CSV file with too few or too many columns, and log their number.
 
     Yields:
-        The row's number, counted from 1, header and empty lines included, and its values by column. A TSV or CSV value
-        is text, a data set's class label its name; None where the label is not told.
+        The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
+        TSV and CSV values are strings. Class labels of a dataset are replaced by their names, or by None if the label
+        is not given.
 
     Raises:
-        InputError: another kind of file, bytes that are not UTF-8, a row that is broken or has too few or too many
-            columns; with file and row.
+        InputError: The file has another suffix, bytes are not UTF-8, or a row is broken or has too few or too many
+            columns. The message names the file and the row.
     """
     if isinstance(source, Dataset):
-        return _dataset_rows(source)
+        return _read_dataset_rows(source)
     file = source
-    kind = file.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
-    if kind == "tsv":
-        return _named(file, _tsv_rows(file), unnamed, torn_rows)
-    if kind == "csv":
-        return _named(file, _csv_rows(file), unnamed, torn_rows)
-    if kind in ("json", "jsonl"):
-        return json_rows(file)
-    raise InputError(f"{file}: must be a .tsv, .csv, .json or .jsonl file, or one of these with .gz or .zst.")
+    suffix = file.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+    if suffix == "tsv":
+        return _name_cells(file, _read_tsv_rows(file), headerless_columns, skip_torn_rows)
+    if suffix == "csv":
+        return _name_cells(file, _read_csv_rows(file), headerless_columns, skip_torn_rows)
+    if suffix in ("json", "jsonl"):
+        return read_json_rows(file)
+    raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
 
 
-def _dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
     classes = {name: feature for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)}
     for row, values in enumerate(dataset, start=1):
         for name, feature in classes.items():
-            # The Hub's test sets have -1 for "not told".
-            told = values[name] is not None and values[name] >= 0
-            values[name] = feature.int2str(values[name]) if told else None
+            # Test sets on the Hub use -1 for a label that is not given.
+            labeled = values[name] is not None and values[name] >= 0
+            values[name] = feature.int2str(values[name]) if labeled else None
         yield row, values
 
 
-def _named(
-    file: Path, table: Iterable[tuple[int, list[str]]], unnamed: tuple[str, ...], torn_rows: bool
+def _name_cells(
+    file: Path, table: Iterable[tuple[int, list[str]]], headerless_columns: Sequence[str], skip_torn_rows: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     header: list[str] = []
     torn = []
     for row, cells in table:
-        if not header and (not unnamed or unnamed[-1] in cells):
+        if not header and (not headerless_columns or headerless_columns[-1] in cells):
             header = cells
             continue
-        header = header or list(unnamed)
+        header = header or list(headerless_columns)
         if len(cells) == len(header):
             yield row, dict(zip(header, cells, strict=True))
-        elif torn_rows:
+        elif skip_torn_rows:
             torn.append(row)
         else:
             raise InputError(f"{file}, row {row}: {len(cells)} columns instead of {len(header)}.")
     if torn:
-        logger.warning("%s: passed over %d rows with missing columns, the first is row %d", file, len(torn), torn[0])
+        logger.warning("%s: skipped %d rows with missing columns; the first is row %d", file, len(torn), torn[0])
 
 
-def _tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     for row, line in enumerate(read_text_lines(file), start=1):
         if line := line.rstrip("\r\n"):
             yield row, line.split("\t")
 
 
-def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     row = 0
     try:
-        # strict: a quote that is never closed would silently swallow the rest of the file.
+        # Without `strict`, a quote that is never closed would silently swallow the rest of the file.
         for row, cells in enumerate(csv.reader(read_text_lines(file), strict=True), start=1):
             if cells:
                 yield row, cells
@@ -142,23 +149,24 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{file}, row {row + 1}: not CSV ({error}).") from error
 
 
-def json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a JSON file, also compressed, as [`read_rows`] yields them. Lines are streamed, a list not.
+def read_json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Reads the rows of a JSON file, also compressed, as [`read_rows`] does. Lines are streamed; a list is not.
 
     Raises:
-        InputError: bytes that are not UTF-8, a line that is not JSON or no object; with file and row.
+        InputError: Bytes are not UTF-8, or a line is not JSON or not an object. The message names the file and the
+            row.
     """
-    for row, value in _json_values(file):
+    for row, value in _read_json_values(file):
         if not isinstance(value, dict):
-            raise InputError(f"{file}, row {row}: a {type(value).__name__} where an object with columns should be.")
+            raise InputError(f"{file}, row {row}: expected a JSON object with columns, not {type(value).__name__}.")
         yield row, value
 
 
-def _json_values(file: Path) -> Iterator[tuple[int, Any]]:
+def _read_json_values(file: Path) -> Iterator[tuple[int, Any]]:
     numbered = enumerate(read_text_lines(file, LONGEST_LINE_OF_JSON), start=1)
     lines = ((row, line) for row, line in numbered if line.strip())
     for position, (row, line) in enumerate(lines):
-        if position == 0 and line.lstrip().startswith("["):  # one list of all rows
+        if position == 0 and line.lstrip().startswith("["):  # a single list of all rows
             text = "".join([line, *(rest for _, rest in lines)])
             try:
                 values = parse_json(text)

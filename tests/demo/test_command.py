@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def test_a_process_serves_until_ctrl_c(checkpoints):
-    """To this machine, or to all: there by any name, and with a warning."""
+    """On 127.0.0.1, and on 0.0.0.0 under any host name and with a warning."""
     model = str(checkpoints["tags"])
     processes = {}
     for host in ("127.0.0.1", "0.0.0.0"):
@@ -48,9 +48,9 @@ def test_a_process_serves_until_ctrl_c(checkpoints):
             process.kill()
     local, open_to_all = processes
     assert ended == [
-        (f"{model} is on http://127.0.0.1:{local}/ until Ctrl-C.\n", [400, 400], 130, "", ""),
+        (f"Serving {model} at http://127.0.0.1:{local}/ (Ctrl-C to stop)\n", [400, 400], 130, "", ""),
         (
-            f"{model} is on http://localhost:{open_to_all}/ until Ctrl-C.\n",
+            f"Serving {model} at http://localhost:{open_to_all}/ (Ctrl-C to stop)\n",
             [200, 403],
             130,
             "",
@@ -61,7 +61,7 @@ def test_a_process_serves_until_ctrl_c(checkpoints):
     ]
 
 
-def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
+def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
     folder = str(checkpoints["encoder"])
     for name, config in (
         ("roberta", RobertaConfig()),
@@ -77,17 +77,23 @@ def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, mon
     port = str(server.getsockname()[1])
     for arguments, message in (
         ([], "the following arguments are required: --model"),
-        (["--model", str(tmp_path / "nowhere")], f"there is no folder {tmp_path / 'nowhere'}."),
-        (["--model", str(tmp_path / "roberta")], "is a model of type 'roberta'"),
-        (["--model", str(tmp_path / "nameless")], 'add "architectures", one of SnugBertModel, SnugBertForPreTraining'),
-        (["--model", str(tmp_path / "decoder")], "names the architecture BertLMHeadModel, not one of SnugBertModel,"),
-        (["--model", str(tmp_path / "headless")], "qa_outputs.weight would be random"),
+        (["--model", str(tmp_path / "nowhere")], f"the folder {tmp_path / 'nowhere'} does not exist."),
+        (["--model", str(tmp_path / "roberta")], "is a 'roberta' model"),
+        (
+            ["--model", str(tmp_path / "nameless")],
+            'no "architectures". Add one of SnugBertModel, ',
+        ),
+        (
+            ["--model", str(tmp_path / "decoder")],
+            "unsupported architecture BertLMHeadModel. Supported: ",
+        ),
+        (["--model", str(tmp_path / "headless")], "lacks qa_outputs.bias, qa_outputs.weight"),
         (
             ["--model", folder, "--port", port],
-            f"--port {port}: the page cannot be served there: Address already in use",
+            f"--port {port}: cannot serve the page. Address already in use",
         ),
-        (["--model", folder, "--port", "70000"], "--port 70000: ports are numbers from 1 to 65535."),
-        (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1: the page cannot be served there: "),
+        (["--model", folder, "--port", "70000"], "--port 70000: ports range from 1 to 65535."),
+        (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1: cannot serve the page. "),
     ):
         assert main(["demo", *arguments]) == 2
         error = capsys.readouterr().err
@@ -96,4 +102,4 @@ def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, mon
     monkeypatch.delitem(sys.modules, "snugbert.demo.page")
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo", "--model", folder]) == 2
-    assert "the page needs a current gradio. Run: pip install -U 'snugbert[demo]'" in capsys.readouterr().err
+    assert "gradio is missing or too old. Run: pip install -U 'snugbert[demo]'" in capsys.readouterr().err

@@ -8,8 +8,7 @@ import pytest
 
 from snugbert.command_line import parse_arguments
 from snugbert.models import ModelArguments
-from snugbert.trainers.pretraining.command import PretrainingDataArguments
-from snugbert.trainers.pretraining.trainer import PretrainingArguments
+from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
     process = subprocess.run([sys.executable, "-c", script, *files], capture_output=True, text=True, check=True)
     *messages, megabytes = process.stdout.splitlines()
     assert messages == [
-        f"{file}, line 2: longer than 16 MiB. Split it; in JSON, write one object per line." for file in files
+        f"{file}, line 2: longer than 16 MiB. Split it. In JSON, write one object per line." for file in files
     ]
     assert int(megabytes) < 100
 

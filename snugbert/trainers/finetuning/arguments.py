@@ -1,7 +1,6 @@
 """Arguments of every fine-tuning command: which model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -145,10 +144,6 @@ class FineTuningArguments(TrainingArguments):
         # A loss that is no number ends the run instead of being passed over.
         self.logging_nan_inf_filter = False
         super().__post_init__()
-
-    def padding(self, max_length: int) -> dict[str, Any]:
-        """How a data collator is to pad: to the longest example of the batch, or to `max_length`."""
-        return {"padding": "max_length", "max_length": max_length} if self.pad_to_max_length else {"padding": True}
 
     @property
     def freezes(self) -> bool:

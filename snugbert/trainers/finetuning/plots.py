@@ -1,7 +1,6 @@
-"""What a fine-tuning run leaves for people: pictures, tables of its figures, and the model card.
+"""The plots of a fine-tuning run, and their captions.
 
-Figures are shares of 1 in classification and tagging, and percent in question answering, as the official scripts have
-them; a number is printed with four digits behind the point, or with two if it is above 1.
+Metrics of classification and tagging are fractions of 1, metrics of question answering are percent.
 """
 
 import math
@@ -12,51 +11,63 @@ import numpy as np
 
 from snugbert.card_snugbert import PLOT
 from snugbert.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
-from snugbert.trainers.finetuning.tables import count_decimals
+from snugbert.trainers.finetuning.tables import count_decimals, split_name
 
 BLUE, ORANGE = COLORS["training"], COLORS["validation"]
 INK = "#222222"
-FEW_LABELS = 30  # up to so many, a cell of a confusion matrix has room for two lines of text
-SMALLEST_TYPE = 4.5  # points; what would be smaller is left out
-# Words of an answer that are looked at together; the last group has no end.
+FEW_LABELS = 30  # up to this many, the cells of a confusion matrix have room for two lines of text
+SMALLEST_TYPE = 4.5  # points; smaller text is left out
+# Groups of answers by their number of words. The last group has no upper limit.
 ANSWER_LENGTHS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, math.inf))
 
-PICTURES = {
+# File name -> caption.
+CAPTIONS = {
     "learning_curve.png": "Loss and score over the epochs of training",
-    "confusion_matrix.png": "Confusion matrix: a row for each right label, a column for each predicted one",
-    "entity_scores.png": "Precision, recall and F1 of each type of entity",
-    "f1_by_answer_length.png": "F1 by the length of the right answer",
-    "thresholds.png": "Exact match and F1 by the threshold of no answer",
+    "confusion_matrix.png": "Confusion matrix: one row per true label, one column per predicted label",
+    "entity_scores.png": "Precision, recall and F1 of each entity type",
+    "f1_by_answer_length.png": "F1 by the length of the correct answer",
+    "thresholds.png": "Exact match and F1 by no-answer threshold",
 }
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------
+def plot_file(folder: Path, set_name: str, plot: str) -> Path:
+    """Returns the file of a plot, a key of `CAPTIONS`. Its prefix is the evaluation set, unless that is "eval"."""
+    return folder / (plot if set_name == "eval" else f"{set_name}_{plot}")
 
 
-def find_plots(output_dir: Path, picture: str) -> list[Path]:
-    """The pictures of one kind: that of "eval", and those of other sets, whose names they begin with."""
-    sets = [file for file in sorted(output_dir.glob(f"*_{picture}")) if PLOT.fullmatch(file.name)]
-    return [file for file in (output_dir / picture, *sets) if file.exists()]
+def list_plots(output_dir: Path) -> list[Path]:
+    """Returns the plots in the folder of a run, for each kind the plot of "eval" first."""
+    plots = []
+    for name in CAPTIONS:
+        others = [file for file in sorted(output_dir.glob(f"*_{name}")) if PLOT.fullmatch(file.name)]
+        plots += [file for file in (output_dir / name, *others) if file.exists()]
+    return plots
+
+
+def describe_plot(plot: Path) -> str:
+    """Returns the caption of a plot, with the name of its evaluation set."""
+    name = next(name for name in CAPTIONS if plot.name.endswith(name))
+    set_name = plot.name.removesuffix(name).removesuffix("_")
+    return CAPTIONS[name] + (f", {split_name(set_name).replace('_', ' ')} examples" if set_name else "")
 
 
 def remove_plots(output_dir: Path) -> None:
-    """Removes those of an earlier run, which the next model card would show as its own."""
-    for picture in PICTURES:
-        for file in find_plots(output_dir, picture):
-            file.unlink()
+    """Removes the plots of an earlier run. The next model card would show them as its own."""
+    for plot in list_plots(output_dir):
+        plot.unlink()
 
 
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
-    """Draws how often each label was predicted for each label.
+    """Draws a confusion matrix: how often each label was predicted for the examples of each label.
 
-    A row is a label and the examples that have it, a column what they were taken for. The color is the share of the
-    row. As far as they fit, counts stand in the cells, up to [`FEW_LABELS`] labels with the share.
+    A row is a true label, a column a predicted one. The color is the fraction of the row. Cells show counts if they
+    fit, and the fraction too if there are at most `FEW_LABELS` labels.
 
     Args:
-        references: the ids of the right labels, [N].
-        predictions: those of the predicted ones, [N].
-        labels: their names, in the order of the ids.
-        file: the picture, a PNG. It is not written where there is no example.
+        references: ids of the true labels. *Shape:* (N,)
+        predictions: ids of the predicted labels. *Shape:* (N,)
+        labels: names, in the order of the ids.
+        file: the plot, a PNG. It is not written if there are no examples.
     """
     if not len(references):
         return
@@ -67,10 +78,10 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
     cell = float(np.clip(9 / n, 0.45, 1.2)) if n <= FEW_LABELS else min(0.22, 20 / n)  # inches
     type_size = max(SMALLEST_TYPE, min(10, 0.55 * 72 * cell))
     shown = range(0, n, math.ceil(SMALLEST_TYPE / (0.55 * 72 * cell)))
-    columns = [_shortened(label) for label in labels]
+    columns = [_shorten(label) for label in labels]
     rows = [f"{label} ({total:,})" for label, total in zip(columns, totals, strict=True)]
     upright = max(map(len, columns)) * 0.6 * type_size > 72 * cell
-    letter = 0.6 * type_size / 72  # inches of a letter of usual width
+    letter = 0.6 * type_size / 72  # width of an average letter, in inches
     figure = new_figure(
         max(5.0, n * cell + letter * max(map(len, rows)) + (1.9 if n > FEW_LABELS else 0.9)),
         n * cell + (letter * max(map(len, columns)) if upright else 0.2) + 1.2,
@@ -80,23 +91,23 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
     panel.set_xticks(shown, [columns[i] for i in shown], rotation=90 if upright else 0, fontsize=type_size)
     panel.set_yticks(shown, [rows[i] for i in shown], fontsize=type_size)
     panel.set_xlabel("predicted")
-    panel.set_ylabel("right label (count)")
+    panel.set_ylabel("true label (count)")
     panel.spines[:].set_visible(False)
     panel.tick_params(length=0)
-    right, total = int(counts.trace()), int(totals.sum())
-    panel.set_title(f"{right:,} of {total:,} right ({right / total:.1%})", **TITLE)
+    correct, total = int(counts.trace()), int(totals.sum())
+    panel.set_title(f"{correct:,} of {total:,} correct ({correct / total:.1%})", **TITLE)
     if n > FEW_LABELS:
         from matplotlib.ticker import PercentFormatter
 
-        bar = figure.colorbar(image, label="share of the row", format=PercentFormatter(1), shrink=0.5, aspect=30)
+        bar = figure.colorbar(image, label="fraction of the row", format=PercentFormatter(1), shrink=0.5, aspect=30)
         bar.outline.set_visible(False)
     _write_into_cells(panel, counts, shares, cell)
     figure.savefig(file, format="png")
 
 
-def _shortened(label: str, most: int = 32) -> str:
+def _shorten(label: str, most: int = 32) -> str:
     short = label if len(label) <= most else f"{label[: most - 1]}…"
-    return short.replace("$", r"\$")  # two of them would enclose a formula
+    return short.replace("$", r"\$")  # matplotlib reads text between two dollars as a formula
 
 
 def _write_into_cells(panel: Any, counts: np.ndarray, shares: np.ndarray, cell: float) -> None:
@@ -107,25 +118,25 @@ def _write_into_cells(panel: Any, counts: np.ndarray, shares: np.ndarray, cell: 
         return
     for (row, column), count in np.ndenumerate(counts):
         share = shares[row, column]
-        if few or share >= 0.01:  # of many labels, what is worth reading, and drawn in a second
+        if few or share >= 0.01:  # with many labels, only the cells worth reading
             text = f"{count:,}\n{share:.0%}" if few and count else f"{count:,}"
             color = "white" if share > 0.5 else INK if count else "#aaaaaa"
-            # Out of the layout, which would measure each of thousands.
+            # Not in the layout, which would measure each of thousands of texts.
             panel.text(column, row, text, ha="center", va="center", color=color, fontsize=type_size, in_layout=False)
 
 
 def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
-    """Draws F1 of each type of entity as a bar, precision and recall as marks on it.
+    """Draws the F1 of each entity type as a bar, with marks for precision and recall.
 
     Args:
-        scores: for each type precision, recall and f1, shares of 1, and number, how many entities of it there are.
-        file: the picture, a PNG. It is not written where there is no type.
+        scores: for each type `precision`, `recall` and `f1`, fractions of 1, and `number`, its number of entities.
+        file: the plot, a PNG. It is not written if there are no types.
     """
     from matplotlib.ticker import PercentFormatter
 
     if not scores:
         return
-    names = [f"{_shortened(name)} ({round(of['number']):,})" for name, of in scores.items()]
+    names = [f"{_shorten(name)} ({round(of['number']):,})" for name, of in scores.items()]
     precision, recall, f1 = ([of[name] for of in scores.values()] for name in ("precision", "recall", "f1"))
     places = range(len(scores))
     figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.3 + 0.32 * len(scores))
@@ -149,14 +160,12 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
 
 
 def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) -> None:
-    """Draws the mean F1 of questions by the length of their answer.
-
-    The thin lines are 95 % intervals of the means: few questions tell little.
+    """Draws the mean F1 of questions by the length of their answer. Thin lines are 95 % intervals of the means.
 
     Args:
-        lengths: words of the right answer, [N]; 0: the question has none.
-        f1: of each question, in percent, [N].
-        file: the picture, a PNG. It is not written where there is no question.
+        lengths: number of words of the correct answer; 0: the question has no answer. *Shape:* (N,)
+        f1: F1 of each question, in percent. *Shape:* (N,)
+        file: the plot, a PNG. It is not written if there are no questions.
     """
     if not len(lengths):
         return
@@ -167,12 +176,12 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
             words = f"{low}" if low == high else f"{low} or more" if high == math.inf else f"{low}-{high:g}"
             groups[f"{words if high else 'no answer'}\n({len(group):,})"] = group
     means = np.array([group.mean() for group in groups.values()])
-    # 1.96 standard errors; that of one question is not known. F1 ends at 0 and 100.
-    reach = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
+    # 1.96 standard errors, which are unknown for a single question. F1 is between 0 and 100.
+    margins = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
     figure = new_figure(max(5.0, 1.5 + 0.85 * len(groups)), 4.2)
     panel = figure.subplots()
     panel.bar(list(groups), means, width=0.7, color=BLUE, alpha=0.55)
-    interval = np.stack([np.minimum(reach, means), np.minimum(reach, 100 - means)])
+    interval = np.stack([np.minimum(margins, means), np.minimum(margins, 100 - means)])
     panel.errorbar(list(groups), means, interval, fmt="none", ecolor=INK, elinewidth=1)
     for place, mean in enumerate(means):
         panel.text(place, 1.5, f"{mean:.1f}", ha="center", color=INK)
@@ -180,25 +189,25 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
     panel.set_xlim(-0.6, max(len(groups), 4) - 0.4)
     panel.set_ylim(0, 100)
     panel.set_ylabel("F1 (percent)")
-    panel.set_xlabel("words of the right answer (questions)")
+    panel.set_xlabel("words of the correct answer (questions)")
     figure.legend(loc="outside upper right", frameon=False)
     tidy(panel, "y")
     figure.savefig(file, format="png")
 
 
 def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, chosen: float, file: Path) -> None:
-    """Draws exact match and F1 over the threshold above which a question counts as one without an answer.
+    """Draws exact match and F1 over the threshold above which the predicted answer is "no answer".
 
     Args:
-        thresholds: in rising order, the first -inf, with which no question has an answer, [K].
-        exact: exact match with each, in percent, [K].
-        f1: F1 with each, in percent, [K].
-        chosen: the threshold that is used.
-        file: the picture, a PNG. It is not written where there is no threshold but the first.
+        thresholds: in ascending order. The first is -inf: every question gets "no answer". *Shape:* (K,)
+        exact: exact match for each threshold, in percent. *Shape:* (K,)
+        f1: F1 for each threshold, in percent. *Shape:* (K,)
+        chosen: the threshold of the predictions.
+        file: the plot, a PNG. It is not written if -inf is the only threshold.
     """
     if len(thresholds) < 2:
         return
-    # A score holds from its threshold to the next; the first and the last to the edges of the picture.
+    # A score is constant from its threshold to the next. The first and the last reach the edges of the plot.
     at = int(np.searchsorted(thresholds, chosen, side="right")) - 1
     shown = [*thresholds[1:], chosen] if np.isfinite(chosen) else thresholds[1:]
     low, high = min(shown), max(shown)
@@ -208,10 +217,12 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     panel = figure.subplots()
     panel.set_xlim(drawn[0], drawn[-1])
     for name, scores, color in (("F1", f1, BLUE), ("exact match", exact, ORANGE)):
-        label = f"{name}, at the line {scores[at]:.1f}"
+        label = f"{name} (chosen: {scores[at]:.1f})"
         panel.plot(drawn, [*scores, scores[-1]], color=color, linewidth=1.7, drawstyle="steps-post", label=label)
-    panel.axvline(np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen, {chosen:.2f}")
-    panel.set_xlabel("threshold: a question whose score of no answer is higher counts as one without")
+    panel.axvline(
+        np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen threshold ({chosen:.2f})"
+    )
+    panel.set_xlabel("threshold: above this no-answer score, the prediction is no answer")
     panel.set_ylabel("percent")
     figure.legend(loc="outside upper right", ncols=3, frameon=False)
     tidy(panel)
@@ -223,8 +234,8 @@ def draw_learning_curve(log_history: list[dict[str, Any]], main_metric: str, fil
 
     Args:
         log_history: `trainer.state.log_history`.
-        main_metric: without "eval_".
-        file: the picture, a PNG. It is not written where nothing was logged.
+        main_metric: name of the metric, without "eval_".
+        file: the plot, a PNG. It is not written if nothing was logged.
     """
 
     def curve(name: str) -> Curve:
@@ -249,12 +260,3 @@ def draw_learning_curve(log_history: list[dict[str, Any]], main_metric: str, fil
         panel.legend(frameon=False)
         tidy(panel)
     figure.savefig(file, format="png")
-
-
-# --- tables -----------------------------------------------------------------------------------------------------
-
-
-# --- files ------------------------------------------------------------------------------------------------------
-
-
-# --- the model card ---------------------------------------------------------------------------------------------

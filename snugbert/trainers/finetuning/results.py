@@ -1,17 +1,48 @@
-"""`results.json` and `results.md`: everything about a run, for programs and for people."""
+"""The results of a run: `results.json` for programs, `results.md` and the printed summary for people."""
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from snugbert.card_snugbert import escape
-from snugbert.trainers.finetuning.tables import results_table
+from snugbert.trainers.finetuning.plots import list_plots
+from snugbert.trainers.finetuning.tables import count_decimals, results_table, split_name
+from snugbert.trainers.finetuning.task import FineTuningTask
+
+
+class RunResults(TypedDict):
+    """The content of `results.json`.
+
+    Keys:
+        task: name of the task.
+        dataset: name of the dataset.
+        model: name of the checkpoint that training started from, or "random weights".
+        config: name of the configuration, if the user gave one.
+        metrics: evaluation set -> metric -> value.
+        baselines: evaluation set -> the metrics of a simple answer, and the answer itself as "answer".
+        examples: evaluation set -> number of examples.
+        training: Trainer's metrics of the training; empty if the run did not train.
+        settings: settings of data and training.
+        versions: versions of the packages.
+        sweep: scores of all settings of a sweep, see [`summarize_sweep`].
+    """
+
+    task: str
+    dataset: str
+    model: str
+    config: str | None
+    metrics: dict[str, dict[str, float]]
+    baselines: dict[str, dict[str, Any]]
+    examples: dict[str, int]
+    training: dict[str, float]
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    sweep: NotRequired[dict[str, Any]]
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Writes the whole file or none of it, whatever happens meanwhile, a power cut included."""
+    """Writes the whole file or nothing, even if the power fails."""
     unfinished = file.with_name(f"_{file.name}")
     with unfinished.open("w", encoding="utf-8") as stream:
         stream.write(text)
@@ -20,17 +51,71 @@ def write_atomically(file: Path, text: str) -> None:
     unfinished.replace(file)
 
 
-def write_results(output_dir: Path, results: Mapping[str, Any], sweep: str | None = None) -> None:
-    """Writes `results.md`, and after it `results.json`, which says that everything is there.
+def write_results(output_dir: Path, results: RunResults, sweep_tables: str | None = None) -> None:
+    """Writes `results.md`, then `results.json`, which marks the run as complete.
 
     Args:
-        output_dir: the folder of the run.
-        results: JSON values. `task` is the title; `figures`, `examples` and `baselines` become the table, the last
-            with "answer" beside their figures. A number that is none (NaN) becomes null.
-        sweep: the tables of a sweep.
+        output_dir: folder of the run.
+        results: NaN is written as null.
+        sweep_tables: Markdown tables of a sweep, added to `results.md`.
     """
-    baselines = {name: (of["answer"], of) for name, of in results["baselines"].items()}
-    parts = [f"# {escape(results['task'])}", results_table(results["figures"], baselines, results["examples"])]
-    write_atomically(output_dir / "results.md", "\n\n".join([*parts, *([sweep] if sweep else [])]) + "\n")
+    table = results_table(results["metrics"], results["baselines"], results["examples"])
+    parts = [f"# {escape(results['task'])}", table, *([sweep_tables] if sweep_tables else [])]
+    write_atomically(output_dir / "results.md", "\n\n".join(parts) + "\n")
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / "results.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
+
+
+def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) -> str:
+    """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are.
+
+    Args:
+        task: the task. Its `metrics` are shown, or all metrics of a set that has none of them.
+        results: results of the run.
+        output_dir: folder of the run.
+    """
+    training = results["training"]
+    title = f"{task.name}: scored"
+    if training:
+        duration = format_duration(training["train_runtime"])
+        title = f"{task.name}: trained {training['epoch']:g} epochs ({training['train_steps']:,} steps) in {duration}"
+    lines = []
+    for evaluation_set in task.evaluation_sets:
+        name = evaluation_set.name
+        metrics = results["metrics"][name]
+        shown = {metric: value for metric, value in metrics.items() if metric in task.metrics} or metrics
+        text = f"{_format_metrics(shown)} on {evaluation_set.num_examples:,} examples"
+        if evaluation_set.baseline is not None:
+            answer, scores = evaluation_set.baseline
+            finite = {metric: value for metric, value in scores.items() if value == value}  # without NaN
+            text += f"; {answer}: {_format_metrics(finite)}" if finite else ""
+        if not metrics:
+            text = f"{evaluation_set.num_examples:,} examples predicted; they have no labels"
+        lines.append((split_name(name).replace("_", " "), text))
+    lines.append(("folder", str(output_dir)))
+    files = {
+        "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
+        "predictions": [s.predictions_file for s in task.evaluation_sets if s.predictions_file is not None],
+        "plots": [plot.name for plot in list_plots(output_dir)],
+        "model card": ["README.md"],
+        "all results": ["results.md"],
+    }
+    for kind, names in files.items():
+        present = [name for name in names if (output_dir / name).exists()]
+        if present:
+            lines.append((kind, ", ".join(present)))
+    width = max(len(left) for left, _ in lines)
+    return "\n".join([title, *(f"  {left:<{width}}  {right}" for left, right in lines)])
+
+
+def format_duration(seconds: float) -> str:
+    """Returns a duration for people: "45 s", "12 min 5 s" or "3 h 7 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _format_metrics(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.{count_decimals(value)}f}" for name, value in metrics.items())

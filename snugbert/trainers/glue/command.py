@@ -1,9 +1,9 @@
-"""`snugbert glue`: fine-tune on labelled sentences or sentence pairs, score the model, predict.
+"""`snugbert glue`: fine-tune a classifier of sentences or sentence pairs, score it, predict.
 
-    arguments -> data (glue_data.py) -> features -> metric (metrics/glue.py) -> one run or a sweep (finetuning/)
+    arguments -> data -> features -> model -> predictions -> metric (all in glue/), one run or a sweep (finetuning/)
 
-The flags are those of `TrainingArguments` and of transformers' `run_glue.py`: a command line for that works with this.
-`--task_name all` does it for all tasks of GLUE, each in a folder of its own; begun again, it goes on where it was.
+The flags are those of `TrainingArguments` and of transformers' `run_glue.py`. A command line for `run_glue.py` works
+here. `--task_name all` fine-tunes on all tasks of GLUE, each in its own folder. Repeat the command to continue it.
 """
 
 from snugbert.command_line import parse_arguments
@@ -15,13 +15,13 @@ def main(argv: list[str]) -> None:
     """Runs `snugbert glue` with the arguments `argv`.
 
     Raises:
-        InputError: something that the user gave cannot be used.
+        InputError: an argument or the data cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
         (FineTunedModelArguments, GlueDataArguments, FineTuningArguments), argv, "snugbert glue", __doc__ or ""
     )
-    # Imported after parsing: datasets, evaluate and Trainer take seconds, and `--help` needs none of them.
-    from snugbert.trainers.finetuning import sweep
+    # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
+    from snugbert.trainers.finetuning.sweep import run_task
     from snugbert.trainers.glue.suite import run_suite
     from snugbert.trainers.glue.task import make_task
     from snugbert.trainers.run_setup import set_up
@@ -30,4 +30,4 @@ def main(argv: list[str]) -> None:
     if data_args.task_name == "all":
         run_suite(model_args, data_args, training_args)
     else:
-        sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
+        run_task(make_task(model_args, data_args, training_args), model_args, training_args)

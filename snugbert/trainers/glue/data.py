@@ -14,7 +14,7 @@ from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, GlueTask
 from snugbert.trainers.glue.layout import Layout, make_layout
 from snugbert.trainers.rows import read_rows
-from snugbert.trainers.splits import SPLITS, load_dataset_splits, wanted_splits
+from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 
 # Columns with the example's own index: in GLUE's TSV files, in QQP's, and in datasets on the Hub.
 INDEX_COLUMNS = ("index", "id", "idx")
@@ -61,7 +61,7 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
     """
     found: Mapping[str, Path | Dataset] = _find_files(data_args) or _find_dataset(data_args, wanted, **download)
     available = [split for split in SPLITS if any(name in found for name in GLUE_SPLITS[split])]
-    wanted = wanted_splits(wanted, available, data_args.test_file is not None, "examples")
+    wanted = choose_splits(wanted, available, data_args.test_file is not None, "examples")
     splits = {}
     layout = None
     for split in wanted:

@@ -1,4 +1,4 @@
-"""All tasks of GLUE in one command, each in a folder of its own, and the table of their scores."""
+"""All tasks of GLUE in one command: one folder per task, a table of scores, and the files of a submission."""
 
 import copy
 import json
@@ -9,9 +9,10 @@ from pathlib import Path
 
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
-from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.plan import make_plan, prepare_folders
 from snugbert.trainers.finetuning.results import write_atomically
+from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.tables import suite_table
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import TASKS
@@ -21,33 +22,33 @@ from snugbert.trainers.output_folder import newest_checkpoint
 
 logger = logging.getLogger(__name__)
 
-DONE = "results.json"  # in a task's folder, written last
+DONE = "results.json"  # in a task's folder; it is written last
 
 
 def run_suite(
     model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
 ) -> None:
-    """Fine-tunes on every task of GLUE whose data there are, each in a folder of its own, and makes the table.
+    """Fine-tunes on every task of GLUE whose data are present, and writes the table of scores.
 
-    A task that was done to its end is not done again, and the one that was interrupted goes on with its newest
-    checkpoint or its sweep. With seeds or a sweep, the table has the run that is best by the validation examples, as
-    the paper has it. Test predictions are gathered in the folder submission.
+    Finished tasks are not repeated. An interrupted task continues from its newest checkpoint, or continues its sweep.
+    With seeds or a sweep, the table shows the best run by the validation examples, as the BERT paper does. Test
+    predictions are copied to the folder `submission`.
 
     Raises:
-        InputError: something that the user gave cannot be used, or the output folder holds something else.
+        InputError: an argument or the data cannot be used, or the output folder contains something else.
     """
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")
     names = tasks_with_data(data_args, wanted)
     if training_args.class_weights is not None:
-        raise InputError("--class_weights: not all tasks of GLUE have classes; give it with one --task_name.")
-    plan = sweep.make_plan(model_args, training_args, asdict(data_args))
-    sweep.claim(plan, training_args, [output_dir, *(output_dir / name for name in TASKS)])
-    for number, name in enumerate(names, start=1):
-        logger.info("task %d of %d: %s", number, len(names), TASKS[name].folder)
-        if training_args.sweeps or not (output_dir / name / DONE).exists():  # a sweep knows what it has done
+        raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
+    plan = make_plan(model_args, training_args, asdict(data_args))
+    prepare_folders(plan, training_args, [output_dir, *(output_dir / name for name in TASKS)])
+    for index, name in enumerate(names, start=1):
+        logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
+        if training_args.sweeps or not (output_dir / name / DONE).exists():  # a sweep skips its finished runs
             args = make_task_arguments(training_args, name)
-            sweep.run(make_task(model_args, replace(data_args, task_name=name), args), model_args, args)
+            run_task(make_task(model_args, replace(data_args, task_name=name), args), model_args, args)
     if training_args.should_save and "validation" in wanted:
         write_table(output_dir, names)
     if training_args.should_save and "test" in wanted:
@@ -55,7 +56,7 @@ def run_suite(
 
 
 def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> list[str]:
-    """The tasks of which there is everything `wanted`; what the others lack is logged.
+    """Returns the tasks with all `wanted` splits, and logs which files the others lack.
 
     Raises:
         InputError: there is no such task.
@@ -65,49 +66,49 @@ def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> li
     missing = {name: missing_files(data_args.data_dir, task, wanted) for name, task in TASKS.items()}
     for name, files in missing.items():
         if files:
-            logger.warning("%s is left out: there is no %s", TASKS[name].folder, " and no ".join(map(str, files)))
+            logger.warning("%s is skipped. Missing: %s", TASKS[name].folder, ", ".join(map(str, files)))
     names = [name for name in TASKS if not missing[name]]
     if not names:
-        raise InputError(f"--data_dir: {data_args.data_dir} holds no task of GLUE, such as {missing['cola'][0]}.")
+        raise InputError(f"--data_dir: {data_args.data_dir} contains no task of GLUE, such as {missing['cola'][0]}.")
     return names
 
 
 def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArguments:
-    """The arguments of one task of the suite."""
+    """Returns the arguments for one task of the suite."""
     folder = Path(str(args.output_dir)) / name
-    job = copy.copy(args)
-    job.output_dir = str(folder)
-    job.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
-    # What is there belongs to this suite: a run that was interrupted, or a sweep, which knows itself how to go on.
-    job.overwrite_output_dir = not args.sweeps
-    job.resume_from_checkpoint = "true" if newest_checkpoint(folder) is not None else None
-    return job
+    task_args = copy.copy(args)
+    task_args.output_dir = str(folder)
+    task_args.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
+    # The folder was checked: an interrupted run in it belongs to this suite. A sweep checks its own folder.
+    task_args.overwrite_output_dir = not args.sweeps
+    task_args.resume_from_checkpoint = "true" if newest_checkpoint(folder) is not None else None
+    return task_args
 
 
 def write_table(output_dir: Path, names: list[str]) -> None:
-    """Prints the figures of all tasks with their average, and writes them to results.md and results.json."""
+    """Prints the scores of all tasks with their average, and writes them to results.md and results.json."""
     results = {name: read_json(output_dir / name / DONE) for name in names}
-    figures = {name: of_task["figures"] for name, of_task in results.items()}
-    table = suite_table(figures)
-    if any("sweep" in of_task for of_task in results.values()):
+    metrics = {name: task_results["metrics"] for name, task_results in results.items()}
+    table = suite_table(metrics)
+    if any("sweep" in task_results for task_results in results.values()):
         means = {
             name: {
-                s: {m: value["mean"] for m, value in of_set.items()}
-                for s, of_set in of_task["sweep"]["figures"].items()
+                set_name: {metric: value["mean"] for metric, value in set_metrics.items()}
+                for set_name, set_metrics in task_results["sweep"]["metrics"].items()
             }
-            for name, of_task in results.items()
+            for name, task_results in results.items()
         }
         table = (
             f"The best run of each task by the validation examples:\n\n{table}\n\n"
             f"Means over the seeds of its best setting:\n\n{suite_table(means)}"
         )
     write_atomically(output_dir / "results.md", f"{table}\n")
-    write_atomically(output_dir / DONE, json.dumps(figures, indent=1))
-    print(f"\n{table}", flush=True)
+    write_atomically(output_dir / DONE, json.dumps(metrics, indent=1))
+    print(f"\n{table}\n\nall results: {output_dir / 'results.md'}", flush=True)
 
 
 def gather_predictions(output_dir: Path, names: list[str]) -> None:
-    """Copies the test predictions of the tasks `names` to the folder `submission`, for the leaderboard."""
+    """Copies the test predictions of the tasks `names` to the folder `submission`, for gluebenchmark.com."""
     folder = output_dir / "submission"
     folder.mkdir(exist_ok=True)
     missing = []

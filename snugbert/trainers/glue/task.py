@@ -1,4 +1,4 @@
-"""The task that `snugbert glue` fine-tunes on: features, predictions, scores and the files of a run."""
+"""The task of `snugbert glue`: features, predictions, scores and the files of a run."""
 
 import logging
 from collections.abc import Callable
@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import (
-    AutoModelForSequenceClassification,
-    DataCollatorWithPadding,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from snugbert.models import load_config, load_tokenizer, longest
+from snugbert.models import limit_length, load_config, load_tokenizer
+from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.plots import draw_confusion_matrix
-from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
+from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
+from snugbert.trainers.finetuning.run import collect_data_settings
+from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, TASKS
 from snugbert.trainers.glue.data import GlueSplit, load_splits
@@ -28,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Score = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
-# What figures and files of a set begin with.
+# Split -> prefix of metrics and files.
 NAMES = {
     "validation": "eval",
     "validation_mismatched": "eval_mm",
@@ -41,7 +39,78 @@ MAIN_METRICS = {
     "single_label_classification": "accuracy",
     "multi_label_classification": "micro_f1",
 }
-DONE = "results.json"  # in a task's folder, written last
+
+
+def make_task(
+    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
+) -> FineTuningTask:
+    """Returns the task that the arguments describe: a task of GLUE, or the user's own data.
+
+    Raises:
+        InputError: an argument or the data cannot be used.
+    """
+    download = {"cache_dir": model_args.cache_dir, "token": model_args.token}
+    splits = load_splits(data_args, training_args.wanted_splits, **download)
+    tokenizer = load_tokenizer(model_args)
+    config = load_config(model_args, tokenizer)
+    checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
+    labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression)
+    logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))
+    problem = choose_problem(splits, labels, config.problem_type)
+    config.problem_type = problem
+    config.id2label = dict(enumerate(labels or ["LABEL_0"]))
+    config.label2id = {label: i for i, label in config.id2label.items()}
+
+    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
+    features = {
+        name: make_features(splits[name], labels, tokenizer, max_length, max_samples)
+        for part, max_samples in data_args.max_samples.items()
+        for name in GLUE_SPLITS[part]
+        if name in splits
+    }
+    evaluation_sets = [
+        make_evaluation_set(name, splits[name], features[name], labels, problem, data_args)
+        for name in features
+        if name != "train"
+    ]
+    main_metric = data_args.task.main_metric if data_args.task else MAIN_METRICS[problem]
+    scored = [s.baseline.metrics for s in evaluation_sets if s.name.startswith("eval") and s.baseline is not None]
+    name, dataset = describe_task(data_args)
+    return FineTuningTask(
+        name=name,
+        make_model=model_maker(AutoModelForSequenceClassification, model_args, config, trained="train" not in splits),
+        tokenizer=tokenizer,
+        data_collator=(
+            DataCollatorWithPadding(tokenizer, padding="max_length", max_length=max_length)
+            if training_args.pad_to_max_length
+            else SnugBertDataCollatorWithPacking()
+        ),
+        train_features=features.get("train"),
+        evaluation_sets=evaluation_sets,
+        main_metric=main_metric,
+        metrics=tuple(dict.fromkeys([main_metric, *(metric for metrics in scored for metric in metrics)])),
+        pipeline_tag="text-classification",
+        labels=labels,
+        multi_label=problem == "multi_label_classification",
+        dataset=dataset,
+        settings=collect_data_settings(data_args),
+    )
+
+
+def describe_task(data_args: GlueDataArguments) -> tuple[str, DatasetName]:
+    """Returns the name of the task, for people, and where its examples come from."""
+    files = [
+        file for file in (data_args.train_file, data_args.validation_file, data_args.test_file) if file is not None
+    ]
+    task = data_args.task.folder if data_args.task is not None else None
+    if data_args.dataset_name is not None:
+        name = describe_dataset(data_args.dataset_name)
+        return task or name, DatasetName(name, hub_id(data_args.dataset_name), data_args.dataset_config_name)
+    if files:
+        name = describe_file(Path(files[0]))
+        return task or name, DatasetName(name)
+    assert task is not None  # see `load_splits`
+    return task, DatasetName(f"GLUE {task}", GLUE_ON_THE_HUB, data_args.task_name)
 
 
 # --- features ---------------------------------------------------------------------------------------------------
@@ -52,17 +121,22 @@ def make_features(
     labels: list[str] | None,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    padding: str | bool,
     max_samples: int | None,
 ) -> Dataset:
-    """What the model is given of each example.
+    """Tokenizes the examples of a split and encodes their labels.
+
+    Args:
+        split: the examples.
+        labels: in the order of their ids. None: regression.
+        tokenizer: the model's tokenizer.
+        max_length: longer examples are truncated to this many tokens, the longer text of a pair first.
+        max_samples: use the first this many examples. None: all.
 
     Returns:
-        The first `max_samples` examples (None: all): input_ids, token_type_ids and attention_mask of at most
-        `max_length` tokens, padded to that if `padding` is "max_length", and label, unless an example has none.
+        Columns input_ids, token_type_ids and attention_mask, and label if the split is labeled.
 
     Raises:
-        InputError: as in [`encode_labels`].
+        InputError: see [`encode_labels`].
     """
     examples = split.data.remove_columns("label")
     if split.labeled:
@@ -70,62 +144,57 @@ def make_features(
     examples = examples.select(range(min(max_samples or len(examples), len(examples))))
 
     def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
-        return tokenizer(
-            batch["text"],
-            batch.get("text_pair"),
-            truncation="longest_first",
-            max_length=max_length,
-            padding=padding,
-        )
+        return tokenizer(batch["text"], batch.get("text_pair"), truncation="longest_first", max_length=max_length)
 
     unneeded = [name for name in examples.column_names if name != "label"]
     return examples.map(tokenize, batched=True, remove_columns=unneeded, desc=f"tokenizing {split.source}")
 
 
-# --- metric -----------------------------------------------------------------------------------------------------
+# --- predictions ------------------------------------------------------------------------------------------------
 
 
-def predicted(logits: Any, problem: Problem) -> np.ndarray:
-    """What the logits [N, labels] say of each example.
+def decode_logits(logits: Logits, problem: Problem) -> np.ndarray:
+    """Returns the prediction for each example.
+
+    Args:
+        logits: *Shape:* (N, labels)
+        problem: what the labels mean.
 
     Returns:
-        The number, [N]; the label's id, [N]; or with several labels 1 for those of a probability above 0.5 and 0 for
-        the others, [N, labels].
+        Regression: the number, *shape* (N,). One label: its id, *shape* (N,). Several labels: 1 for labels with a
+        probability above 0.5, else 0, *shape* (N, labels).
     """
-    logits = logits[0] if isinstance(logits, tuple) else logits
+    scores = logits[0] if isinstance(logits, tuple) else logits
     if problem == "regression":
-        return logits.squeeze(-1)
-    return logits.argmax(axis=-1) if problem == "single_label_classification" else (logits > 0).astype(np.int64)
+        return scores.squeeze(-1)
+    return scores.argmax(axis=-1) if problem == "single_label_classification" else (scores > 0).astype(np.int64)
 
 
 def make_score(task_name: str | None, labels: list[str] | None, problem: Problem) -> Score:
-    """A function of predictions and references, as [`predicted`] gives them: the official metric's figures.
+    """Returns a function of predictions and references, in the form of [`decode_logits`], that returns metrics.
 
-    They are those of [`GlueMetric`], and of a task also their mean as combined_score if there are several.
+    The metrics are those of [`GlueMetric`]. A GLUE task with several metrics also gets their mean, `combined_score`.
 
     Args:
-        task_name: of GLUE, or "ax"; None: one's own data.
+        task_name: a task of GLUE, or "ax". None: the user's own data.
         labels: in the order of their ids in this checkpoint.
         problem: what the labels mean.
     """
     own = {"single_label_classification": "classification", "multi_label_classification": "multi_label"}
     metric = GlueMetric(task_name or own.get(problem, problem), keep_in_memory=True)
-    # F1 is that of the task's label 1, whatever its id in this checkpoint.
+    # F1 is the F1 of the task's label 1, whatever its id in this checkpoint.
     task_labels = TASKS[task_name].labels if task_name in TASKS else ()
     task_ids = np.array([task_labels.index(label) for label in labels]) if labels and task_labels else None
 
     def score(predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
         if task_ids is not None:
             predictions, references = task_ids[predictions], task_ids[references]
-        figures = metric.compute(predictions=predictions, references=references)
-        if task_name is not None and len(figures) > 1:
-            figures["combined_score"] = sum(figures.values()) / len(figures)
-        return figures
+        metrics = metric.compute(predictions=predictions, references=references)
+        if task_name is not None and len(metrics) > 1:
+            metrics["combined_score"] = sum(metrics.values()) / len(metrics)
+        return metrics
 
     return score
-
-
-# --- evaluation -------------------------------------------------------------------------------------------------
 
 
 def make_evaluation_set(
@@ -135,19 +204,19 @@ def make_evaluation_set(
     labels: list[str] | None,
     problem: Problem,
     data_args: GlueDataArguments,
-) -> EvaluationSet:
-    """Examples to score, and to predict if they are of a test set.
+) -> EvaluationSet[np.ndarray]:
+    """Returns examples to score, and to predict if they are test examples.
 
-    Predictions of a task go to the file that gluebenchmark.com asks for, with its numbers of examples and names of
-    labels, STS-B's between 0 and 5; those of one's own data to predict_results.txt.
+    Test predictions of a GLUE task are written in the format of gluebenchmark.com: its file name, example numbers and
+    label names, and STS-B's scores between 0 and 5. Predictions for the user's own data go to predict_results.txt.
 
     Args:
-        split_name: as in `NAMES`.
+        split_name: a key of `NAMES`.
         split: the examples.
-        features: what [`make_features`] makes of the first of them, or of all.
+        features: from [`make_features`], of the first or of all examples.
         labels: in the order of their ids.
-        problem: what they mean.
-        data_args: with the task, and what is put between the labels of an example.
+        problem: what the labels mean.
+        data_args: the task, and the separator of an example's labels.
     """
     name, task = NAMES[split_name], data_args.task
     file = f"{task.leaderboard.get(split_name, task.folder)}.tsv" if task else "predict_results.txt"
@@ -159,119 +228,51 @@ def make_evaluation_set(
     references = np.array(features["label"][:]) if "label" in features.column_names else None
     if references is not None and problem == "multi_label_classification":
         references = references.astype(np.int64)
+    predicts = name.startswith("predict")
 
-    def judge(predictions: Any, folder: Path | None) -> dict[str, float]:
-        answers = predicted(predictions, problem)
-        if folder is not None and name.startswith("predict"):
-            in_range = answers.clip(0, 5) if task and problem == "regression" else answers
-            write_predictions(folder / file, split.data["index"][: len(answers)], as_text(in_range, names, separator))
-        if folder is not None and references is not None and problem == "single_label_classification":
-            picture = "confusion_matrix.png" if name == "eval" else f"{name}_confusion_matrix.png"
-            draw_confusion_matrix(references, answers, labels or [], folder / picture)
-        return {} if references is None else score(answers, references)
+    def write(predictions: np.ndarray, folder: Path) -> None:
+        if predicts:
+            in_range = predictions.clip(0, 5) if task and problem == "regression" else predictions
+            indices = split.data["index"][: len(predictions)]
+            write_predictions(folder / file, indices, format_answers(in_range, names, separator))
+        if references is not None and problem == "single_label_classification":
+            plot = plot_file(folder, name, "confusion_matrix.png")
+            draw_confusion_matrix(references, predictions, labels or [], plot)
 
-    baseline = None if references is None else score_baseline(references, labels, score)
-    return EvaluationSet(name, features, judge, len(features), baseline)
+    return EvaluationSet(
+        name=name,
+        features=features,
+        num_examples=len(features),
+        decode=lambda logits: decode_logits(logits, problem),
+        score=None if references is None else lambda predictions: score(predictions, references),
+        write=write,
+        predictions_file=file if predicts else None,
+        baseline=None if references is None else score_baseline(references, labels, score),
+    )
 
 
-def score_baseline(references: np.ndarray, labels: list[str] | None, score: Score) -> tuple[str, dict[str, float]]:
-    """What one answer to everything scores, and which: the most frequent label, or set of labels, or the mean.
-
-    It tells a reader what the figures are worth.
-    """
+def score_baseline(references: np.ndarray, labels: list[str] | None, score: Score) -> Baseline:
+    """Scores one answer to every example: the most frequent label or set of labels, or the mean."""
     if labels is None:
         answer = references.mean(keepdims=True)
     else:
         values, counts = np.unique(references, axis=0, return_counts=True)
         answer = values[[counts.argmax()]]
-    figures = score(np.broadcast_to(answer, references.shape), references)
-    (text,) = as_text(answer, labels, ", ")
-    return f"always {text!r}" if labels else f"always {text}", figures
+    metrics = score(np.broadcast_to(answer, references.shape), references)
+    (text,) = format_answers(answer, labels, ", ")
+    return Baseline(f"always {text!r}" if labels else f"always {text}", metrics)
 
 
-def as_text(answers: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
-    """Answers, as [`predicted`] gives them, in words; `separator` stands between the labels of an example."""
+def format_answers(predictions: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
+    """Returns predictions as text, with `separator` between the labels of an example."""
     if labels is None:
-        return [f"{answer:.3f}" for answer in answers]
-    if answers.ndim == 2:
-        return [separator.join(labels[i] for i in np.flatnonzero(answer)) for answer in answers]
-    return [labels[answer] for answer in answers]
+        return [f"{number:.3f}" for number in predictions]
+    if predictions.ndim == 2:
+        return [separator.join(labels[i] for i in np.flatnonzero(row)) for row in predictions]
+    return [labels[i] for i in predictions]
 
 
 def write_predictions(file: Path, indices: list[str], answers: list[str]) -> None:
-    """Writes a TSV file of the columns index and prediction."""
+    """Writes a TSV file with the columns index and prediction."""
     lines = [f"{index}\t{answer}\n" for index, answer in zip(indices, answers, strict=True)]
     file.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
-    print(f"predictions: {file}", flush=True)
-
-
-# --- task ------------------------------------------------------------------------------------------------------
-
-
-def make_task(
-    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
-) -> FineTuningTask:
-    """A task of GLUE, or one's own data, as the arguments tell.
-
-    Raises:
-        InputError: something that the user gave cannot be used.
-    """
-    download = {"cache_dir": model_args.cache_dir, "token": model_args.token}
-    splits = load_splits(data_args, training_args.wanted_splits, **download)
-    tokenizer = load_tokenizer(model_args)
-    config = load_config(model_args, tokenizer)
-    known = [label for _, label in sorted((config.id2label or {}).items())]
-    labels = choose_labels(data_args.task, splits, known, data_args.do_regression)
-    logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))
-    problem = choose_problem(splits, labels, config.problem_type)
-    config.problem_type = problem
-    config.id2label = dict(enumerate(labels or ["LABEL_0"]))
-    config.label2id = {label: i for i, label in config.id2label.items()}
-
-    max_length = longest(config, tokenizer, data_args.max_seq_length)
-    padding = "max_length" if training_args.pad_to_max_length else False
-    features = {
-        name: make_features(splits[name], labels, tokenizer, max_length, padding, max_samples)
-        for part, max_samples in data_args.max_samples.items()
-        for name in GLUE_SPLITS[part]
-        if name in splits
-    }
-    evaluation_sets = [
-        make_evaluation_set(name, splits[name], features[name], labels, problem, data_args)
-        for name in features
-        if name != "train"
-    ]
-    main_metric = data_args.task.main_metric if data_args.task else MAIN_METRICS[problem]
-    scored = [s.baseline[1] for s in evaluation_sets if s.name.startswith("eval") and s.baseline is not None]
-    name, dataset = describe_task(data_args)
-    return FineTuningTask(
-        name=name,
-        make_model=model_maker(AutoModelForSequenceClassification, model_args, config, trained="train" not in splits),
-        tokenizer=tokenizer,
-        train_features=features.get("train"),
-        evaluation_sets=evaluation_sets,
-        main_metric=main_metric,
-        metrics=tuple(dict.fromkeys([main_metric, *(metric for figures in scored for metric in figures)])),
-        pipeline_tag="text-classification",
-        padding_collator=DataCollatorWithPadding(tokenizer),
-        labels=labels,
-        multi_label=problem == "multi_label_classification",
-        dataset=dataset,
-        settings=collect_data_settings(data_args),
-    )
-
-
-def describe_task(data_args: GlueDataArguments) -> tuple[str, tuple[str, str | None, str | None]]:
-    """What people call the task; and its data, with their id and configuration on the Hub if they have one."""
-    files = [
-        file for file in (data_args.train_file, data_args.validation_file, data_args.test_file) if file is not None
-    ]
-    task = data_args.task.folder if data_args.task is not None else None
-    if data_args.dataset_name is not None:
-        name = describe_dataset(data_args.dataset_name)
-        return task or name, (name, hub_id(data_args.dataset_name), data_args.dataset_config_name)
-    if files:
-        name = describe_file(Path(files[0]))
-        return task or name, (name, None, None)
-    assert task is not None  # `load_splits` sees to it
-    return task, (f"GLUE {task}", GLUE_ON_THE_HUB, data_args.task_name)

@@ -1,8 +1,9 @@
-"""`snugbert ner`: fine-tune on words that are tagged with entities, score the model entity by entity, tag.
+"""`snugbert ner`: fine-tune on words tagged with entities, score the model entity by entity, predict tags.
 
-    arguments -> sentences (ner_data.py) -> windows -> model -> metric (metrics/ner.py) -> finetuning/
+    arguments -> sentences -> windows -> model -> tags -> metric (all in ner/), one run or a sweep (finetuning/)
 
-The flags are those of `TrainingArguments` and of transformers' `run_ner.py`: a command line for that works with this.
+The flags are those of `TrainingArguments` and of transformers' `run_ner.py`. A command line for it works
+here.
 """
 
 from snugbert.command_line import parse_arguments
@@ -14,15 +15,15 @@ def main(argv: list[str]) -> None:
     """Runs `snugbert ner` with the arguments `argv`.
 
     Raises:
-        InputError: something that the user gave cannot be used.
+        InputError: an argument or the data cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
         (FineTunedModelArguments, NerDataArguments, FineTuningArguments), argv, "snugbert ner", __doc__ or ""
     )
-    # Imported after parsing: datasets, evaluate and Trainer take seconds, and `--help` needs none of them.
-    from snugbert.trainers.finetuning import sweep
+    # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
+    from snugbert.trainers.finetuning.sweep import run_task
     from snugbert.trainers.ner.task import make_task
     from snugbert.trainers.run_setup import set_up
 
     set_up(training_args)
-    sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
+    run_task(make_task(model_args, data_args, training_args), model_args, training_args)

@@ -17,7 +17,7 @@ from snugbert.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
 from snugbert.errors import InputError
 from snugbert.trainers.ner.arguments import DOCUMENT_COLUMNS, NerDataArguments
 from snugbert.trainers.rows import read_rows, read_text_lines
-from snugbert.trainers.splits import SPLITS, load_dataset_splits, wanted_splits
+from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def load_splits(data_args: NerDataArguments, wanted: tuple[str, ...] | None, **d
         InputError: a split or a data set does not exist; or as in [`read_conll`], [`read_records`] and [`check_tags`].
     """
     found: dict[str, Path | Dataset] = dict(data_args.files) or _load_dataset_splits(data_args, **download)
-    wanted = wanted_splits(wanted, found, bool(data_args.files), "sentences")
+    wanted = choose_splits(wanted, found, bool(data_args.files), "sentences")
     splits = {}
     for name in wanted:
         splits[name] = _read_split(found[name], name, data_args)

@@ -1,122 +1,153 @@
-"""Which examples a step of training sees, and which of them a process takes: arithmetic on their numbers.
+"""The batches of a run: its phases, the order of their examples, and the share of each process.
 
-A run has one phase or several: 90 % of the steps on short sequences, the rest on long ones (Devlin et al., 2018,
-appendix A.2). The examples of all phases stand in one row, and step `s` of a run is a fixed range of it, however many
-processes and accumulated batches share it. Nothing is drawn and nothing remembered: any step can be the first.
+A run has one phase or several, for example 90 % of the steps on short sequences and the rest on long ones (Devlin et
+al., 2018, appendix A.2). The examples of all phases are numbered consecutively. A step is a fixed range of these
+numbers, however many processes and accumulated batches share it. Order and randomness are functions of the seed and
+the number, so training can start at any step.
 """
 
-import re
-from collections.abc import Iterator, Sequence
+import hashlib
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.arguments import PretrainingArguments
+from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
+
+Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
+Collator = Callable[[list[Any]], Batch]
 
 
-@dataclass
+class SizedDataset(Protocol):
+    """A map-style dataset: a list, a `torch.utils.data.Dataset` with a length, or a `datasets.Dataset`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+@dataclass(frozen=True)
 class Phase:
-    """Consecutive steps on examples of one length.
+    """Consecutive steps on the examples of one dataset.
 
     Attributes:
-        dataset: a [`PretrainingDataset`] of `steps` x `batch` examples; `max_seq_length` says how long they are,
-            `epoch_length` how many make a pass over the corpus.
-        steps: of the optimizer.
-        batch: sequences of a step, over all processes and accumulated batches.
+        dataset: the examples of an epoch. Every epoch has another order. A [`PretrainingDataset`] also has other
+            examples in every epoch.
+        steps: optimizer steps.
+        batch_size: examples per step, over all processes and accumulated batches.
     """
 
-    dataset: Any
+    dataset: SizedDataset
     steps: int
-    batch: int
+    batch_size: int
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Tokens of the longest possible example. None if the dataset does not specify it."""
+        return getattr(self.dataset, "max_seq_length", None)
 
 
-def parse_phases(text: str) -> list[tuple[int, float]]:
-    """The lengths and shares of `--phases`: "128:90%,512:10%" -> [(128, 0.9), (512, 0.1)].
+def check_dataset(dataset: object) -> None:
+    """Checks that `dataset` is map-style, has a length, and is not empty.
 
     Raises:
-        InputError: another form, or shares that do not add up to 100 %.
+        InputError: it is not.
     """
-    phases = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+(?:\.\d+)?)\s*%\s*", part)
-        if match is None:
-            raise InputError(f"--phases: {part.strip()!r} is not a length and its share of steps, such as 128:90%.")
-        phases.append((int(match[1]), float(match[2]) / 100))
-    total = sum(share for _, share in phases)
-    if abs(total - 1) > 1e-9:
-        raise InputError(f"--phases: the shares of {text!r} add up to {100 * total:g} %, not to 100 %.")
-    return phases
+    kind = type(dataset).__name__
+    try:
+        length = len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        length = None
+    if length is None or not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            f"train_dataset: a {kind} has no length or no random access. Pass a list, a map-style torch Dataset or a "
+            "datasets.Dataset."
+        )
+    if length == 0:
+        raise InputError(f"train_dataset: the {kind} is empty.")
 
 
-def plan_phases(datasets: Sequence[Any], shares: Sequence[float], args: Any) -> list[Phase]:
-    """Gives each length its steps and its batch, and each dataset exactly the examples of its steps.
+def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args: PretrainingArguments) -> list[Phase]:
+    """Divides the steps of a run among datasets of different sequence lengths.
 
-    A step has the same number of tokens in every phase, so long sequences are fewer. The first phase's batch is
-    `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
+    A step has the same number of tokens in every phase, so it has fewer examples of a longer `max_seq_length`. The
+    batch of the first phase is `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
 
     Args:
-        datasets: a [`PretrainingDataset`] for each phase; `num_examples` is set.
-        shares: of the steps, for each phase; together 1.
-        args: [`PretrainingArguments`]; with `max_steps` below 1, `num_train_epochs` counts passes over the corpus.
+        datasets: one for each phase. If there are several, each has a `max_seq_length`, as [`PretrainingDataset`] has.
+        shares: share of the steps for each phase. They add up to 1.
+        args: gives the batch and the number of steps. If `max_steps` is not positive, `num_train_epochs` is the number
+            of passes over the data.
 
     Raises:
-        InputError: a phase without a step, or without a sequence for every process and accumulated batch.
+        InputError: a dataset is empty or has no length, a phase gets no step, or a step has fewer examples than
+            processes x accumulated batches.
     """
+    for dataset in datasets:
+        check_dataset(dataset)
     parts = args.gradient_accumulation_steps * args.world_size
-    batch, first_length = args.train_batch_size * parts, datasets[0].max_seq_length
-    batches = [max(1, round(batch * first_length / dataset.max_seq_length)) for dataset in datasets]
+    lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
+    batch_sizes = [args.train_batch_size * parts]
+    batch_sizes += [max(1, round(batch_sizes[0] * lengths[0] / length)) for length in lengths[1:]]
     steps = args.max_steps
     if steps <= 0:
-        passes_of_step = sum(
-            share * batch / dataset.epoch_length
-            for dataset, share, batch in zip(datasets, shares, batches, strict=True)
+        epochs_per_step = sum(
+            share * batch_size / len(dataset)
+            for dataset, share, batch_size in zip(datasets, shares, batch_sizes, strict=True)
         )
-        steps = max(1, round(args.num_train_epochs / passes_of_step))
+        steps = max(1, round(args.num_train_epochs / epochs_per_step))
     bounds = [0, *(round(steps * share) for share in accumulate(shares))]
     phases = []
-    for dataset, batch, (start, end) in zip(datasets, batches, pairwise(bounds), strict=True):
+    for dataset, length, batch_size, (start, end) in zip(
+        datasets, lengths, batch_sizes, pairwise(bounds), strict=True
+    ):
         if start == end:
-            raise InputError(f"--phases: length {dataset.max_seq_length} has no step of {steps}; raise its share.")
-        if batch < parts:
+            raise InputError(f"--phases: length {length} gets none of the {steps} steps. Increase its share.")
+        if batch_size < parts:
             raise InputError(
-                f"--phases: a batch of length {dataset.max_seq_length} has {batch} sequences, fewer than processes x "
-                f"accumulation steps ({parts}); use a larger batch or fewer --gradient_accumulation_steps."
+                f"--phases: a batch of length {length} has {batch_size} sequences, fewer than processes x "
+                f"accumulation steps ({parts}). Use a larger batch or fewer --gradient_accumulation_steps."
             )
-        dataset.num_examples = (end - start) * batch
-        phases.append(Phase(dataset, end - start, batch))
+        phases.append(Phase(dataset, end - start, batch_size))
     return phases
 
 
 def find_phase(phases: Sequence[Phase], step: int) -> Phase:
-    """The phase that `step` (from 0) belongs to."""
+    """The phase of `step`, counted from 0."""
     for phase, end in zip(phases, accumulate(phase.steps for phase in phases), strict=True):
         if step < end:
             return phase
     raise IndexError(step)
 
 
-def passes_over_corpus(phases: Sequence[Phase], steps: int) -> float:
-    """The epochs that the first `steps` steps make."""
-    passes = 0.0
+def count_epochs(phases: Sequence[Phase], steps: int) -> float:
+    """The passes over the data that the first `steps` steps make."""
+    epochs = 0.0
     for phase in phases:
-        passes += min(steps, phase.steps) * phase.batch / phase.dataset.epoch_length
+        epochs += min(steps, phase.steps) * phase.batch_size / len(phase.dataset)
         steps = max(steps - phase.steps, 0)
-    return passes
+    return epochs
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
-    """The examples of this process's batches, accumulated ones one after the other, step by step.
+    """The example numbers of this process's batches: step by step, and within a step one accumulated batch at a time.
 
-    The numbers are those of a `ConcatDataset` of the phases' datasets. A step's examples are split over processes and
-    accumulated batches as evenly as possible.
+    The examples of a step are split as evenly as possible over processes and accumulated batches.
 
     Args:
         phases: of the run.
-        accumulation_steps: batches of a step that this process accumulates.
-        num_processes, process_index: how many share a step, and which of them this is.
-        first_step: the step to begin with; none before it costs anything.
+        accumulation_steps: batches per step that each process accumulates.
+        num_processes: processes that share a step.
+        process_index: the index of this process.
+        first_step: the first step to yield. Skipping steps costs nothing.
     """
 
     def __init__(
@@ -134,19 +165,77 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.first_step = first_step
 
     def __len__(self) -> int:
-        """Batches of this process in the whole run, `first_step` or not: Trainer counts its steps by it."""
+        """Batches of this process in the whole run, whatever `first_step` is. Trainer derives its steps from it."""
         return sum(phase.steps for phase in self.phases) * self.accumulation_steps
 
     def __iter__(self) -> Iterator[list[int]]:
         parts = self.num_processes * self.accumulation_steps
-        mine = range(self.process_index * self.accumulation_steps, (self.process_index + 1) * self.accumulation_steps)
+        own_parts = range(
+            self.process_index * self.accumulation_steps, (self.process_index + 1) * self.accumulation_steps
+        )
         first_example = first_step = 0
         for phase in self.phases:
             for step in range(max(self.first_step - first_step, 0), phase.steps):
-                phase.dataset.make_ready((step + 1) * phase.batch - 1)  # here, not in each data worker
-                start = first_example + step * phase.batch
-                for part in mine:
-                    first, last = part * phase.batch // parts, (part + 1) * phase.batch // parts
+                if isinstance(phase.dataset, PretrainingDataset):  # once here, not in each data worker
+                    phase.dataset.prepare_epoch(((step + 1) * phase.batch_size - 1) // len(phase.dataset))
+                start = first_example + step * phase.batch_size
+                for part in own_parts:
+                    first, last = part * phase.batch_size // parts, (part + 1) * phase.batch_size // parts
                     yield list(range(start + first, start + last))
-            first_example += len(phase.dataset)
+            first_example += phase.steps * phase.batch_size
             first_step += phase.steps
+
+
+class RunBatches(torch.utils.data.Dataset):
+    """The batches of a run, by the numbers of their examples, as [`BatchSampler`] yields them.
+
+    The order of an epoch is a function of the seed and the epoch. A collator that uses the global random state of
+    Python, NumPy or torch draws the same numbers for the same batch, whichever step or data worker comes first.
+
+    Args:
+        phases: of the run.
+        collator: makes a batch from a list of examples.
+        seed: of the order and of the random state in `collator`. A [`PretrainingDataset`] has its own seed.
+    """
+
+    def __init__(self, phases: Sequence[Phase], collator: Collator, seed: int):
+        self.phases = phases
+        self.collator = collator
+        self.seed = seed
+        self._ends = list(accumulate(phase.steps * phase.batch_size for phase in phases))
+
+    def __len__(self) -> int:
+        """Examples of the run, those of repeated epochs included."""
+        return self._ends[-1]
+
+    def __getitem__(self, numbers: list[int]) -> Batch:
+        index = bisect_right(self._ends, numbers[0])
+        start = self._ends[index - 1] if index else 0
+        examples = self._get_examples(self.phases[index].dataset, [number - start for number in numbers])
+        with _seed_random_state(f"{self.seed} {numbers[0]}"):
+            return self.collator(examples)
+
+    def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:
+        places = [divmod(number, len(dataset)) for number in numbers]
+        if isinstance(dataset, PretrainingDataset):
+            return [dataset.get_example(epoch, position) for epoch, position in places]
+        indices = [shuffle_position(position, len(dataset), f"{self.seed} {epoch}") for epoch, position in places]
+        if hasattr(dataset, "__getitems__"):  # a datasets.Dataset reads many rows at once faster
+            return dataset.__getitems__(indices)
+        return [dataset[index] for index in indices]
+
+
+@contextmanager
+def _seed_random_state(key: str) -> Iterator[None]:
+    """Seeds Python, NumPy and torch (on the CPU) by `key`, and restores their states: dropout depends on torch's."""
+    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little")
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also change GPUs
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

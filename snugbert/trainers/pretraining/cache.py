@@ -1,8 +1,11 @@
-"""The cache of prepared text."""
+"""The cache of prepared text: one folder per text, tokenizer and settings, and commands that list and clean it.
+
+~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
+"""
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -20,13 +23,13 @@ from snugbert.trainers.pretraining.preparation import prepare_parts
 from snugbert.trainers.pretraining.text_parts import keep_all, plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
-CACHED = re.compile(r"[0-9a-f]{32}")  # name of a folder in the cache
+FOLDER = re.compile(r"[0-9a-f]{32}")
 PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock")
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """The folder of prepared text in `cache_dir`, or in `HF_HOME`."""
+    """The folder `snugbert` in `cache_dir`. The default for `cache_dir` is `HF_HOME`."""
     return Path(cache_dir or HF_HOME) / "snugbert"
 
 
@@ -40,19 +43,20 @@ def prepare_in_cache(
     documents: str = "all",
     show_progress: bool = True,
 ) -> tuple[Path, Corpus]:
-    """The prepared corpus of a text, from the cache if it is there and the text has not changed.
+    """Prepares a text in the cache, or reuses it from there if the text has not changed.
 
     Args:
-        text: files or a dataset.
-        tokenizer, language, num_workers, documents, show_progress: as in [`prepare_parts`].
-        cache_dir: the folder of the cache; default: `HF_HOME`.
-        keeps: as in [`plan_parts`].
+        text: Files or a dataset.
+        tokenizer, language, num_workers, documents, show_progress: See [`prepare_parts`].
+        cache_dir: The folder of the cache. Default: `HF_HOME`.
+        keeps: See [`plan_parts`].
 
     Returns:
-        The folder, `snugbert/<digest of names and settings>` in the cache, and what it holds.
+        The folder in the cache, and the corpus in it. The folder's name is a digest of the names of the text, the
+        tokenizer and the settings.
 
     Raises:
-        InputError: as in [`plan_parts`] and [`prepare_parts`].
+        InputError: See [`plan_parts`] and [`prepare_parts`].
     """
     parts = plan_parts(text, keeps=keeps)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
@@ -60,42 +64,42 @@ def prepare_in_cache(
     key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents])
     folder = cache_folder(cache_dir) / key
     prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
-    os.utime(folder)  # `list_cache` prints when it was last used
+    os.utime(folder)  # `list_cache` prints when a folder was last used
     return folder, open_corpus(folder, tokenizer)
 
 
 def list_cache(cache: Path) -> None:
-    """Prints a table of the prepared text in the folder `cache`, the last used last."""
-    rows = [("name", "size", "last used", "state", "text", "settings")]
+    """Prints a table of the prepared text in the folder `cache`. The text that was used last comes last."""
+    table = [("name", "size", "last used", "state", "text", "settings")]
     total = 0
-    for folder in _cached(cache):
+    for folder in _cached_folders(cache):
         size = sum(file.stat().st_size for file in os.scandir(folder) if PART.fullmatch(file.name))
         total += size
         used = datetime.fromtimestamp(folder.stat().st_mtime)
-        rows.append((folder.name, _bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
-    if len(rows) > 1:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
-    print(f"total: {len(rows) - 1}, {_bytes(total)}, in {cache}")
+        table.append((folder.name, _format_bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
+    if len(table) > 1:
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for line in table:
+            print("  ".join(map(str.ljust, line, widths)).rstrip())
+    print(f"total: {len(table) - 1}, {_format_bytes(total)}, in {cache}")
 
 
-def clean_cache(cache: Path, names: list[str]) -> None:
+def clean_cache(cache: Path, names: Sequence[str]) -> None:
     """Removes prepared text from the folder `cache`, and prints what was removed.
 
     Args:
-        cache: the folder.
-        names: of the folders to remove, or `["all"]`.
+        cache: The folder.
+        names: Names of folders in it, or `["all"]`.
 
     Raises:
-        InputError: a name is unknown, which removes nothing. Or a folder was kept, because a process is preparing it
-            or because it holds anything that we do not write. The others are removed.
+        InputError: A name is unknown; then nothing is removed. Or a folder was kept because a process is preparing it,
+            or because it holds a file that SnugBERT did not write; then the other folders are removed.
     """
-    cached = {folder.name: folder for folder in _cached(cache)}
-    if names == ["all"]:
+    cached = {folder.name: folder for folder in _cached_folders(cache)}
+    if list(names) == ["all"]:
         names = list(cached)
     if unknown := [name for name in names if name not in cached]:
-        raise InputError(f"--clean: no prepared text named {unknown[0]} in {cache}. Run snugbert prepare --list.")
+        raise InputError(f"--clean: no prepared text named {unknown[0]} in {cache}. Run `snugbert prepare --list`.")
     freed, kept = 0, []
     for name in dict.fromkeys(names):
         try:
@@ -104,33 +108,33 @@ def clean_cache(cache: Path, names: list[str]) -> None:
             kept.append(f"{name} ({error})")
         else:
             freed += size
-            print(f"removed {name}, {_bytes(size)}")
-    print(f"{_bytes(freed)} freed in {cache}")
+            print(f"removed {name}, {_format_bytes(size)}")
+    print(f"{_format_bytes(freed)} freed in {cache}")
     if kept:
         raise InputError(f"--clean: kept {', '.join(kept)}. Remove it by hand, or wait for the other process.")
 
 
-def _cached(cache: Path) -> Iterator[Path]:
-    """The folders of prepared text, the last used last. No symlink is followed, so nothing elsewhere is removed."""
+def _cached_folders(cache: Path) -> Iterator[Path]:
+    """The folders of prepared text, last used last. Symlinks are skipped, so that nothing elsewhere is removed."""
     if cache.is_dir():
         folders = [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]
         for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
-            if CACHED.fullmatch(folder.name):
+            if FOLDER.fullmatch(folder.name):
                 yield Path(folder)
 
 
 def _describe(folder: Path) -> tuple[str, str, str]:
-    """State, text and settings of prepared text."""
+    """The state, the text and the settings of prepared text."""
     parts = [match for file in sorted(folder.iterdir()) if (match := PART.fullmatch(file.name))]
-    whole = [part for part in parts if not part[2]]
-    state = "whole" if whole and len(whole) == int(whole[0][1]) else "unfinished"
+    finished = [part for part in parts if not part[2]]
+    state = "complete" if finished and len(finished) == int(finished[0][1]) else "unfinished"
     sources: list[str] = []
     settings = ""
     for part in parts:
         try:
             origin = read_origin(folder / part[0])
         except InputError:
-            state = state if part[2] else "damaged"  # a part that was just begun is not
+            state = state if part[2] else "damaged"  # an unfinished part may not hold its origin yet
         else:
             sources += [Path(source["name"]).name for source in origin["sources"]]
             used = origin["settings"]
@@ -144,7 +148,7 @@ def _printable(text: str) -> str:
 
 
 def _remove(folder: Path) -> int:
-    """Removes prepared text and returns its size in bytes."""
+    """Removes a folder of prepared text, and returns its size in bytes."""
     files = list(os.scandir(folder))
     for file in files:
         if not (PART.fullmatch(file.name) or LOCK.fullmatch(file.name)) or not file.is_file(follow_symlinks=False):
@@ -163,5 +167,5 @@ def _remove(folder: Path) -> int:
     return size
 
 
-def _bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     return tqdm.format_sizeof(size, "B") if size >= 1000 else f"{size}B"

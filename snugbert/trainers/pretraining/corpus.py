@@ -1,4 +1,7 @@
-"""A prepared corpus."""
+"""A prepared corpus: tokenized text with sentence and document boundaries, memory-mapped from a folder.
+
+[`prepare_corpus`] writes the folder, and [`open_corpus`] opens it. `part_files.py` describes the files in it.
+"""
 
 import re
 from collections.abc import Sequence
@@ -15,15 +18,16 @@ from snugbert.trainers.pretraining.part_files import Block, read_blocks, read_or
 
 
 class Corpus:
-    """The blocks of a prepared corpus. No sentence and no document is empty.
+    """The blocks of a prepared corpus.
 
     Attributes:
-        blocks: memory-mapped; reading them costs no memory of the process's own.
-        digest: of the text, the tokenizer and the settings that it was made with.
-        folder: where its files are; None if it was made in memory.
-        sources: digest of each file, or of the dataset, that it was made from, by name.
-        settings: what else decides its content: tokenizer (its digest), language, documents.
-        document_starts: the number of documents before each block, and of all. *Shape:* (blocks + 1,)
+        blocks: The text. Blocks from a folder are memory-mapped and use no memory of their own.
+        digest: Changes when the text, the tokenizer or a setting changes.
+        folder: The folder of the files, or None if the corpus was made in memory.
+        sources: The digest of each text file, or of the dataset, by name.
+        settings: Everything else that decides the content: the digest of the tokenizer, the language, and which
+            documents were kept.
+        document_starts: Number of documents before each block, and in total. *Shape:* (blocks + 1,)
     """
 
     def __init__(
@@ -53,68 +57,85 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """The number of word pieces."""
+        """The number of tokens."""
         return sum(len(block.tokens) for block in self.blocks)
 
-    def __reduce__(self) -> Any:
-        # A data worker that is not forked maps the files itself; pickled, their content would be copied.
-        return super().__reduce__() if self.folder is None else (_open, (self.folder, self.digest))
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # A data worker that is not forked maps the files itself. Pickling the blocks would copy the text.
+        return super().__reduce__() if self.folder is None else (_reopen, (self.folder, self.digest))
 
     def __str__(self) -> str:
-        return f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} word pieces"
+        return f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} tokens"
 
 
 def open_corpus(folder: str | Path, tokenizer: PreTrainedTokenizerBase) -> Corpus:
-    """Opens the corpus that [`prepare_parts`] left in `folder`, and reads all of it once to validate it.
+    """Opens a corpus that [`prepare_corpus`] or `snugbert prepare` wrote. Reads all of it once to validate it.
+
+        corpus = snugbert.open_corpus("prepared", tokenizer)
 
     Args:
-        folder: of the prepared corpus.
-        tokenizer: the one that it was prepared with.
+        folder: The folder of the corpus.
+        tokenizer: The tokenizer that it was prepared with.
+
+    Returns:
+        The corpus. It is memory-mapped, so it may be larger than the memory.
 
     Raises:
-        InputError: there is none, a part is missing, unfinished or damaged, parts do not belong together, or it was
-            made with another tokenizer.
+        InputError: `folder` holds no corpus; a part is missing, unfinished or damaged; the parts were prepared with
+            different settings; or the tokenizer is another one.
     """
-    return _open(Path(folder), tokenizer=tokenizer)
-
-
-def _open(folder: Path, digest: str | None = None, tokenizer: Any = None) -> Corpus:
-    """Opens a corpus. Given a tokenizer, validates it. Given a digest, checks that it is still the same corpus."""
+    folder = Path(folder)
     files = _find_parts(folder)
+    tokenizer_digest = read_origin(files[0])["settings"]["tokenizer"]
+    if tokenizer_digest != hash_tokenizer(tokenizer):
+        raise InputError(
+            f"{folder} was prepared with another tokenizer. Use that tokenizer, or prepare the text again."
+        )
+    return _map_parts(folder, files, len(tokenizer))
+
+
+def _reopen(folder: Path, digest: str) -> Corpus:
+    """Opens a corpus in another process, without validating it again."""
+    corpus = _map_parts(folder, _find_parts(folder), vocab_size=None)
+    if corpus.digest != digest:
+        raise InputError(f"{folder} was replaced while it was in use. Start again.")
+    return corpus
+
+
+def _map_parts(folder: Path, files: Sequence[Path], vocab_size: int | None) -> Corpus:
     origins = [read_origin(file) for file in files]
     settings = origins[0]["settings"]
     for file, origin in zip(files, origins, strict=True):
         if origin["settings"] != settings:
-            raise InputError(f"{file} was prepared with other settings or another tokenizer than {files[0].name}.")
-    if tokenizer is not None and settings["tokenizer"] != hash_tokenizer(tokenizer):
-        raise InputError(
-            f"the corpus in {folder} was prepared with another tokenizer; give that one, or prepare the text again."
-        )
+            raise InputError(
+                f"{file} and {files[0].name} were prepared with different settings or tokenizers. Prepare the text "
+                "again with one of them."
+            )
     sources = {source["name"]: source["digest"] for origin in origins for source in origin["sources"]}
     content = [[source["digest"] for source in origin["sources"]] for origin in origins]
-    vocab_size = None if tokenizer is None else len(tokenizer)
-    blocks = list(chain.from_iterable(read_blocks(file, vocab_size) for file in files))
-    corpus = Corpus(blocks, hash_json([settings, content]), folder, sources, settings)
-    if digest not in (None, corpus.digest):
-        raise InputError(f"the corpus in {folder} was replaced while it was in use; start again.")
-    return corpus
+    blocks = chain.from_iterable(read_blocks(file, vocab_size) for file in files)
+    return Corpus(list(blocks), hash_json([settings, content]), folder, sources, settings)
 
 
 def _find_parts(folder: Path) -> list[Path]:
-    """The files of a corpus. Refuses a missing or stray one."""
+    """The files of a corpus, in order.
+
+    Raises:
+        InputError: There are none, one is missing, or one does not belong to the others.
+    """
     files = sorted(folder.glob("part-*.arrow"))
     if not files:
-        raise InputError(f"{folder} holds no prepared corpus; make one with `snugbert prepare`.")
+        raise InputError(f"{folder} holds no prepared corpus. Make one with `snugbert prepare`.")
     names = [re.fullmatch(r"part-\d{5}-of-(\d{5})\.arrow", file.name) for file in files]
-    number_of_parts = next((int(name[1]) for name in names if name), 0)
-    expected = [f"part-{part:05d}-of-{number_of_parts:05d}.arrow" for part in range(number_of_parts)]
+    num_parts = next((int(name[1]) for name in names if name), 0)
+    expected = [f"part-{part:05d}-of-{num_parts:05d}.arrow" for part in range(num_parts)]
     if stray := {file.name for file in files} - set(expected):
-        raise InputError(f"{folder}: {min(stray)} does not belong to the {number_of_parts} parts of the others.")
+        raise InputError(f"{folder}: {min(stray)} does not belong to the other {num_parts} parts. Remove it.")
     missing = [name for name in expected if not (folder / name).exists()]
     if missing:
-        unfinished = " was begun but not finished" if (folder / f"{missing[0]}.partial").exists() else " is missing"
+        state = "is unfinished" if (folder / f"{missing[0]}.partial").exists() else "is missing"
         raise InputError(
-            f"{folder}: {missing[0]}{unfinished} ({len(missing)} of {len(expected)} parts are not there); run "
-            "`snugbert prepare` again, for all shards."
+            f"{folder}: {missing[0]} {state} ({len(missing)} of {len(expected)} parts are not there). Run "
+            "`snugbert prepare` again for all shards."
         )
     return files

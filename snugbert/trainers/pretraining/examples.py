@@ -1,7 +1,7 @@
-"""The examples of a corpus, epoch after epoch: a table of spans on disk, an order, and the word pieces themselves.
+"""The examples of a corpus, epoch after epoch: a table of spans on disk, an order, and the tokens.
 
-Memory does not grow with the corpus: an epoch's examples are made block by block and written to a file, from which
-all processes and workers of a machine read them, and their order is a function, not a list.
+Memory does not grow with the corpus. The examples of an epoch are made block by block and written to a file, which all
+processes and data workers of a machine map into memory. Their order is a function, not a list.
 """
 
 import functools
@@ -11,16 +11,21 @@ import logging
 import os
 import random
 from bisect import bisect_right
+from collections.abc import Callable
 from math import isqrt
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import joblib
 import numpy as np
 import torch
 from filelock import FileLock
+from transformers import PreTrainedTokenizerBase
 
+from snugbert.errors import InputError
 from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.pretraining.digests import hash_tokenizer
+from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.parallel_map import map_in_order
 from snugbert.trainers.pretraining.sentence_pairs import (
     Example,
@@ -29,9 +34,7 @@ from snugbert.trainers.pretraining.sentence_pairs import (
     sentence_order_pairs,
 )
 
-Objective = Literal["nsp", "sop", "mlm"]
-
-# A row of the table, see `Example`. 21 bytes; a block holds below 2^32 word pieces, an example below 2^16.
+# A row of the table: an `Example` in 21 bytes. A block has fewer than 2^32 tokens, an example fewer than 2^16.
 ROW = np.dtype(
     [
         *[("block", "<u4"), ("start", "<u4"), ("length", "<u2")],
@@ -39,7 +42,7 @@ ROW = np.dtype(
         ("label", "u1"),
     ]
 )
-RECIPE_VERSION = 1  # part of a table's name; to be raised with every change of what a recipe gives
+RECIPE_VERSION = 1  # part of a table's name; increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs
 
@@ -47,89 +50,99 @@ logger = logging.getLogger(__name__)
 
 
 class PretrainingDataset(torch.utils.data.Dataset):
-    """Examples to pretrain on, epoch after epoch, each epoch's made and shuffled anew.
+    """Pretraining examples of a prepared corpus.
 
-    Example `i` is a function of (corpus, settings, seed, i), whatever was asked for before: a run that stops can go
-    on from any step, with any number of workers and processes. An epoch has as many examples as epoch 0; the few by
-    which another epoch has more are left out of it, those by which it has fewer are taken twice.
+    The dataset itself is the first epoch. [`PretrainingTrainer`] takes the later epochs from [`get_example`]: each has
+    new pairs and a new order. An example is a function of (corpus, settings, seed, epoch, position). So a run can
+    resume at any step, with any number of data workers and processes. Every epoch has the length of the first: surplus
+    examples of a later epoch are left out, and missing ones are filled by repeating some.
+
+        corpus = snugbert.open_corpus("prepared", tokenizer)
+        dataset = snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128)
 
     Args:
-        corpus: at least two documents for next sentences.
-        cls_token_id, sep_token_id: ids of the special tokens.
-        epochs_dir: folder for the tables of epochs, 21 bytes an example. Whoever comes first makes a table, the others
-            wait for it; one that is there is used. Kept are epoch 0, the current epoch and the one before.
-        objective: `"nsp"` for pairs of which half are next sentences and half random, `"sop"` for pairs of which half
-            are swapped, `"mlm"` for full sentences without a second loss.
-        max_seq_length: tokens of the longest example, special tokens included; 5 to 65,535.
-        short_seq_prob: share of the pairs that aim at a random shorter length; 0.1 in the original release. Not for
-            `"mlm"`.
-        seed: chooses everything that is left to chance.
-        num_examples: length of the dataset; one epoch if None.
+        corpus: a prepared corpus. Next sentences need at least two documents.
+        tokenizer: the tokenizer of the corpus. It gives the ids of [CLS] and [SEP].
+        max_seq_length: tokens of the longest example, special tokens included, 5 to 65,535.
+        objective: `"nsp"` makes pairs, half of them next sentences and half random. `"sop"` makes pairs, half of them
+            swapped. `"mlm"` makes full sentences without a second task.
+        short_seq_prob: share of the pairs with a random shorter target length, 0.1 in the original release. `"mlm"`
+            ignores it.
+        seed: determines all random choices.
+        epochs_dir: folder for the tables of examples, 21 bytes per example. Default: `epochs` in the corpus folder.
+            Processes share the tables. The first epoch, the current one and the one before are kept.
 
     Attributes:
-        epoch_length: examples of an epoch.
-        share_next: share of epoch 0's pairs with label 0: next, or in order. None for `"mlm"`.
+        next_share: share of the first epoch's pairs with label 0: next, or in order. None for `"mlm"`.
 
-    An example has `input_ids` and `token_type_ids` (arrays of the same length), `next_sentence_label` (not with
-    `"mlm"`), and `mask_seed`, from which its masks are drawn.
+    Each example has `input_ids` and `token_type_ids` (arrays of equal length), `next_sentence_label` (except for
+    `"mlm"`), and `mask_seed`, which determines its masks.
 
     Raises:
-        ValueError: settings that give no example.
+        InputError: the tokenizer is not that of the corpus.
+        ValueError: the settings yield no example, or `epochs_dir` is missing for a corpus without a folder.
         OSError: a table cannot be written.
     """
 
     def __init__(
         self,
         corpus: Corpus,
-        cls_token_id: int,
-        sep_token_id: int,
-        epochs_dir: str | Path,
-        objective: Objective = "nsp",
+        tokenizer: PreTrainedTokenizerBase,
         max_seq_length: int = 128,
+        objective: Objective = "nsp",
         short_seq_prob: float = 0.1,
         seed: int = 42,
-        num_examples: int | None = None,
+        epochs_dir: str | Path | None = None,
     ):
         if not SHORTEST_EXAMPLE <= max_seq_length <= LONGEST_EXAMPLE:
             raise ValueError(
-                f"`max_seq_length` {max_seq_length} must be at least {SHORTEST_EXAMPLE} and at most {LONGEST_EXAMPLE}."
+                f"`max_seq_length` {max_seq_length} must be between {SHORTEST_EXAMPLE} and {LONGEST_EXAMPLE}."
             )
-        if objective == "nsp" and corpus.document_starts[-1] < 2:
-            raise ValueError("Random next sentences come from another document, but there are fewer than two.")
+        if objective == "nsp" and corpus.num_documents < 2:
+            raise ValueError("Random next sentences come from another document, but the text has fewer than two.")
+        if "tokenizer" in corpus.settings and corpus.settings["tokenizer"] != hash_tokenizer(tokenizer):
+            raise InputError(
+                "The corpus was prepared with another tokenizer. Pass that one, or prepare the text again."
+            )
+        if epochs_dir is None:
+            if corpus.folder is None:
+                raise ValueError("The corpus has no folder. Pass `epochs_dir`.")
+            epochs_dir = corpus.folder / "epochs"
         self.corpus = corpus
-        self.cls_token_id = cls_token_id
-        self.sep_token_id = sep_token_id
+        self.cls_token_id = tokenizer.cls_token_id
+        self.sep_token_id = tokenizer.sep_token_id
         self.epochs_dir = Path(epochs_dir)
         self.objective = objective
         self.max_seq_length = max_seq_length
         self.short_seq_prob = short_seq_prob
         self.seed = seed
         self._open_epoch(0)
-        self.epoch_length = len(self._table)
-        self.share_next = None if objective == "mlm" else 1 - np.count_nonzero(self._table["label"]) / len(self._table)
-        self.num_examples = self.epoch_length if num_examples is None else num_examples
+        self._length = len(self._table)
+        self.next_share = None if objective == "mlm" else 1 - np.count_nonzero(self._table["label"]) / self._length
 
     def __len__(self) -> int:
-        return self.num_examples
+        return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < self.num_examples:
+        if not 0 <= index < self._length:
             raise IndexError(index)
-        epoch, position = divmod(index, self.epoch_length)
-        if epoch != self._epoch:
-            self._open_epoch(epoch)
-        number = len(self._table)
-        row = self._table[shuffled(position % number, number, f"{self.seed} {epoch}")].item()
+        return self.get_example(0, index)
+
+    def get_example(self, epoch: int, position: int) -> dict[str, Any]:
+        """Example `position` of `epoch`; both count from 0, and `position` is below the length of the dataset."""
+        self.prepare_epoch(epoch)
+        size = len(self._table)
+        row = self._table[shuffle_position(position % size, size, f"{self.seed} {epoch}")].item()
         block, start, length, second_block, second_start, second_length, label = row
-        parts = [self.corpus.blocks[block].tokens[start : start + length]]
+        spans = [self.corpus.blocks[block].tokens[start : start + length]]
         if self.objective == "mlm":
-            parts = np.split(parts[0], self._document_starts(block, start, length))
+            spans = np.split(spans[0], self._find_document_starts(block, start, length))
         else:
-            parts.append(self.corpus.blocks[second_block].tokens[second_start : second_start + second_length])
-        pieces = [np.array([self.cls_token_id])]
-        for part in parts:
-            pieces += [part, np.array([self.sep_token_id])]
-        input_ids = np.concatenate(pieces, dtype=np.int64)
+            spans.append(self.corpus.blocks[second_block].tokens[second_start : second_start + second_length])
+        parts = [np.array([self.cls_token_id])]
+        for span in spans:
+            parts += [span, np.array([self.sep_token_id])]
+        input_ids = np.concatenate(parts, dtype=np.int64)
         token_type_ids = np.zeros_like(input_ids)
         example = {"input_ids": input_ids, "token_type_ids": token_type_ids, "mask_seed": (self.seed, epoch, position)}
         if self.objective != "mlm":
@@ -137,17 +150,14 @@ class PretrainingDataset(torch.utils.data.Dataset):
             example["next_sentence_label"] = label
         return example
 
-    def make_ready(self, index: int) -> None:
-        """Makes the table of the epoch that example `index` belongs to, on all cores, if no process has.
+    def prepare_epoch(self, epoch: int) -> None:
+        """Opens the table of `epoch`. If no process has made it yet, makes it on all cores (in a data worker: one)."""
+        if epoch != self._epoch:
+            self._open_epoch(epoch)
 
-        A data worker that needs a table makes it, too, but on one core.
-        """
-        if index // self.epoch_length != self._epoch:
-            self._open_epoch(index // self.epoch_length)
-
-    def _document_starts(self, number: int, start: int, length: int) -> list[int]:
-        """Where documents begin within a span, counted from its first word piece, which does not count."""
-        block = self.corpus.blocks[number]
+    def _find_document_starts(self, block_index: int, start: int, length: int) -> list[int]:
+        """The offsets in a span at which documents begin, except 0."""
+        block = self.corpus.blocks[block_index]
         document = bisect_right(block.documents, start, key=lambda sentence: block.sentences[sentence])
         starts = []
         while (offset := int(block.sentences[block.documents[document]])) < start + length:
@@ -156,11 +166,11 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return starts
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker that is not forked opens the table itself; pickled, it would be copied.
+        # A data worker that is not forked opens the table itself. Pickling would copy it.
         return self.__dict__ | {"_epoch": None, "_table": None}
 
     def _open_epoch(self, epoch: int) -> None:
-        """Maps the table of `epoch` into memory, making it first if no other process has."""
+        """Maps the table of `epoch` into memory. If no other process has made it yet, makes it first."""
         settings = [self.corpus.digest, self.objective, self.max_seq_length, self.short_seq_prob, self.seed]
         name = hashlib.sha256(json.dumps([RECIPE_VERSION, *settings]).encode()).hexdigest()[:16]
         file = self.epochs_dir / f"{name}-{epoch}.examples"
@@ -169,72 +179,72 @@ class PretrainingDataset(torch.utils.data.Dataset):
             with FileLock(self.epochs_dir / f"{name}.lock"):
                 if not _is_table(file):
                     self._write_epoch(epoch, file)
-                    # Epoch 0 says how long an epoch is; with the one before, other workers may not be done. A table
-                    # that is mapped somewhere stays there, and one that is missed is made again.
+                    # Epoch 0 gives the length of all epochs. Other workers may still need the epoch before this one.
+                    # A table that a process has mapped stays readable, and a missing one is made again.
                     for old in self.epochs_dir.glob(f"{name}-*.examples"):
                         if 0 < int(old.stem.rpartition("-")[2]) < epoch - 1:
                             old.unlink()
                 self._table = np.memmap(file, dtype=ROW, mode="r")
         except OSError as error:
             raise OSError(
-                f"the examples of epoch {epoch} cannot be kept in {self.epochs_dir} ({error.strerror}); they take "
-                f"{ROW.itemsize} bytes each."
+                f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}). They take "
+                f"{ROW.itemsize} bytes each. Free some space, or choose another folder."
             ) from error
         self._epoch = epoch
 
     def _write_epoch(self, epoch: int, file: Path) -> None:
-        """Makes a table under another name and renames it, so that none is ever taken for whole that is not."""
+        """Writes a table under another name and renames it, so that an unfinished table is never read."""
         logger.info("making the examples of epoch %d", epoch)
         unfinished = file.with_suffix(".unfinished")
         try:
             with unfinished.open("wb") as table:
-                rows_of_block = functools.partial(self._encode_block, epoch)
-                for rows in map_in_order(rows_of_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
+                encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, epoch)
+                for rows in map_in_order(encode_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
                     table.write(rows)
                 table.flush()
-                os.fsync(table.fileno())  # some file systems say only now that they are full
+                os.fsync(table.fileno())  # some file systems report only now that they are full
                 if not table.tell():
-                    raise ValueError("The text gives no example.")
+                    raise ValueError("The text yields no example.")
             unfinished.replace(file)
         finally:
             unfinished.unlink(missing_ok=True)
 
-    def _encode_block(self, epoch: int, number: int) -> bytes:
-        return np.array(self._make_block_examples(number, epoch), dtype=ROW).tobytes()
+    def _encode_block(self, epoch: int, block_index: int) -> bytes:
+        return np.array(self._make_block_examples(block_index, epoch), dtype=ROW).tobytes()
 
-    def _make_block_examples(self, number: int, epoch: int) -> list[Example]:
-        block, length, share = self.corpus.blocks[number], self.max_seq_length, self.short_seq_prob
-        rng = random.Random(f"{self.objective} {length} {share} {self.seed} {epoch} {number}")
+    def _make_block_examples(self, block_index: int, epoch: int) -> list[Example]:
+        block, length, short_share = self.corpus.blocks[block_index], self.max_seq_length, self.short_seq_prob
+        rng = random.Random(f"{self.objective} {length} {short_share} {self.seed} {epoch} {block_index}")
         if self.objective == "nsp":
-            return next_sentence_pairs(self.corpus, number, length, share, rng)
+            return next_sentence_pairs(self.corpus, block_index, length, short_share, rng)
         if self.objective == "sop":
-            return sentence_order_pairs(block, number, length, share, rng)
-        return full_sentences(block, number, length)
+            return sentence_order_pairs(block, block_index, length, short_share, rng)
+        return full_sentences(block, block_index, length)
 
 
 def _is_table(file: Path) -> bool:
-    """Whether the table exists and was not cut off within a row."""
+    """Whether the table exists and consists of whole rows."""
     size = file.stat().st_size if file.exists() else 0
     return size > 0 and size % ROW.itemsize == 0
 
 
-def shuffled(position: int, number: int, key: str) -> int:
-    """Where `position` goes when `number` things are shuffled: a random permutation that needs no memory.
+def shuffle_position(position: int, size: int, key: str) -> int:
+    """Maps `position` to its place in a random permutation of `size` items. The permutation takes no memory.
 
-    A Feistel network over pairs of numbers below the root of `number`, walked on while it leads out of range (Black &
+    A Feistel network on pairs of integers below the root of `size`, repeated while the result is out of range (Black &
     Rogaway, 2002, "Ciphers with arbitrary finite domains": generalized Feistel cipher, cycle-walking).
 
     Args:
-        position: at least 0 and below `number`.
-        number: how many things.
-        key: chooses the permutation.
+        position: 0 to `size` - 1.
+        size: number of items.
+        key: determines the permutation.
     """
-    side = isqrt(number - 1) + 1
+    side = isqrt(size - 1) + 1
     while True:
         left, right = divmod(position, side)
         for turn in range(FEISTEL_ROUNDS):
             digest = hashlib.blake2b(f"{key} {turn} {right}".encode(), digest_size=8).digest()
             left, right = right, (left + int.from_bytes(digest, "little")) % side
         position = left * side + right
-        if position < number:
+        if position < size:
             return position

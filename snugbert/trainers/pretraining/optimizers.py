@@ -13,7 +13,6 @@ from transformers import TrainingArguments
 
 from snugbert.errors import InputError
 
-OPTIMIZERS = ("lamb", "muon")  # what `--optim` takes besides transformers' names
 WSD_DECAY = 0.1  # share of the steps; Hu et al. (2024), MiniCPM, section 4: 10 % of the tokens are enough
 
 

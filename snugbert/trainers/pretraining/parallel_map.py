@@ -1,4 +1,4 @@
-"""map in processes, in order."""
+"""`map` in several processes, with the results in order."""
 
 import multiprocessing
 import os
@@ -7,13 +7,25 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def map_in_order(function: Callable[[Any], Any], items: Iterator[Any], num_workers: int) -> Iterator[Any]:
-    """`map`, in as many processes as pay: for a single item, or within a data worker, in none but this."""
+def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_workers: int) -> Iterator[Result]:
+    """Like `map`, in several processes. A single item, or a call inside a data worker, starts no process.
+
+    Args:
+        function: Must be picklable where processes are not forked.
+        items: Read only a little ahead of the results, so they need not fit into memory. Never None.
+        num_workers: Number of processes.
+
+    Raises:
+        BrokenProcessPool: A process was killed.
+    """
     first, second = next(items, None), next(items, None)
     if first is None:
         return
@@ -22,12 +34,12 @@ def map_in_order(function: Callable[[Any], Any], items: Iterator[Any], num_worke
         return
     # Forking is fast and shares memory, but on macOS system libraries can crash in the child.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(num_workers, context, initializer=_start, initargs=(function,)) as executor:
+    with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(function,)) as executor:
         try:
-            pending: deque = deque()
+            pending: deque[Future[Result]] = deque()
             for item in chain([first, second], items):
-                pending.append(executor.submit(_work, item))
-                if len(pending) > 2 * num_workers:  # enough to keep all busy; more would only fill memory
+                pending.append(executor.submit(_call_function, item))
+                if len(pending) > 2 * num_workers:  # enough to keep all processes busy
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -38,21 +50,21 @@ def map_in_order(function: Callable[[Any], Any], items: Iterator[Any], num_worke
 _function: Callable[[Any], Any]
 
 
-def _start(function: Callable[[Any], Any]) -> None:
+def _start_worker(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already run in parallel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    # When the main process is killed, its children would wait for work for ever.
+def _exit_with_parent() -> None:
+    # Without this, workers would wait forever after the main process was killed.
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _work(item: Any) -> Any:
+def _call_function(item: Any) -> Any:
     return _function(item)

@@ -1,4 +1,9 @@
-"""`training.png`: the curves of a pretraining run, from its `metrics.jsonl`."""
+"""`training.png`: the curves of a pretraining run, from its `metrics.jsonl`.
+
+A line of `metrics.jsonl` is a JSON object. A training line has `step`, `tokens` (seen so far), `learning_rate`,
+`mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`. An evaluation line has `step` and
+the same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,19 +14,19 @@ import numpy as np
 
 from snugbert.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
 
-PICTURE = "training.png"
+PLOT_NAME = "training.png"  # in the output folder
 TASKS = {"mlm": "Masked tokens", "nsp": "Next sentences"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
-FORMS = {"loss": ".3f", "accuracy": ".1%"}
+FORMATS = {"loss": ".3f", "accuracy": ".1%"}
 
 
 def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
-    """Draws losses, accuracies and the learning rate of a run over the word pieces it has seen.
+    """Draws losses, accuracies and the learning rate over the tokens seen.
 
     Args:
-        metrics_file: the log, see above; a line that is not whole, as a killed run leaves it, is passed over.
-        image_file: the picture, a PNG. It is not written where the log has no figure to show.
-        baselines: figures of [`FIGURES`] that a model scores which knows only frequencies; they become dotted lines.
+        metrics_file: the log. A line that was cut off, as a killed run leaves it, is skipped.
+        image_file: the PNG to write. It is not written if the log has no metrics.
+        baselines: metrics of trivial predictions by name, such as `mlm_loss`, drawn as dotted lines.
     """
     from matplotlib.ticker import PercentFormatter
 
@@ -29,18 +34,18 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     tasks = [task for task in TASKS if any(f"{task}_loss" in name for line in lines for name in line)]
     if not tasks:
         return
-    unit, unit_name = _unit(max(line["tokens"] for line in lines))
+    unit, unit_name = _choose_unit(max(line["tokens"] for line in lines))
     figure = new_figure(6 * len(tasks) + 0.5, 8)
     panels = figure.subplots(3, len(tasks), sharex=True, squeeze=False, height_ratios=(4, 4, 1.3))
     rates = _curve(lines, "learning_rate", unit)
     for column, task in enumerate(tasks):
         for row, (measure, label) in enumerate(MEASURES.items()):
             name = f"{task}_{measure}"
-            form, baseline = FORMS[measure], (baselines or {}).get(name)
+            form, baseline = FORMATS[measure], (baselines or {}).get(name)
             draw_curves(panels[row, column], _curve(lines, name, unit), _curve(lines, f"eval_{name}", unit), form)
             if baseline is not None:
-                known = f"without context {baseline:{form}}"
-                panels[row, column].axhline(baseline, color=GREY, linestyle=":", label=known)
+                text = f"baseline {baseline:{form}}"
+                panels[row, column].axhline(baseline, color=GREY, linestyle=":", label=text)
             panels[row, column].legend(frameon=False)
             panels[row, column].set_ylabel(label)
             if measure == "accuracy":
@@ -50,7 +55,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
         panels[2, column].set_ylim(bottom=0)
         panels[2, column].set_ylabel("learning rate")
         panels[2, column].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-        panels[2, column].set_xlabel(f"word pieces seen{unit_name}")
+        panels[2, column].set_xlabel(f"tokens seen{unit_name}")
         panels[2, column].set_xlim(left=0)
     for panel in panels.flat:
         tidy(panel)
@@ -58,7 +63,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
 
 
 def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
-    """The whole lines of the log, in order, each with `tokens`; none if nothing has been learned yet."""
+    """The complete lines of the log, in order, each with `tokens`. Empty before the first training line."""
     lines = []
     for text in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -67,18 +72,18 @@ def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
             continue
         if isinstance(line, dict) and "step" in line:
             lines.append(line)
-    known = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
-    if len(known) == 1:
+    measured = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
+    if len(measured) == 1:
         return []
-    # Steps have nearly the same number of word pieces each.
-    steps, tokens = [line["step"] for line in known], [line["tokens"] for line in known]
+    # Steps have nearly equal numbers of tokens.
+    steps, tokens = [line["step"] for line in measured], [line["tokens"] for line in measured]
     lines = [{"tokens": float(np.interp(line["step"], steps, tokens))} | line for line in lines]
     return sorted(lines, key=lambda line: line["tokens"])
 
 
-def _unit(most: float) -> tuple[float, str]:
+def _choose_unit(maximum: float) -> tuple[float, str]:
     for unit, name in ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)")):
-        if most >= unit:
+        if maximum >= unit:
             return unit, name
     return 1, ""
 

@@ -1,12 +1,16 @@
-"""Preparing a corpus."""
+"""Preparing a corpus: text files or a dataset -> sentences -> token ids -> the part files of a folder.
 
-import json
+Each part is written block by block to `....arrow.partial`, and renamed when it is complete. After a full disk or a
+killed process, the blocks that were written stay valid, and the next call continues after them. Memory holds a few
+batches of text and one block of about 4 million tokens, whatever the size of the corpus.
+"""
+
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import joblib
 import numpy as np
@@ -24,15 +28,17 @@ from snugbert.trainers.pretraining.part_files import (
     DAMAGE,
     END_OF_STREAM,
     FORMAT,
+    Origin,
+    Source,
     corpus_schema,
     read_origin,
-    validate_batch,
+    validate_block,
 )
 from snugbert.trainers.pretraining.text_parts import Part, plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
-BLOCK_TOKENS = 2**22  # word pieces of a block, at least, but for the last of a part
-BATCH_CHARACTERS = 2**20  # of text that a process tokenizes at a time, at least
+BLOCK_TOKENS = 2**22  # a block has at least as many tokens, except the last one of a part
+BATCH_CHARACTERS = 2**20  # a process tokenizes at least as much text at a time
 
 
 def prepare_corpus(
@@ -92,30 +98,31 @@ def prepare_corpus(
 def prepare_parts(
     folder: Path,
     parts: Sequence[Part],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     language: str | None = "en",
     documents: str = "all",
     num_workers: int | None = None,
     replace: bool = False,
     show_progress: bool = True,
 ) -> None:
-    """Makes those of `parts` that are not in `folder` yet, or whose text has changed since.
+    """Writes the parts of a corpus that are not in `folder` yet, or whose text has changed.
 
-    Several processes may call this at the same time: one works on a part and the others wait for it.
+    Several processes may call this at the same time. Each part is written by one of them, and the others wait.
 
     Args:
-        folder: of the prepared corpus; created if need be.
-        parts: from [`plan_parts`], all or those of a shard.
-        tokenizer: a fast tokenizer.
-        language: of the sentence splitter, an ISO 639-1 code; None when lines are sentences already.
-        documents: which documents the parts keep, in words; part of the settings.
-        num_workers: processes that tokenize; default: one for each core this process may use.
-        replace: whether parts of another division, tokenizer or settings may be replaced.
-        show_progress: whether to show a progress bar for each part, in documents.
+        folder: Where to write the corpus. It is created if it does not exist.
+        parts: All parts from [`plan_parts`], or the parts of one shard.
+        tokenizer: A fast tokenizer.
+        language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
+            sentence.
+        documents: A description of the documents that the parts keep. It is one of the settings of the corpus.
+        num_workers: Number of processes that tokenize. Default: one per core that this process may use.
+        replace: Whether to replace parts of another text, division, tokenizer or other settings in `folder`.
+        show_progress: Whether to show a progress bar per part, in documents.
 
     Raises:
-        InputError: text that cannot be read, a part that is there and of other settings, a file that changes while
-            it is read, a disk that is full, or a worker that was killed.
+        InputError: The text cannot be read, or changes while it is read; `folder` holds a part of another text,
+            tokenizer or other settings; the disk is full; or a worker process was killed.
     """
     settings = {
         "format": FORMAT,
@@ -130,34 +137,36 @@ def prepare_parts(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            _check_others(folder, parts, settings, replace)
+            _remove_foreign_parts(folder, parts, settings, replace)
         for part in parts:
             with FileLock(folder / f".{part.name}.lock"):  # other machines may work on other parts
-                known = _known(folder / part.name, settings)
-                sources = part.sources(known)
+                known = _read_sources(folder / part.name, settings)
+                sources = part.describe_sources(known)
                 if known and [source["digest"] for source in known] == [source["digest"] for source in sources]:
                     continue
                 worker = worker or DocumentTokenizer(tokenizer, language)
-                _prepare(folder, part, {"settings": settings, "sources": sources}, worker, num_workers, show_progress)
-                if part.sources(sources) != sources:
+                _write_part(
+                    folder, part, {"settings": settings, "sources": sources}, worker, num_workers, show_progress
+                )
+                if part.describe_sources(sources) != sources:
                     (folder / part.name).unlink()
-                    raise InputError(f"the text of {part.name} changed while it was read; run the same command again.")
+                    raise InputError(f"The text of {part.name} changed while it was read. Run the same command again.")
     except BrokenProcessPool as error:
         raise InputError(
-            "a process that tokenizes was killed, most likely for want of memory; finished parts stay: run the same "
-            "command again, with fewer processes (--preprocessing_num_workers)."
+            "A process that tokenizes was killed, probably because memory ran out. Run the same command again with "
+            "fewer processes (--preprocessing_num_workers). Finished parts are kept."
         ) from error
     except OSError as error:
-        if error.errno is None:  # not the system's
+        if error.errno is None:  # not from the operating system
             raise
         raise InputError(
-            f"{error.filename or folder}: {os.strerror(error.errno)}; what has been prepared stays, run the same "
-            "command again when this is mended."
+            f"{error.filename or folder}: {os.strerror(error.errno)}. Fix this and run the same command again. "
+            "Partial output was kept."
         ) from error
 
 
-def _known(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The sources of a part that is there, whole and of these settings; otherwise none."""
+def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
+    """The sources of a part. Empty if the part does not exist, is damaged, or has other settings."""
     try:
         origin = read_origin(file)
     except InputError:
@@ -165,45 +174,47 @@ def _known(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     return origin["sources"] if origin["settings"] == settings else []
 
 
-def _check_others(folder: Path, parts: Sequence[Part], settings: dict[str, Any], replace: bool) -> None:
-    """Removes, or refuses to mix with, parts of another text, division, tokenizer or settings."""
-    names = {part.name: part.names for part in parts}
+def _remove_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any], replace: bool) -> None:
+    """Removes parts of another text, division, tokenizer or other settings, or raises an error if not `replace`."""
+    names = {part.name: part.source_names for part in parts}
     for file in sorted(folder.glob("part-*.arrow")):
-        known = [source["name"] for source in _known(file, settings)]
-        belongs = file.stem.endswith(f"-of-{parts[0].of:05d}") and known and known == names.get(file.name, known)
+        known = [source["name"] for source in _read_sources(file, settings)]
+        belongs = (
+            file.stem.endswith(f"-of-{parts[0].num_parts:05d}") and known and known == names.get(file.name, known)
+        )
         if not belongs and not replace:
             raise InputError(
-                f"{folder} holds {file.name} of another text, tokenizer or settings; choose another folder or replace "
-                "what is there (--overwrite_output_dir)."
+                f"{folder} holds {file.name} of another text, tokenizer or settings. Choose another folder, or set "
+                "--overwrite_output_dir to replace it."
             )
         if not belongs:
             file.unlink()
 
 
-def _prepare(
-    folder: Path, part: Part, origin: dict[str, Any], worker: DocumentTokenizer, num_workers: int, show_progress: bool
+def _write_part(
+    folder: Path, part: Part, origin: Origin, worker: DocumentTokenizer, num_workers: int, show_progress: bool
 ) -> None:
     """Writes the Arrow stream of a part, from where an earlier attempt stopped."""
-    schema = corpus_schema(worker.dtype, {b"snugbert": json.dumps(origin).encode()})
+    schema = corpus_schema(worker.dtype, origin)
     partial = folder / f"{part.name}.partial"
     last_document = _cut_to_whole_blocks(partial, schema, worker.vocab_size)
-    batches = (batch for batch in _batches(part.documents()) if batch[0][0] > last_document)
-    with (
-        partial.open("ab") as stream,
-        tqdm(desc=f"preparing {part.number + 1}/{part.of}", unit=" documents", disable=not show_progress) as progress,
-    ):
+    batches = (batch for batch in _make_batches(part.read_documents()) if batch[0][0] > last_document)
+    progress_bar = tqdm(
+        desc=f"preparing {part.number + 1}/{part.num_parts}", unit=" documents", disable=not show_progress
+    )
+    with partial.open("ab") as stream, progress_bar as progress:
         if stream.tell() == 0:
             stream.write(schema.serialize())
         block: list[TokenizedDocuments] = []
-        tokens = 0
-        for pieces in map_in_order(worker, batches, num_workers):
-            block.append(pieces)
-            tokens += len(pieces.tokens)
-            progress.update(pieces.documents_read)
-            if tokens >= BLOCK_TOKENS:
+        num_tokens = 0
+        for batch in map_in_order(worker, batches, num_workers):
+            block.append(batch)
+            num_tokens += len(batch.tokens)
+            progress.update(batch.documents_read)
+            if num_tokens >= BLOCK_TOKENS:
                 _write_block(stream, block, schema)
-                block, tokens = [], 0
-        if tokens:
+                block, num_tokens = [], 0
+        if num_tokens:
             _write_block(stream, block, schema)
         stream.write(END_OF_STREAM)
         stream.flush()
@@ -212,10 +223,10 @@ def _prepare(
 
 
 def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> int:
-    """Cuts off what an earlier attempt did not finish, or what is damaged, and all after it.
+    """Cuts an unfinished file after its last valid block.
 
     Returns:
-        The number of the last document that stays, or -1.
+        The index of the last document that is left, or -1.
     """
     last_document, end = -1, 0
     try:
@@ -224,32 +235,32 @@ def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> i
             if stream.read_at(len(header), 0) == header:
                 end = len(header)
                 for batch in pa.ipc.open_stream(stream):
-                    last_document = validate_batch(batch, last_document, vocab_size)
+                    last_document = validate_block(batch, last_document, vocab_size)
                     end = stream.tell()
     except DAMAGE:
-        pass  # there is none, or it was cut off within a block
+        pass  # the file does not exist, or ends within a block
     if partial.exists():
         os.truncate(partial, end)
     return last_document
 
 
-def _write_block(stream: Any, block: list[TokenizedDocuments], schema: pa.Schema) -> None:
+def _write_block(stream: IO[bytes], block: Sequence[TokenizedDocuments], schema: pa.Schema) -> None:
     sentences = pa.ListArray.from_arrays(
-        _offsets([pieces.sentence_lengths for pieces in block]),
-        pa.array(np.concatenate([pieces.tokens for pieces in block])),
+        _offsets([batch.sentence_lengths for batch in block]),
+        pa.array(np.concatenate([batch.tokens for batch in block])),
     )
-    documents = pa.ListArray.from_arrays(_offsets([pieces.document_lengths for pieces in block]), sentences)
-    numbers = pa.array(np.concatenate([pieces.numbers for pieces in block]))
+    documents = pa.ListArray.from_arrays(_offsets([batch.document_lengths for batch in block]), sentences)
+    numbers = pa.array(np.concatenate([batch.numbers for batch in block]))
     stream.write(pa.record_batch([numbers, documents], schema=schema).serialize())
     stream.flush()
 
 
-def _offsets(lengths: list[np.ndarray]) -> pa.Array:
+def _offsets(lengths: Sequence[np.ndarray]) -> pa.Array:
     return pa.array(np.concatenate([[0], *lengths]).cumsum(), type=pa.int32())
 
 
-def _batches(documents: Iterable[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
-    """Documents that are tokenized together. Where a batch ends depends on the text alone."""
+def _make_batches(documents: Iterable[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
+    """Groups documents that are tokenized together. The groups depend on the text alone, not on the processes."""
     batch, characters = [], 0
     for number, document in documents:
         batch.append((number, document))

@@ -16,6 +16,7 @@ Shapes: N sequences of T tokens together.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,23 +33,38 @@ RUN_SECONDS = 0.05  # of a measurement: the clock, and launching a kernel, then 
 RUNS = 10
 
 
-def training_flops(config: PreTrainedConfig, batch: dict[str, Any]) -> torch.Tensor:
-    """FLOPs that forward and backward on a packed pretraining batch need.
+def count_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts the tokens of each sequence, and the labeled ones among them.
+
+    Args:
+        batch: packed, with `cu_seq_lens_q` (N + 1,) and `labels` (1, T); or padded, with `labels` (N, L) and, unless
+            there is no padding, `attention_mask` (N, L).
+
+    Returns:
+        Two tensors of integers, on the device of the batch. *Shape:* (N,) each
+    """
+    is_labeled = batch["labels"] != IGNORE_INDEX
+    if "cu_seq_lens_q" in batch:
+        starts = batch["cu_seq_lens_q"].long()
+        labeled_before = F.pad(is_labeled[0].cumsum(-1), (1, 0))
+        return starts.diff(), labeled_before[starts].diff()
+    mask = batch.get("attention_mask")
+    lengths = torch.ones_like(batch["labels"]) if mask is None else (mask != 0)
+    return lengths.sum(-1), is_labeled.sum(-1)
+
+
+def training_flops(config: PreTrainedConfig, batch: Mapping[str, Any]) -> torch.Tensor:
+    """FLOPs of the forward and backward pass on a pretraining batch.
 
     Args:
         config: of the model.
-        batch: as the collator makes it: `labels` (1, T), `cu_seq_lens_q` (N + 1,), and `next_sentence_label` if the
-            model has the next-sentence head.
+        batch: packed or padded, see [`count_tokens`], with `next_sentence_label` if the model has that head.
 
     Returns:
-        A number in float64, or float32 on a device without, where the batch is; reading it is up to the caller.
-        *Shape:* ()
+        A float64 scalar (float32 on a device without float64) on the device of the batch. *Shape:* ()
     """
-    starts = batch["cu_seq_lens_q"].long()
-    labels_before = F.pad((batch["labels"][0] != IGNORE_INDEX).cumsum(-1), (1, 0))
-    flops = pretraining_flops(
-        config, starts.diff(), labels_before[starts].diff(), next_sentence="next_sentence_label" in batch
-    )
+    lengths, labeled = count_tokens(batch)
+    flops = pretraining_flops(config, lengths, labeled, next_sentence="next_sentence_label" in batch)
     return (TRAINING_COST * flops).to(torch.float32 if flops.device.type == "mps" else torch.float64)
 
 

@@ -1,220 +1,183 @@
-"""Trainer for masked tokens and next sentences, or masked tokens alone.
+"""Trainer for masked tokens and sentence pairs, or masked tokens alone.
 
-The loss has two exact denominators, labelled tokens and sentence pairs of the whole batch, over gradient accumulation
-and processes. Whatever is logged comes from the same forward pass; evaluation keeps a few numbers a sequence, no
-logits. A checkpoint holds what the log has still to say, so that a run that is killed and resumed ends with the
-weights and the log of the run that was not.
+Both losses have exact denominators: the labeled tokens and the sentence pairs of the whole batch, over gradient
+accumulation and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the state
+of the log, so a run that was killed and resumed ends with the weights and the log of an uninterrupted run.
 
-Shapes: a packed batch has N sequences.
+Shapes: a batch has N sequences.
 """
 
+import copy
 import functools
-import json
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate.utils import send_to_device
-from transformers import EvalPrediction, PreTrainedConfig, TrainerState, TrainingArguments, get_wsd_schedule
+from transformers import TrainerState, get_wsd_schedule
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    IntervalStrategy,
+    SaveStrategy,
+    TrainOutput,
+    seed_worker,
+)
+from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
-from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.output_folder import newest_checkpoint
-from snugbert.trainers.pretraining.batches import BatchSampler, Phase, find_phase, passes_over_corpus, plan_phases
-from snugbert.trainers.pretraining.optimizers import OPTIMIZERS, make_optimizer, wsd_arguments
+from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
+from snugbert.trainers.pretraining.batches import (
+    Batch,
+    BatchSampler,
+    Phase,
+    RunBatches,
+    SizedDataset,
+    count_epochs,
+    find_phase,
+    plan_phases,
+)
+from snugbert.trainers.pretraining.data_settings import RECORD_NAME, read_record
+from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
-from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
+from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
+from snugbert.trainers.pretraining.throughput import peak_flops
+from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog
 from snugbert.trainers.shared_trainer import CardTrainer
 
 logger = logging.getLogger(__name__)
 
-METRICS_NAME = "metrics.jsonl"  # in the output folder: the log, a line of JSON for each of its lines
-RECORD_NAME = "PretrainingTrainer"  # in a checkpoint's state: what is there beside Trainer's own
+SIGTERM_SECONDS = 30  # launchers and schedulers kill after this time
 
-# Sums over the steps since the last line of the log. Those of the model stay where it is until they are wanted.
-MODEL_SUMS = ("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct")
-DATA_SUMS = ("labelled", "pairs", "tokens", "positions", "flops")
-
-SIGTERM_SECONDS = 30  # after which launchers and schedulers kill
-LISTED_CHANGES = 5  # entries of one setting that a message names
-
-_peak_flops = functools.cache(peak_flops)  # once a process
-
-
-@dataclass
-class PretrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the paper's pretraining settings as defaults.
-
-    Devlin et al. (2018), appendix A.2: learning rate 1e-4 with warmup over the first 1 % of the steps and linear
-    decay, AdamW with weight decay 0.01; epsilon 1e-6 is the original release's. The paper's batch is 256 sequences:
-    `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
-    """
-
-    learning_rate: float = field(default=1e-4, metadata={"help": "The peak learning rate."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, not on biases and LayerNorm."})
-    adam_epsilon: float = field(default=1e-6, metadata={"help": "Epsilon of AdamW."})
-    warmup_steps: float = field(
-        default=0.01, metadata={"help": "Steps of linear warmup; a number below 1 is a share of all steps."}
-    )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Sequences of a device's batch."})
-    optim: str = field(
-        default="adamw_torch_fused",
-        metadata={"help": "lamb (large batches), muon, or any optimizer that transformers knows."},
-    )
-    logging_steps: float = field(default=100, metadata={"help": "Steps between two lines of the log."})
-    save_total_limit: int | None = field(
-        default=3,
-        metadata={"help": "How many checkpoints to keep: the newest, and the best if there is one. 0 keeps all."},
-    )
-
-    def __post_init__(self):
-        # The collator needs what the model does not. Evaluation gives sums of sequences, to be added up over all
-        # batches. A resumed run's sampler begins with the right step, so there is nothing to skip. Losses are divided
-        # by what the batches of all processes have. The log's loss is our own; Trainer's filter for its own would wait
-        # for the device at every batch.
-        self.remove_unused_columns = False
-        self.eval_do_concat_batches, self.batch_eval_metrics = True, False
-        self.ignore_data_skip = True
-        self.average_tokens_across_devices = True
-        self.logging_nan_inf_filter = False
-        if self.ddp_find_unused_parameters is None:
-            self.ddp_find_unused_parameters = False  # the losses use all
-        if self.label_smoothing_factor:
-            raise InputError("--label_smoothing_factor is not for pretraining, which has two losses.")
-        if self.auto_find_batch_size:
-            raise InputError("--auto_find_batch_size is not for pretraining, whose batch is a setting of the run.")
-        if str(self.fsdp).lower() in ("true", "false"):  # the words, in a YAML file; `--fsdp` alone is True
-            self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
-        optim = self.optim
-        if optim in OPTIMIZERS:
-            self.optim = "adamw_torch_fused"  # TrainingArguments refuses what it does not know
-        super().__post_init__()
-        if optim in OPTIMIZERS:
-            self.optim = optim
+_peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
 class PretrainingTrainer(CardTrainer, ProcessesTrainer):
-    """Trainer for [`SnugBertForPreTraining`] or [`SnugBertForMaskedLM`] on examples of [`PretrainingDataset`].
+    """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
 
-    It normalizes the next-sentence loss as exactly as Trainer does the masked token loss, logs both losses and
-    accuracies beside tokens, padding and speed, and evaluates without keeping logits. Examples without
-    `next_sentence_label` have the masked token loss alone.
+    It works on any map-style dataset of features with any data collator that returns `labels`, as `Trainer` does; for
+    `SnugBertForPreTraining` also `next_sentence_label`. Batches may be packed or padded. A [`PretrainingDataset`] with
+    [`SnugBertDataCollatorForPretraining`] has new examples and masks in every epoch.
 
-    The log is also in `metrics.jsonl` of the output folder. SIGTERM, by which a machine is taken away, ends training
-    with a checkpoint at the end of the step.
+    - Both losses are exact: a batch of 32 equals 8 accumulated batches of 4, and one process equals two.
+    - The examples of a step depend on `data_seed` (or `seed`) and the step only. So a run resumes at any step.
+    - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
+    - Log lines report both losses and accuracies, tokens, padding and speed. `metrics.jsonl` in the output folder
+      holds them, too.
+    - SIGTERM, which clusters send before they take a machine away, ends training with a checkpoint after the step.
+
+    Example:
+
+        trainer = snugbert.PretrainingTrainer(
+            model=model,
+            args=snugbert.PretrainingArguments(output_dir="pretrained", max_steps=100),
+            train_dataset=snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128),
+            data_collator=snugbert.SnugBertDataCollatorForPretraining(tokenizer),
+            processing_class=tokenizer,
+        )
+        trainer.train()
 
     Args:
-        args: the arguments; `max_steps` is set to the steps of all phases.
-        train_dataset: the examples of a run of one phase; its `num_examples` is set.
-        phases: instead of `train_dataset`: lengths, steps and batches, see [`plan_phases`].
-        data_settings: names and JSON values on which the examples depend. A checkpoint holds them for
-            [`check_data_settings`].
-        kwargs: as in `Trainer`.
+        args: training arguments.
+        train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
+        phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
+        data_settings: names and JSON values that determine the examples. Checkpoints store them, and
+            [`check_data_settings`] compares them.
+        kwargs: as in `Trainer`, except `compute_metrics`, which is fixed.
 
     Attributes:
-        phases: of the run.
+        phases: phases of the run.
         interrupted: whether SIGTERM ended the last call of `train` before its last step.
+
+    Raises:
+        InputError: `train_dataset` is empty or has no length.
     """
+
+    args: PretrainingArguments
 
     def __init__(
         self,
         *,
         args: PretrainingArguments,
-        train_dataset: Any = None,
-        phases: list[Phase] | None = None,
+        train_dataset: SizedDataset | None = None,
+        phases: Sequence[Phase] | None = None,
         data_settings: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         if phases is None:
             phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)
-        if phases:
-            train_dataset = torch.utils.data.ConcatDataset([phase.dataset for phase in phases])
-            args.max_steps = sum(phase.steps for phase in phases)
-        super().__init__(args=args, train_dataset=train_dataset, compute_metrics=_compute_metrics, **kwargs)
-        self.phases = phases
+        self.phases = list(phases)
+        args = _as_one_epoch(args, self.phases)
+        train_dataset = self.phases[0].dataset if self.phases else None
+        super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
         self.interrupted = False
-        self._model_config: Any = self.model.config  # type: ignore[union-attr]
-        self._metrics_file: Path | None = None
-        self._metrics_before: str | None = None
+        self._model_config = self.model.config  # a sharded model may not have it
+        self._phase: Phase | None = None
+        self._step_pairs: torch.Tensor | None = None
+        self._metrics_file: MetricsFile | None = None
         self._begin(TrainerState())
 
-    # --- a run's beginning and end ------------------------------------------------------------------------------
+    # --- start and end of a run ---------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; SIGTERM writes a checkpoint and stops, see `interrupted`."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in Trainer. On SIGTERM it writes a checkpoint and stops, see `interrupted`."""
+        output_dir = Path(self.args.output_dir or "")
         checkpoint = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if resume_from_checkpoint is True:
-            newest = newest_checkpoint(Path(self.args.output_dir or ""))
+            newest = newest_checkpoint(output_dir)
             if newest is None:
-                raise ValueError(f"There is no whole checkpoint in {self.args.output_dir} to resume from.")
+                raise ValueError(f"{output_dir} has no complete checkpoint to resume from.")
             checkpoint = str(newest)
-        state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME)) if checkpoint else None
-        self._begin(state or TrainerState())
-        if self.is_world_process_zero():
-            # What was logged after the checkpoint goes, and so does a line that was not written to its end; when there
-            # is something to log, so that a run which fails at once leaves the file as it was.
-            self._metrics_file = Path(self.args.output_dir or "") / METRICS_NAME
-            self._metrics_before = "".join(map(_to_json_line, state.log_history if state else []))
+        state = TrainerState()
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+        self._begin(state)
         precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
         precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
-        self._peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        if self.is_world_process_zero():
+            self._metrics_file = MetricsFile(output_dir / METRICS_NAME, state.log_history)
         with self._catch_sigterm():
             result = super().train(checkpoint, *args, **kwargs)
         if self.interrupted:
             logger.warning(
-                "stopped by SIGTERM after step %d of %d; --resume_from_checkpoint true goes on from there",
+                "SIGTERM: stopped after step %d of %d. Continue with --resume_from_checkpoint true.",
                 self.state.global_step,
                 self.state.max_steps,
             )
         return result
 
     def _begin(self, state: TrainerState) -> None:
-        """Sets the figures of the log to where a checkpoint's `state` left them, or to zero."""
-        record = _record(state)
-        # Float64 adds up numbers of float32 without rounding, so it does not matter in which order, or where.
-        exact = torch.float32 if self.args.device.type == "mps" else torch.float64
-        sums = record.get("sums", {}) if self.is_world_process_zero() else {}
-        self._model_sums = torch.tensor(
-            [sums.get(name, 0.0) for name in MODEL_SUMS], dtype=exact, device=self.args.device
+        """Sets the log to the `state` of a checkpoint, or of a new run."""
+        self.training_log = TrainingLog(
+            self._model_config, self.args.device, self.is_world_process_zero(), self.accelerator.reduce
         )
-        self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS])
-        self._steps = record.get("steps", 0)
-        self._seconds = record.get("seconds", 0.0)
-        self._totals = {"loss": 0.0, "tokens": 0.0, "flops": 0.0} | record.get("totals", {})
-        self._window_start: float | None = None
+        if record := read_record(state):
+            self.training_log.load_state_dict(record)
         self._first_step = self._saved_step = state.global_step
         self._stop_requested = self.interrupted = False
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As in Trainer; with what the log has still to say, and the settings of the data."""
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """As in Trainer, with the state of the log and the data settings."""
         if self.args.should_save:
-            # Should this be cut short, what is there must not pass for a whole checkpoint. The sums are collected
-            # behind it, for which all processes wait.
+            # An old folder of this name must not pass for a complete checkpoint while it is written again. All
+            # processes wait for this one when they collect the counts.
             checkpoint = Path(self.args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             (checkpoint / TRAINER_STATE_NAME).unlink(missing_ok=True)
-        self.state.epoch = passes_over_corpus(self.phases, self.state.global_step)
-        callbacks: Any = self.state.stateful_callbacks
-        callbacks[RECORD_NAME] = {
-            "sums": self._collect_sums(),
-            "steps": self._steps,
-            "seconds": self._elapsed_seconds(),
-            "totals": self._totals,
-            "data_settings": self.data_settings,
-        }
+        self.state.epoch = count_epochs(self.phases, self.state.global_step)
+        record = self.training_log.state_dict() | {"data_settings": self.data_settings}
+        self.state.num_input_tokens_seen = self.training_log.tokens_seen
+        self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
         super()._save_checkpoint(model, trial)
         self._saved_step = self.state.global_step
 
@@ -223,7 +186,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         def request_stop(*_: Any) -> None:
             self._stop_requested = True
 
-        if threading.current_thread() is not threading.main_thread():  # signals are none of its business
+        if threading.current_thread() is not threading.main_thread():  # Python allows signal handlers only there
             yield
             return
         previous = signal.signal(signal.SIGTERM, request_stop)
@@ -239,8 +202,10 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
             self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
         return super().create_optimizer(model)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """As in Trainer; warmup-stable-decay needs no number of steps."""
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """As in Trainer. Warmup-stable-decay has a default length of the decay."""
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
             kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
@@ -250,60 +215,71 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
 
     # --- a step -------------------------------------------------------------------------------------------------
 
+    def _set_signature_columns_if_needed(self) -> None:
+        """As in Trainer. With `remove_unused_columns`, features keep what the collator needs."""
+        super()._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        if "mask_seed" not in columns:
+            columns.append("mask_seed")
+
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """This process's batches from the step that training begins with; not for accelerate to share out again."""
-        if self.train_dataset is None:
+        """The batches of this process from the first step of this call on. accelerate must not split them again."""
+        if not self.phases:
             raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
+        sampler = BatchSampler(
+            self.phases,
+            self.args.gradient_accumulation_steps,
+            self.args.world_size,
+            self.args.process_index,
+            self._first_step,
+        )
         return torch.utils.data.DataLoader(
-            self.train_dataset,
-            batch_sampler=BatchSampler(
-                self.phases,
-                self.args.gradient_accumulation_steps,
-                self.args.world_size,
-                self.args.process_index,
-                self._first_step,
+            RunBatches(
+                self.phases, self._get_collator_with_removed_columns(self.data_collator), self.args.examples_seed
             ),
-            collate_fn=self.data_collator,
+            sampler=sampler,
+            batch_size=None,  # an item is a batch already
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=self._start_worker,
-            # Of its own: a resumed run, which makes a loader more, has the straight run's dropout.
+            worker_init_fn=self._worker_init,
+            # Its own generator: a resumed run makes one loader more, and must have the dropout of a run without stop.
             generator=torch.Generator().manual_seed(self.args.seed),
         )
 
     @property
-    def _start_worker(self) -> Any:
+    def _worker_init(self) -> Callable[[int], None]:
         arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
         return functools.partial(_start_worker, **arguments)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
-        """As in Trainer, with workers that outlive SIGTERM as those of training do."""
-        loader = super().get_eval_dataloader(eval_dataset)
-        getattr(loader, "base_dataloader", loader).worker_init_fn = self._start_worker
-        return loader
-
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """The batches of a step, as in Trainer; none if a process got SIGTERM, which ends training."""
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], torch.Tensor | None]:
+        """The batches of a step and its labeled tokens over all processes. None after SIGTERM, which ends training."""
         if self._agree_to_stop(device):
             self.interrupted = True
             self.control.should_training_stop = True
             self.control.should_save = self.state.global_step != self._saved_step
             return [], None
-        if self._window_start is None:
-            self._window_start = time.perf_counter()
-        self._steps += 1
+        self.training_log.start_step()
         batches = list(islice(epoch_iterator, num_batches))
-        self._phase = find_phase(self.phases, self.state.global_step)
+        max_seq_length = find_phase(self.phases, self.state.global_step).max_seq_length
+        counts = []
         for batch in batches:
-            self._data_sums += _data_sums(self._model_config, batch, self._phase.dataset.max_seq_length)
-        batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
-        return super().get_batch_samples(iter(batches), num_batches, device)
+            if "labels" not in batch:
+                raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
+            counts.append(self.training_log.add_batch(batch, max_seq_length))
+        # Integers, because FSDP2 would round floats to 16 bits.
+        in_step = torch.tensor(counts, dtype=torch.long).sum(0).to(device, non_blocking=True)
+        if self.args.world_size > 1:
+            in_step = self.accelerator.reduce(in_step)
+        labeled, self._step_pairs = in_step.unbind()
+        return [send_to_device(batch, device, non_blocking=True) for batch in batches], labeled
 
     def _agree_to_stop(self, device: torch.device) -> bool:
-        """Whether SIGTERM came, to whichever process: all must stop after the same step."""
+        """Whether any process received SIGTERM. All must stop after the same step."""
         if self.args.world_size == 1:
             return self._stop_requested
         requests = self.accelerator.reduce(torch.full((), float(self._stop_requested), device=device))
@@ -312,244 +288,102 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
     def compute_loss(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Any],
+        inputs: Batch,
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """The model's loss with the denominators of the whole batch; adds to the figures of the next log line."""
-        # As an integer: FSDP2 would round a float to 16 bits.
-        labelled = num_items_in_batch.long() if isinstance(num_items_in_batch, torch.Tensor) else num_items_in_batch
-        denominators = {"num_items_in_batch": labelled}
+    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
+        """The loss of the model, divided by the counts of the whole batch. Also counts for the next log line."""
+        denominators = {"num_items_in_batch": num_items_in_batch}
         if "next_sentence_label" in inputs:
-            denominators["num_sequences_in_batch"] = self._phase.batch
+            denominators["num_sequences_in_batch"] = self._step_pairs
         outputs = model(**inputs, **denominators)
-        self._model_sums += _model_sums(outputs, inputs)
-        loss = outputs["loss"] * self.args.world_size  # gradients are the mean over processes
+        self.training_log.add_outputs(outputs, inputs)
+        loss = outputs["loss"] * self.args.world_size  # gradients are averaged over processes
         return (loss, outputs) if return_outputs else loss
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Zero: Trainer's estimate ignores attention and what a head reads; the log has its own count."""
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """Zero. Trainer's estimate omits attention and heads, so the log counts FLOPs itself."""
         return 0
 
-    # --- the log ------------------------------------------------------------------------------------------------
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in Trainer; a line of training has the figures since the last, and every line goes to `metrics.jsonl`."""
-        self.state.epoch = passes_over_corpus(self.phases, self.state.global_step)
+        """As in Trainer, with the metrics of [`TrainingLog`]. Also writes every line to `metrics.jsonl`."""
+        self.state.epoch = count_epochs(self.phases, self.state.global_step)
         if "loss" in logs:
-            logs.update(self._figures_since_last_line())
-        elif "train_loss" in logs:  # of the whole run, not of what came after it was resumed
-            sums = self._collect_sums()
-            loss = self._totals["loss"] + sums["mlm_loss"] + sums["nsp_loss"]
-            logs["train_loss"] = loss / max(self.state.global_step, 1)
-            logs["total_flos"] = self._totals["flops"] + sums["flops"]
+            logs.update(self.training_log.next_line())
+        elif "train_loss" in logs:  # of the whole run, where Trainer's covers the steps since the run was resumed
+            logs.update(self.training_log.summarize(self.state.global_step))
             if self.interrupted:
                 # Trainer would now load the best checkpoint and, with a limit of one, remove the one to resume from.
                 self.state.best_model_checkpoint = None
+        if "loss" in logs or "train_loss" in logs:
+            self.state.num_input_tokens_seen = self.training_log.tokens_seen
         super().log(logs, start_time)
         if self._metrics_file is not None:
-            if self._metrics_before is not None:
-                self._metrics_file.write_text(self._metrics_before)
-                self._metrics_before = None
-            with self._metrics_file.open("a") as file:
-                file.write(_to_json_line(self.state.log_history[-1]))
-
-    def _figures_since_last_line(self) -> dict[str, float]:
-        sums, seconds, steps = self._collect_sums(), self._elapsed_seconds(), self._steps
-        loss = sums["mlm_loss"] + sums["nsp_loss"]
-        self._totals["loss"] += loss
-        self._totals["tokens"] += sums["tokens"]
-        self._totals["flops"] += sums["flops"]
-        self._model_sums.zero_()
-        self._data_sums[:] = 0
-        self._steps, self._seconds, self._window_start = 0, 0.0, None
-        figures = {
-            "loss": loss / steps,
-            "mlm_loss": sums["mlm_loss"] / steps,
-            "mlm_accuracy": sums["mlm_correct"] / sums["labelled"],
-        }
-        if sums["pairs"]:
-            figures["nsp_loss"] = sums["nsp_loss"] / steps
-            figures["nsp_accuracy"] = sums["nsp_correct"] / sums["pairs"]
-        return figures | {
-            "tokens": self.state.num_input_tokens_seen,
-            "tokens_per_second": round(sums["tokens"] / seconds),
-            "padding": 1 - sums["tokens"] / sums["positions"],
-            "mfu": sums["flops"] / seconds / self._peak_flops,
-        }
-
-    def _collect_sums(self) -> dict[str, float]:
-        """The sums since the last line, over all processes; from here on the main process has them."""
-        sums = self.accelerator.reduce(torch.cat([self._model_sums, self._model_sums.new_tensor(self._data_sums)]))
-        mine = sums if self.is_world_process_zero() else torch.zeros_like(sums)
-        self._model_sums, data_sums = mine.split([len(MODEL_SUMS), len(DATA_SUMS)])
-        self._data_sums = data_sums.cpu().double().numpy()
-        named = dict(zip(MODEL_SUMS + DATA_SUMS, sums.tolist(), strict=True))
-        self.state.num_input_tokens_seen = int(self._totals["tokens"] + named["tokens"])
-        return named
-
-    def _elapsed_seconds(self) -> float:
-        """Since the last line of the log, those before a resumed run was stopped included."""
-        return self._seconds + (0.0 if self._window_start is None else time.perf_counter() - self._window_start)
+            self._metrics_file.append(self.state.log_history[-1])
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
+        """As in Trainer. Its workers, like those of training, survive SIGTERM."""
+        loader = super().get_eval_dataloader(eval_dataset)
+        getattr(loader, "base_dataloader", loader).worker_init_fn = self._worker_init
+        return loader
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in Trainer; the time it takes does not count in tokens per second, and what it draws not in training."""
+        """As in Trainer. Masks that the collator draws at random are the same in every evaluation.
+
+        Evaluation does not change the random state of training, and its time does not count in tokens per second.
+        """
         start = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.args.seed)
             metrics = super().evaluate(*args, **kwargs)
-        if self._window_start is not None:
-            self._window_start += time.perf_counter() - start
+        self.training_log.exclude_time(time.perf_counter() - start)
         return metrics
 
     def prediction_step(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Any],
+        inputs: Batch,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, torch.Tensor, torch.Tensor]:
-        """A few sums for each sequence instead of its logits, and its number of labels: (None, (N, 3 or 5), (N,))."""
+        """Sums per sequence instead of logits, and labeled tokens per sequence: (None, (N, 3 or 6), (N,))."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, sparse_prediction=True)
-        sums = _sum_per_sequence(outputs, inputs)
+        sums = sum_per_sequence(outputs, inputs)
         return None, sums, sums[:, 2]
 
 
-def check_data_settings(checkpoint: str, settings: dict[str, Any]) -> None:
-    """Makes sure that a resumed run goes on with the examples of the run that wrote `checkpoint`.
+def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> PretrainingArguments:
+    """A copy of `args` for Trainer, which treats the whole run as one epoch.
 
-    Args:
-        checkpoint: the folder.
-        settings: as `data_settings` of [`PretrainingTrainer`]; a value may be a dictionary of parts and digests.
-
-    Raises:
-        InputError: naming each setting that changed and each entry of a dictionary. A checkpoint without settings, of
-            another trainer, is not compared.
+    `max_steps` becomes the number of all steps. "Once per epoch" becomes a number of steps, too.
     """
-    state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
-    before = _record(state).get("data_settings")
-    if not before:
-        return
-    now = json.loads(json.dumps(settings))
-    changes = []
-    for name in before | now:
-        changes += _changes(name, before.get(name), now.get(name))
-    if changes:
-        raise InputError(
-            f"the examples would not be those of {checkpoint}: {'; '.join(changes)}; go back to what was, or go on "
-            "all the same with --allow_changed_data."
-        )
-
-
-def _changes(name: str, before: Any, now: Any) -> list[str]:
-    if before == now:
-        return []
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
-    if list(before.values()) == list(now.values()):  # the same in another place
-        return []
-    changes = [f"{entry} is missing" for entry in before.keys() - now.keys()]
-    changes += [f"{entry} has changed" for entry in before.keys() & now.keys() if before[entry] != now[entry]]
-    changes += [f"{entry} is new" for entry in now.keys() - before.keys()]
-    changes.sort()
-    if len(changes) > LISTED_CHANGES:
-        changes[LISTED_CHANGES:] = [f"{len(changes) - LISTED_CHANGES} more of {name} likewise"]
-    return changes
-
-
-def _record(state: Any) -> dict[str, Any]:
-    return state.stateful_callbacks.get(RECORD_NAME, {})
-
-
-def _to_json_line(line: dict[str, Any]) -> str:
-    return json.dumps(line) + "\n"
+    args = copy.copy(args)
+    if phases:
+        args.max_steps = sum(phase.steps for phase in phases)
+        steps_per_epoch = max(1, round(len(phases[0].dataset) / phases[0].batch_size))
+        for name in ("logging", "eval", "save"):
+            if getattr(args, f"{name}_strategy") == "epoch":
+                strategy = SaveStrategy.STEPS if name == "save" else IntervalStrategy.STEPS
+                setattr(args, f"{name}_strategy", strategy)
+                setattr(args, f"{name}_steps", steps_per_epoch)
+    return args
 
 
 def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker as Trainer does. It outlives SIGTERM to all processes, which the trainer answers."""
+    """Seeds a data worker as Trainer does, and lets it survive a SIGTERM to all processes: the trainer handles it."""
     seed_worker(worker_id, num_workers, rank)
-    first: list[float] = []
+    received: list[float] = []
 
-    def outlive(*_: Any) -> None:
-        # Launcher and scheduler may both send one. Not for ever: with the same signal multiprocessing ends what is
-        # left when the interpreter exits.
-        first.append(time.monotonic())
-        if first[-1] - first[0] > SIGTERM_SECONDS:
+    def survive(*_: Any) -> None:
+        # The launcher and the scheduler may both send a signal. But the worker must end some time: multiprocessing
+        # sends the same signal to the processes that are left when the interpreter exits.
+        received.append(time.monotonic())
+        if received[-1] - received[0] > SIGTERM_SECONDS:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, outlive)
-
-
-def _data_sums(config: PreTrainedConfig, batch: dict[str, Any], max_seq_length: int) -> np.ndarray:
-    """The `DATA_SUMS` of a batch that is not on the device yet. *Shape:* (5,)"""
-    sums = [
-        int((batch["labels"] != IGNORE_INDEX).sum()),
-        len(batch.get("next_sentence_label", ())),
-        batch["input_ids"].numel(),
-        (len(batch["cu_seq_lens_q"]) - 1) * max_seq_length,
-        training_flops(config, batch).item(),
-    ]
-    return np.array(sums, dtype=np.float64)
-
-
-def _model_sums(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The `MODEL_SUMS` of a batch; its losses are its share of its step's. *Shape:* (4,)"""
-    with torch.no_grad():
-        targets = inputs["labels"][inputs["labels"] != IGNORE_INDEX]
-        mlm_correct = (_mlm_logits(outputs).argmax(-1) == targets).sum()
-        if "next_sentence_label" in inputs:
-            nsp_correct = (outputs["seq_relationship_logits"].argmax(-1) == inputs["next_sentence_label"]).sum()
-            sums = [outputs["mlm_loss"], mlm_correct, outputs["nsp_loss"], nsp_correct]
-        else:
-            nothing = torch.zeros_like(mlm_correct)
-            sums = [outputs["loss"], mlm_correct, nothing, nothing]
-        return torch.stack([term.float() for term in sums])
-
-
-def _mlm_logits(outputs: Any) -> torch.Tensor:
-    return outputs["prediction_logits"] if "prediction_logits" in outputs else outputs["logits"]
-
-
-def _sum_per_sequence(outputs: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """For each sequence: masked token loss, correct and number; next-sentence loss and correct, if there is a label.
-
-    *Shape:* (N, 3) or (N, 5)
-    """
-    labels = inputs["labels"][0]
-    tokens = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
-    targets = labels[tokens]
-    # A token belongs to the last sequence that begins at or before it.
-    boundaries = inputs["cu_seq_lens_q"].long()
-    sequence_of_token = torch.searchsorted(boundaries, tokens, right=True) - 1
-    logits = _mlm_logits(outputs).float()
-    of_tokens = torch.stack(
-        [
-            F.cross_entropy(logits, targets, reduction="none"),
-            (logits.argmax(-1) == targets).float(),
-            torch.ones_like(targets, dtype=torch.float32),
-        ],
-        dim=-1,
-    )
-    sums = torch.zeros(len(boundaries) - 1, of_tokens.shape[1], device=logits.device)
-    sums.index_add_(0, sequence_of_token, of_tokens)
-    if "next_sentence_label" not in inputs:
-        return sums
-    nsp_labels, nsp_logits = inputs["next_sentence_label"], outputs["seq_relationship_logits"].float()
-    of_sequences = torch.stack(
-        [F.cross_entropy(nsp_logits, nsp_labels, reduction="none"), (nsp_logits.argmax(-1) == nsp_labels).float()],
-        dim=-1,
-    )
-    return torch.cat([sums, of_sequences], dim=-1)
-
-
-def _compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    sums_of_sequences = np.asarray(prediction.predictions)
-    mlm_loss, mlm_correct, mlm_tokens, *of_sequences = sums_of_sequences.sum(axis=0, dtype=np.float64).tolist()
-    metrics = {"mlm_loss": mlm_loss / mlm_tokens, "mlm_accuracy": mlm_correct / mlm_tokens}
-    if of_sequences:
-        metrics["nsp_loss"], metrics["nsp_accuracy"] = (total / len(sums_of_sequences) for total in of_sequences)
-    return {"loss": metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0), **metrics}
+    signal.signal(signal.SIGTERM, survive)

@@ -1,9 +1,8 @@
-"""`snugbert squad`: fine-tune on questions about paragraphs, score the model, answer.
+"""`snugbert squad`: fine-tune on questions about paragraphs, score the model, predict answers.
 
-    arguments -> questions (squad_data.py) -> windows (squad_windows.py) -> training and scores of tokens (finetuning/)
-    -> answers (squad_answers.py) -> exact match and F1 (metrics/squad.py)
+    arguments -> questions -> windows -> model -> answers -> metric (all in squad/), one run or a sweep (finetuning/)
 
-The flags are those of `TrainingArguments` and of transformers' `run_qa.py`: a command line for that works with this.
+The flags are those of `TrainingArguments` and of transformers' `run_qa.py`. A command line for `run_qa.py` works here.
 """
 
 from snugbert.command_line import parse_arguments
@@ -15,15 +14,15 @@ def main(argv: list[str]) -> None:
     """Runs `snugbert squad` with the arguments `argv`.
 
     Raises:
-        InputError: something that the user gave cannot be used.
+        InputError: an argument or the data cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
         (FineTunedModelArguments, SquadDataArguments, SquadTrainingArguments), argv, "snugbert squad", __doc__ or ""
     )
-    # Imported after parsing: datasets, evaluate and Trainer take seconds, and `--help` needs none of them.
-    from snugbert.trainers.finetuning import sweep
+    # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
+    from snugbert.trainers.finetuning.sweep import run_task
     from snugbert.trainers.run_setup import set_up
     from snugbert.trainers.squad.task import make_task
 
     set_up(training_args)
-    sweep.run(make_task(model_args, data_args, training_args), model_args, training_args)
+    run_task(make_task(model_args, data_args, training_args), model_args, training_args)

@@ -1,76 +1,65 @@
-"""The task that `snugbert squad` fine-tunes on: windows, answers, scores and the files of a run."""
+"""The task of `snugbert squad`: windows, answers, scores and the files of a run."""
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import (
-    AutoModelForQuestionAnswering,
-    DataCollatorWithPadding,
-)
+from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 
 from snugbert.errors import InputError
-from snugbert.models import load_config, load_tokenizer, longest
+from snugbert.models import limit_length, load_config, load_tokenizer
+from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds
-from snugbert.trainers.finetuning.run import EvaluationSet, FineTuningTask, collect_data_settings, model_maker
+from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds, plot_file
+from snugbert.trainers.finetuning.run import collect_data_settings
+from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 from snugbert.trainers.squad.arguments import SquadDataArguments
-from snugbert.trainers.squad.data import answers_are_told, load_questions
-from snugbert.trainers.squad.metric import squad_figures, squad_scores, squad_v2_figures, threshold_curve
+from snugbert.trainers.squad.data import can_be_scored, load_questions
+from snugbert.trainers.squad.metric import squad_metrics, squad_scores, squad_v2_metrics, threshold_curve
 
 logger = logging.getLogger(__name__)
 
-FIGURES = ("exact_match", "f1")  # in percent, by the names of evaluate-v1.1.py
-FIGURES_V2 = (  # likewise of evaluate-v2.0.py
-    *(f"{questions}{figure}" for questions in ("", "HasAns_", "NoAns_") for figure in ("exact", "f1")),
+METRICS = ("exact_match", "f1")  # in percent, by the names of evaluate-v1.1.py
+METRICS_V2 = (  # in percent, by the names of evaluate-v2.0.py
+    *(f"{questions}{metric}" for questions in ("", "HasAns_", "NoAns_") for metric in ("exact", "f1")),
     *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
 )
-NAMES = {"validation": "eval", "test": "predict"}  # of the splits, in figures and files
+NAMES = {"validation": "eval", "test": "predict"}  # split -> prefix of metrics and files
 ON_THE_HUB = {"squad": "SQuAD v1.1", "squad_v2": "SQuAD v2.0"}
-
-Judge = Callable[[Any, Path | None], dict[str, float]]
 
 
 def make_task(
     model_args: FineTunedModelArguments, data_args: SquadDataArguments, training_args: FineTuningArguments
 ) -> FineTuningTask:
-    """The task of the data that the arguments name.
+    """Returns the task that the arguments describe.
 
     Raises:
-        InputError: something that the user gave cannot be used.
+        InputError: an argument or the data cannot be used.
     """
     splits = load_questions(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
-    chooses = training_args.eval_strategy != "no" or training_args.sweeps
-    if chooses and "validation" in splits and not answers_are_told(splits["validation"]):
-        raise InputError("no validation question has an answer to choose the best model by; 'answers' must tell them.")
+    selects = training_args.eval_strategy != "no" or training_args.sweeps
+    if selects and "validation" in splits and not can_be_scored(splits["validation"]):
+        raise InputError("--validation_file: To select the best model, its questions need correct answers (answers).")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
-    config.num_labels = 2  # scores of a token: as the first and as the last of an answer
+    config.num_labels = 2  # logits of a token: first token of the answer, last token of the answer
 
-    max_length = longest(config, tokenizer, data_args.max_seq_length)
+    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
     windows = {
         name: make_windows(
             questions, tokenizer, max_length, data_args.doc_stride, data_args.max_query_length, name == "train"
         )
         for name, questions in splits.items()
     }
-    for name, of_split in windows.items():
-        logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(of_split.question))
-
-    def evaluation_set(split: str) -> EvaluationSet:
-        judge = make_judge(NAMES[split], splits[split], windows[split], data_args)
-        baseline = None
-        if data_args.version_2_with_negative and answers_are_told(splits[split]):
-            baseline = ("always no answer", always_no_answer(splits[split]))
-        return EvaluationSet(NAMES[split], windows[split].features, judge, len(splits[split]), baseline)
+    for name, split_windows in windows.items():
+        logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(split_windows.question_indices))
 
     names = dict.fromkeys(describe_file(file) for files in data_args.files.values() for file in files)
     dataset_name = describe_dataset(data_args.dataset_name) if data_args.dataset_name else ", ".join(names)
@@ -79,13 +68,21 @@ def make_task(
         name=ON_THE_HUB.get((on_hub or "").removeprefix("rajpurkar/"), dataset_name),
         make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
+        data_collator=(
+            DataCollatorWithPadding(tokenizer, padding="max_length", max_length=max_length)
+            if training_args.pad_to_max_length
+            else SnugBertDataCollatorWithPacking()
+        ),
         train_features=windows["train"].features if "train" in windows else None,
-        evaluation_sets=[evaluation_set(split) for split in NAMES if split in splits],
+        evaluation_sets=[
+            make_evaluation_set(NAMES[name], splits[name], windows[name], data_args)
+            for name in NAMES
+            if name in splits
+        ],
         main_metric="f1",
-        metrics=FIGURES_V2 if data_args.version_2_with_negative else FIGURES,
+        metrics=METRICS_V2 if data_args.version_2_with_negative else METRICS,
         pipeline_tag="question-answering",
-        padding_collator=DataCollatorWithPadding(tokenizer, **training_args.padding(max_length)),
-        dataset=(dataset_name, on_hub, data_args.dataset_config_name),
+        dataset=DatasetName(dataset_name, on_hub, data_args.dataset_config_name),
         settings=collect_data_settings(data_args),
     )
 
@@ -93,24 +90,33 @@ def make_task(
 # --- answers ----------------------------------------------------------------------------------------------------
 
 
-def make_judge(name: str, questions: list[Question], windows: ContextWindows, data_args: SquadDataArguments) -> Judge:
-    """A function of the scores of `windows` and a folder that answers `questions`: see [`EvaluationSet`].
+def make_evaluation_set(
+    name: str, questions: list[Question], windows: ContextWindows, data_args: SquadDataArguments
+) -> EvaluationSet[list[Answer]]:
+    """Returns questions to answer, and to score if they have correct answers.
 
-    In the folder it writes predictions.json, nbest_predictions.json and, for SQuAD v2.0, null_odds.json; and if the
-    right answers are told, f1_by_answer_length.png and thresholds.png. Names of other sets than "eval" begin with it.
+    Writes predictions.json and nbest_predictions.json, for SQuAD v2.0 null_odds.json, and if the questions have
+    correct answers, f1_by_answer_length.png and thresholds.png. Files of other sets than "eval" have its name as
+    prefix.
 
-    The figures are those of the official scripts for predictions.json. best_exact and best_f1 are the highest that
-    another --null_score_diff_threshold gives, and best_exact_thresh and best_f1_thresh are these; the script itself
-    finds less in a file where a threshold has removed answers already. Where nothing is better than no answer at all
-    they are 0, as in the script.
+    The metrics are those of the official scripts for predictions.json. best_exact and best_f1 are the highest scores
+    for any --null_score_diff_threshold, and best_exact_thresh and best_f1_thresh are these thresholds. The official
+    script finds lower ones in a file whose answers were already thresholded. As in the script, they are 0 where no
+    answer is never worse.
+
+    Args:
+        name: "eval" or "predict".
+        questions: the questions.
+        windows: windows of the questions' contexts.
+        data_args: how to select answers.
     """
     version_2, threshold = data_args.version_2_with_negative, data_args.null_score_diff_threshold
     prefix = "" if name == "eval" else f"{name}_"
     golds = collect_gold_answers(questions)
 
-    def judge(predictions: Any, folder: Path | None) -> dict[str, float]:
-        start_logits, end_logits = predictions[:2]
-        found = best_answers(
+    def decode(logits: Logits) -> list[Answer]:
+        start_logits, end_logits = logits[:2]
+        return best_answers(
             questions,
             windows,
             start_logits,
@@ -120,48 +126,67 @@ def make_judge(name: str, questions: list[Question], windows: ContextWindows, da
             version_2,
             threshold,
         )
-        answers = dict(zip(golds, found, strict=True))
-        odds = {question: answer.null_odds for question, answer in answers.items() if answer.null_odds is not None}
-        if folder is not None:
-            write_answers(answers, odds, folder, prefix)
-        if not answers_are_told(questions):
-            return {}
-        texts = {question: answer.text for question, answer in answers.items()}
-        exact, f1 = squad_scores(texts, golds, version_2)
-        if folder is not None:
-            lengths = [len(right[0].split()) if right else 0 for right in golds.values()]
-            percent = 100 * np.array(list(f1.values()))
-            draw_f1_by_answer_length(np.array(lengths), percent, folder / f"{prefix}f1_by_answer_length.png")
-        if not version_2:
-            return squad_figures(exact, f1)
-        spans = {question: answer.best_span for question, answer in answers.items()}
-        of_spans = squad_scores(spans, golds, version_2)
-        if folder is not None:
-            thresholds, exact_at, f1_at = threshold_curve(*of_spans, spans, golds, odds)
-            shown = thresholds < SURELY_NULL
-            file = folder / f"{prefix}thresholds.png"
-            draw_thresholds(thresholds[shown], exact_at[shown], f1_at[shown], threshold, file)
-        best = squad_v2_figures(*of_spans, spans, golds, odds)
-        return squad_v2_figures(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
 
-    return judge
+    def score(answers: list[Answer]) -> dict[str, float]:
+        texts = {question: answer.text for question, answer in zip(golds, answers, strict=True)}
+        exact, f1 = squad_scores(texts, golds, version_2)
+        if not version_2:
+            return squad_metrics(exact, f1)
+        spans = {question: answer.best_span for question, answer in zip(golds, answers, strict=True)}
+        best = squad_v2_metrics(*squad_scores(spans, golds, version_2), spans, golds, _null_odds(golds, answers))
+        return squad_v2_metrics(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
+
+    def write(answers: list[Answer], folder: Path) -> None:
+        odds = _null_odds(golds, answers)
+        write_answers(dict(zip(golds, answers, strict=True)), odds, folder, prefix)
+        if not can_be_scored(questions):
+            return
+        texts = {question: answer.text for question, answer in zip(golds, answers, strict=True)}
+        _, f1 = squad_scores(texts, golds, version_2)
+        lengths = np.array([len(correct[0].split()) if correct else 0 for correct in golds.values()])
+        percent = 100 * np.array(list(f1.values()))
+        draw_f1_by_answer_length(lengths, percent, plot_file(folder, name, "f1_by_answer_length.png"))
+        if version_2:
+            spans = {question: answer.best_span for question, answer in zip(golds, answers, strict=True)}
+            curve = threshold_curve(*squad_scores(spans, golds, version_2), spans, golds, odds)
+            finite = curve[0] < SURELY_NULL
+            thresholds, exact, f1_by_threshold = (values[finite] for values in curve)
+            draw_thresholds(thresholds, exact, f1_by_threshold, threshold, plot_file(folder, name, "thresholds.png"))
+
+    has_answers = can_be_scored(questions)
+    return EvaluationSet(
+        name=name,
+        features=windows.features,
+        num_examples=len(questions),
+        decode=decode,
+        score=score if has_answers else None,
+        write=write,
+        predictions_file=f"{prefix}predictions.json",
+        baseline=Baseline("always no answer", score_no_answer(questions)) if version_2 and has_answers else None,
+    )
+
+
+def _null_odds(golds: dict[str, tuple[str, ...]], answers: list[Answer]) -> dict[str, float]:
+    """Returns the no-answer score of each question, by id; none for SQuAD v1.1."""
+    pairs = zip(golds, answers, strict=True)
+    return {question: answer.null_odds for question, answer in pairs if answer.null_odds is not None}
 
 
 def collect_gold_answers(questions: list[Question]) -> dict[str, tuple[str, ...]]:
-    """The right answers to each question, by its id; none at all where they are not told."""
+    """Returns the correct answers to each question, by id; empty if they are unknown or there is no answer."""
     return {question.id: question.answers for question in questions}
 
 
-def always_no_answer(questions: list[Question]) -> dict[str, float]:
-    """Exact match and F1 of answering nothing, in percent."""
+def score_no_answer(questions: list[Question]) -> dict[str, float]:
+    """Returns exact match and F1 of "no answer" to every question, in percent."""
     golds = collect_gold_answers(questions)
     nothing = dict.fromkeys(golds, "")
-    figures = squad_v2_figures(*squad_scores(nothing, golds, version_2=True), nothing, golds)
-    return {name: figures[name] for name in ("exact", "f1")}
+    metrics = squad_v2_metrics(*squad_scores(nothing, golds, version_2=True), nothing, golds)
+    return {name: metrics[name] for name in ("exact", "f1")}
 
 
 def write_answers(answers: dict[str, Answer], odds: dict[str, float], folder: Path, prefix: str) -> None:
-    """Writes the answers, by the id of their question, in the form of the original release."""
+    """Writes the answers by question id, in the format of the original BERT release."""
     contents: dict[str, dict[str, Any]] = {
         "predictions": {question: answer.text for question, answer in answers.items()},
         "nbest_predictions": {
@@ -172,4 +197,3 @@ def write_answers(answers: dict[str, Answer], odds: dict[str, float], folder: Pa
     for name, content in contents.items():
         text = json.dumps(content, indent=4, ensure_ascii=False)
         (folder / f"{prefix}{name}.json").write_text(text + "\n", encoding="utf-8")
-    print(f"answers: {folder / f'{prefix}predictions.json'}")

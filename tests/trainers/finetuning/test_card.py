@@ -4,11 +4,11 @@ import re
 
 import pytest
 import torch
+from finetuning_examples import write_card
 from huggingface_hub import EvalResult, ModelCard
 from markdown_tables import cells
 
 import snugbert
-from snugbert.trainers.finetuning.card import write_finetuning_card
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -17,7 +17,6 @@ CARD = {
     "task": "MNLI",
     "pipeline_tag": "text-classification",
     "dataset": ("GLUE (MNLI)", "nyu-mll/glue", "mnli"),
-    "language": "en",
     "base_model": "google-bert/bert-base-uncased",
     "labels": ["entailment", "neutral", "contradiction"],
     "examples": {"eval": 90, "eval_mm": 90, "predict": 70, "predict_ax": 11},
@@ -25,20 +24,20 @@ CARD = {
         **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "bf16": False, "class_weights": None},
         **{"train_file": "/home/ada/train.csv", "max_eval_samples": 90},
     },
-    "figures": {
+    "metrics": {
         "eval": {"accuracy": 0.8412345678, "combined_score": 0.7, "pearson": float("nan")},
         "eval_mm": {"accuracy": 0.83},
         "predict": {"exact_match": 80.5, "pearson": 0.9, "f1": None},
         "predict_ax": {},
     },
-    "baselines": {"eval": ("always 'entailment'", {"accuracy": 0.3545})},
+    "baselines": {"eval": {"answer": "always 'entailment'", "accuracy": 0.3545}},
 }
 
 
 def test_the_hub_reads_what_the_card_says(tmp_path):
     for name in ("learning_curve.png", "eval_mm_confusion_matrix.png", "confusion_matrix.png", "another.png"):
         (tmp_path / name).touch()
-    write_finetuning_card(tmp_path, **CARD)
+    write_card(tmp_path, **CARD)
     card = ModelCard.load(tmp_path / "README.md")
 
     def result(split, metric, name, value):
@@ -63,7 +62,7 @@ def test_the_hub_reads_what_the_card_says(tmp_path):
     ]
     assert card.data.model_name == "me/mnli" and card.data.metrics == ["accuracy", "exact_match", "pearsonr"]
     assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.pipeline_tag == "text-classification"
-    assert card.data.datasets == ["nyu-mll/glue"] and card.data.language == "en"
+    assert card.data.datasets == ["nyu-mll/glue"]
     assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
     assert ["validation (90)", "accuracy", "0.8412", "0.3545 (always 'entailment')"] in cells(card.text)
     assert cells(card.text)[-5:] == [
@@ -75,10 +74,9 @@ def test_the_hub_reads_what_the_card_says(tmp_path):
     ]
     assert re.findall(r"!\[(.+)\]\((.+)\)", card.text) == [
         ("Loss and score over the epochs of training", "learning_curve.png"),
-        ("Confusion matrix: a row for each right label, a column for each predicted one", "confusion_matrix.png"),
+        ("Confusion matrix: one row per true label, one column per predicted label", "confusion_matrix.png"),
         (
-            "Confusion matrix: a row for each right label, a column for each predicted one, "
-            "validation mismatched examples",
+            "Confusion matrix: one row per true label, one column per predicted label, validation mismatched examples",
             "eval_mm_confusion_matrix.png",
         ),
     ]
@@ -87,13 +85,13 @@ def test_the_hub_reads_what_the_card_says(tmp_path):
 def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
     checkpoint = tmp_path / "secret" / "pretrained"
     checkpoint.mkdir(parents=True)
-    own = {"dataset": ("my reviews, 2024", None, None), "base_model": str(checkpoint), "figures": {"predict": {}}}
-    write_finetuning_card(tmp_path, **CARD | own, sweep="| batch size |")
+    own = {"dataset": ("my reviews, 2024", None, None), "base_model": str(checkpoint), "metrics": {"predict": {}}}
+    write_card(tmp_path, **CARD | own, sweep_tables="| batch size |")
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
-    assert "fine-tuned from pretrained on my reviews, 2024" in card.text and "secret" not in card.content
+    assert "SnugBERT fine-tuned it from pretrained on my reviews, 2024" in card.text and "secret" not in card.content
     assert "## All runs\n\n| batch size |" in card.text and "## Results" not in card.text
-    write_finetuning_card(tmp_path, **CARD | own | {"figures": CARD["figures"]})
+    write_card(tmp_path, **CARD | own | {"metrics": CARD["metrics"]})
     assert ModelCard.load(tmp_path / "README.md").data.eval_results[0].dataset_type == "my-reviews-2024"
 
 
@@ -116,9 +114,11 @@ def test_the_snippet_of_the_card_runs(tmp_path, capsys, pipeline_tag, head, labe
     getattr(snugbert, f"SnugBertFor{head}")(config).save_pretrained(tmp_path)
 
     facts = {"name": str(tmp_path), "pipeline_tag": pipeline_tag, "labels": labels}
-    write_finetuning_card(tmp_path, **CARD | facts)
+    write_card(tmp_path, **CARD | facts)
     text = ModelCard.load(tmp_path / "README.md").text
-    assert ("gives texts or pairs of texts a number" in text) == (labels is None and head == "SequenceClassification")
+    assert ("predicts a number for a text or a pair of texts" in text) == (
+        labels is None and head == "SequenceClassification"
+    )
     for snippet in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(snippet, names := {})
         printed = capsys.readouterr().out

@@ -71,7 +71,7 @@ def test_confusion_matrix_is_that_of_scikit_learn(picture, classes):
     counts = confusion_matrix(right, given, labels=range(classes))
     shares = confusion_matrix(right, given, labels=range(classes), normalize="true")
     np.testing.assert_allclose(panel.images[0].get_array(), shares)
-    assert panel.get_title("left") == f"{counts.trace():,} of {len(right):,} right ({(right == given).mean():.1%})"
+    assert panel.get_title("left") == f"{counts.trace():,} of {len(right):,} correct ({(right == given).mean():.1%})"
     rows = words(panel.get_yticklabels())
     assert rows[0] == f"the_label_0 ({counts[0].sum()})" and rows[-1].endswith(" (0)")
     assert len(rows) == classes and len(rows[1]) < 50
@@ -154,8 +154,8 @@ def test_thresholds(picture, chosen, f1_there):
     assert list(f1.get_ydata()) == [*f1_at, 53.0] and list(exact.get_ydata()) == [*exact_at, 41.0]
     assert set(line.get_xdata()) == {chosen if np.isfinite(chosen) else low if chosen < 0 else high}
     assert low <= line.get_xdata()[0] <= high
-    assert words(figure.legends[0].get_texts())[0] == f"F1, at the line {f1_there}"
-    assert words(figure.legends[0].get_texts())[2] == f"chosen, {chosen:.2f}"
+    assert words(figure.legends[0].get_texts())[0] == f"F1 (chosen: {f1_there})"
+    assert words(figure.legends[0].get_texts())[2] == f"chosen threshold ({chosen:.2f})"
 
 
 def test_learning_curve(picture):

@@ -10,7 +10,7 @@ from snugbert.trainers.finetuning.results import write_results
 def test_results_files(tmp_path):
     results = {
         "task": "CoLA",
-        "figures": {"eval": {"matthews_correlation": 0.52}},
+        "metrics": {"eval": {"matthews_correlation": 0.52}},
         "examples": {"eval": 1043},
         "baselines": {"eval": {"answer": "always 'acceptable'", "matthews_correlation": 0.0}},
         "sweep": {"std": float("nan"), "name": "Zürich"},

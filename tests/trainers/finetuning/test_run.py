@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.run import class_weights, fine_tune
+from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -22,16 +23,27 @@ def test_a_run_leaves_everything(tokenizer, model_args, tmp_path, capsys, monkey
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
     monkeypatch.setattr(FineTuningTrainer, "push_to_hub", lambda self: pushed.extend(folder.iterdir()))
     settings = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "no", "push_to_hub": True}
-    figures = fine_tune(make_task(tokenizer), model_args, arguments(folder, **settings))
+    run_task(make_task(tokenizer), model_args, arguments(folder, **settings))
+    summary = capsys.readouterr().out
     assert [file.name for file in pushed].count("README.md") == 1  # once, and with the card
     results = json.loads((folder / "results.json").read_text())
-    assert results["figures"] == figures and results["baselines"]["eval"]["accuracy"] == 0.25
+    assert results["baselines"]["eval"]["accuracy"] == 0.25
     assert results["settings"]["learning_rate"] == 1e-3 and results["training"]["train_samples"] == 60
     accuracy = json.loads((folder / "eval_results.json").read_text())["eval_accuracy"]
-    assert accuracy == figures["eval"]["accuracy"]
+    assert accuracy == results["metrics"]["eval"]["accuracy"]
     predicted = np.loadtxt(folder / "predictions.txt")
     assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
-    assert f"eval: accuracy {accuracy:.4f} on 30 examples; always 'few': accuracy 0.2500" in capsys.readouterr().out
+    assert "counting: trained 2 epochs (4 steps) in " in summary
+    assert f"validation   accuracy {accuracy:.4f} on 30 examples; always 'few': accuracy 0.2500" in summary
+    for line in (
+        f"folder       {folder}",
+        "model        model.safetensors",
+        "predictions  predictions.txt",
+        "plots        learning_curve.png",
+        "model card   README.md",
+        "all results  results.md",
+    ):
+        assert f"  {line}\n" in summary
     assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
 
     # Scoring with the model leaves the report of its training.
@@ -46,18 +58,15 @@ def test_named_class_weights():
     task = SimpleNamespace(name="own", labels=["a=b", "few"], multi_label=False, train_features=examples(HEADS[0], 3))
     assert class_weights("a=b=2.5", task).tolist() == [2.5, 1.0]
     for text in ("few", "few=0", "few=x", "none=2", "few=inf"):
-        with pytest.raises(InputError, match="must be LABEL=NUMBER above 0, the label one of a=b, few"):
+        with pytest.raises(InputError, match=r"Labels: a=b, few\. Weights: above 0"):
             class_weights(text, task)
-    with pytest.raises(InputError, match="has no classes"):
+    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
         class_weights("balanced", SimpleNamespace(name="STS-B", labels=None, train_features=None))
 
 
 def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
     task, accuracies = make_task(tokenizer), iter([0.5, 0.7, 0.6, 0.65, 0.9])
-    judge = task.evaluation_sets[0].judge
-    task.evaluation_sets[0].judge = lambda predictions, folder: (
-        {"accuracy": next(accuracies)} if folder is None else judge(predictions, folder)
-    )
+    task.evaluation_sets[0].score = lambda predictions: {"accuracy": next(accuracies)}
     fine_tune(task, model_args, arguments(tmp_path / "run", num_train_epochs=9, early_stopping_patience=2))
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["epoch"] == 4 and state["best_metric"] == 0.7
@@ -72,5 +81,5 @@ def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
 
 
 def test_unknown_metric(tokenizer, model_args, tmp_path):
-    with pytest.raises(InputError, match="there is no metric 'acuracy'; those of counting are accuracy"):
+    with pytest.raises(InputError, match=r"counting has no metric 'acuracy'\. Choose one of accuracy"):
         fine_tune(make_task(tokenizer), model_args, arguments(tmp_path, metric_for_best_model="acuracy"))

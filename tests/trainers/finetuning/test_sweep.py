@@ -13,6 +13,7 @@ import snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.plan import prepare_folders
 from snugbert.trainers.finetuning.run import collect_data_settings, fine_tune
 from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
 from snugbert.trainers.glue.arguments import GlueDataArguments
@@ -51,19 +52,19 @@ def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args,
     monkeypatch.setattr(sweep, "fine_tune", counted)
     monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
-    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
+        sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
+    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
     assert len(calls) == 3 + 6  # two were done, one was begun
     monkeypatch.setattr(sweep, "fine_tune", fine_tune)
-    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "b", **settings))
+    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "b", **settings))
     a, b = (json.loads((tmp_path / name / "results.json").read_text()) for name in "ab")
-    assert a["sweep"] == b["sweep"] and a["figures"] == b["figures"]
+    assert a["sweep"] == b["sweep"] and a["metrics"] == b["metrics"]
     assert len(a["sweep"]["settings"]) == 4 and all(len(row["scores"]) == 2 for row in a["sweep"]["settings"])
     for row in a["sweep"]["settings"]:
         assert row["mean"] == pytest.approx(np.mean(row["scores"]))
         assert row["std"] == pytest.approx(np.std(row["scores"], ddof=1))
     scores = [score for row in a["sweep"]["settings"] for score in row["scores"]]
-    assert a["figures"]["eval"]["accuracy"] == max(scores)
+    assert a["metrics"]["eval"]["accuracy"] == max(scores)
     assert a["sweep"]["best_setting"]["mean"] == max(row["mean"] for row in a["sweep"]["settings"])
 
     # Only the best weights are left, and they are those that made the predictions.
@@ -76,10 +77,10 @@ def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args,
     # With other settings or other data it does not go on.
     calls.clear()
     monkeypatch.setattr(sweep, "fine_tune", counted)
-    with pytest.raises(InputError, match=r"was begun with other --weight_decay; choose another folder"):
-        sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings, weight_decay=0.1))
-    with pytest.raises(InputError, match=r"was begun with other train examples;"):
-        sweep.run(make_task(tokenizer, 61), model_args, arguments(tmp_path / "a", **settings))
+    with pytest.raises(InputError, match=r"was started with different --weight_decay. Choose another folder"):
+        sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings, weight_decay=0.1))
+    with pytest.raises(InputError, match=r"was started with different train examples."):
+        sweep.run_task(make_task(tokenizer, 61), model_args, arguments(tmp_path / "a", **settings))
     assert not calls
 
 
@@ -91,11 +92,11 @@ def test_a_sweep_that_goes_on_keeps_the_best_weights(tokenizer, model_args, tmp_
     def run_of_a_seed(task, model_args, args):
         if args.seed == 45:
             raise failures.pop(0)("the loss is nan")
-        task.evaluation_sets[0].judge = lambda predictions, folder: {"accuracy": scores[args.seed]}
+        task.evaluation_sets[0].score = lambda predictions: {"accuracy": scores[args.seed]}
         return fine_tune(task, model_args, args)
 
     def sweep_over(seeds: int) -> None:
-        sweep.run(make_task(tokenizer), model_args, arguments(output_dir, seeds=seeds, max_steps=1))
+        sweep.run_task(make_task(tokenizer), model_args, arguments(output_dir, seeds=seeds, max_steps=1))
 
     monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
     with pytest.raises(Interrupted):
@@ -107,9 +108,9 @@ def test_a_sweep_that_goes_on_keeps_the_best_weights(tokenizer, model_args, tmp_
         sweep_over(seeds)
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best]
         results = json.loads((output_dir / "results.json").read_text())
-        assert results["figures"]["eval"]["accuracy"] == 0.9 and results["settings"]["seed"] == 43
+        assert results["metrics"]["eval"]["accuracy"] == 0.9 and results["settings"]["seed"] == 43
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
-    with pytest.raises(InputError, match="was begun with 5; give as many, or choose another folder"):
+    with pytest.raises(InputError, match=r"was started with 5\. Use at least as many\. Choose another folder"):
         sweep_over(2)
 
 
@@ -128,7 +129,7 @@ def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, cap
 
     monkeypatch.setattr(sweep, "HfApi", Hub)
     given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
-    sweep.run(make_task(tokenizer), model_args, given)
+    sweep.run_task(make_task(tokenizer), model_args, given)
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
@@ -136,8 +137,8 @@ def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, cap
     # A single run is not mistaken for a sweep.
     shutil.rmtree(tmp_path / "run" / "runs")
     (tmp_path / "run" / "plan.json").unlink()
-    with pytest.raises(InputError, match="already holds a run; choose another folder"):
-        sweep.run(make_task(tokenizer), model_args, given)
+    with pytest.raises(InputError, match=r"already contains a run\. Choose another folder"):
+        sweep.run_task(make_task(tokenizer), model_args, given)
 
 
 def test_no_path_of_this_machine_is_in_the_results(tokenizer, tmp_path):
@@ -148,24 +149,24 @@ def test_no_path_of_this_machine_is_in_the_results(tokenizer, tmp_path):
     task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
     folder = tmp_path / "run"
     given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    sweep.run(task, model_args, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    sweep.run_task(task, model_args, arguments(folder, **given, save_strategy="steps", save_steps=1))
     files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
     assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
     assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
     assert json.loads((folder / "results.json").read_text())["model"] == "pretrained"
     other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
-    with pytest.raises(InputError, match="was begun with other --model_name_or_path"):
-        sweep.run(task, other, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    with pytest.raises(InputError, match="was started with different --model_name_or_path"):
+        sweep.run_task(task, other, arguments(folder, **given, save_strategy="steps", save_steps=1))
 
 
 def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args, tmp_path):
     settings = {"sweep": "fixed", "max_steps": 1}
-    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path, **settings))
+    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path, **settings))
     (run,) = (tmp_path / "runs").iterdir()
     for name in ("my_adapter.safetensors", "checkpoint-notes.txt"):
         (run / name).write_text("mine")
     (run / "checkpoint-notes").mkdir()
-    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path, **settings, seeds=2))  # goes on
+    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path, **settings, seeds=2))  # goes on
     assert {"my_adapter.safetensors", "checkpoint-notes.txt", "checkpoint-notes"} <= {f.name for f in run.iterdir()}
     assert not list(run.glob("model*.safetensors"))
 
@@ -176,34 +177,23 @@ def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args,
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine")
     args = arguments(tmp_path, **settings, overwrite_output_dir=True)
-    sweep.run(make_task(tokenizer), model_args, args)
-    sweep.claim({}, args, [tmp_path, tmp_path / "cola"])  # as a suite does
+    sweep.run_task(make_task(tokenizer), model_args, args)
+    prepare_folders({}, args, [tmp_path, tmp_path / "cola"])  # as a suite does
     assert all((tmp_path / name).read_text() == "mine" for name in mine) and not theirs.exists()
     assert not (tmp_path / "results.json").exists() and not list((tmp_path / "runs").glob("batch-*_seed-*"))
 
 
 def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_path):
-    with pytest.raises(InputError, match=r"--freeze_layers 99: the model has \d+ layers?"):
-        sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
-    sweep.run(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", max_steps=1))
+    with pytest.raises(InputError, match=r"--freeze_layers 99: The model has \d+ layers?"):
+        sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
+    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", max_steps=1))
     assert (tmp_path / "run" / "results.json").exists()
-
-
-def test_tables_of_a_sweep_tell_f1_alone_of_types():
-    setting = sweep.Setting(32, 3e-5, 3.0)
-    of_types = {"LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 9}
-    figures = {name: {"mean": value, "std": 0.125} for name, value in {"f1": 0.5, **of_types}.items()}
-    row = {**setting._asdict(), "seeds": 2, "scores": [0.5, 0.5], "mean": 0.5, "std": 0.0}
-    summary = {"chosen_by": "eval_f1", "settings": [row], "best_setting": row, "failures": []}
-    tables = sweep._tables({**summary, "figures": {"eval": figures}}, sweep.Run(setting, Path("best"), {}))
-    lines = [line for line in tables.splitlines() if line.startswith("| validation")]
-    assert lines == ["| validation | f1 | 0.5000 ± 0.1250 |", "| validation | LOC f1 | 0.4000 ± 0.1250 |"]
 
 
 def test_what_a_sweep_needs(tokenizer, model_args, tmp_path):
     task = make_task(tokenizer)
-    with pytest.raises(InputError, match="batches of 16 cannot be divided among 1 processes"):
-        sweep.run(task, model_args, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))
+    with pytest.raises(InputError, match="16 is not divisible by"):
+        sweep.run_task(task, model_args, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))
     task.evaluation_sets = []
-    with pytest.raises(InputError, match="no validation examples to choose by"):
-        sweep.run(task, model_args, arguments(tmp_path, seeds=2))
+    with pytest.raises(InputError, match="--validation_file: Evaluation during training and sweeps need validation"):
+        sweep.run_task(task, model_args, arguments(tmp_path, seeds=2))

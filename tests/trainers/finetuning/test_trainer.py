@@ -1,20 +1,13 @@
-"""The Trainer of fine-tuning: exact losses, layers that learn or do not, the order of evaluation.
-
-Run as a script, this file trains in each of several processes; see `train_and_predict`.
-"""
+"""The Trainer of fine-tuning: exact losses, layers that learn or do not, the order of evaluation."""
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import numpy as np
 import pytest
 import torch
-from accelerate import PartialState
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for a script; pytest has it already
 from finetuning_examples import HEADS, LABELS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer
 from parity import assert_same_gradients
 from safetensors.torch import load_file
@@ -98,7 +91,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tokenizer, tmp_path):
                 torch.nn.init.constant_(model.classifier.weight, float("nan"))
 
     trainer.add_callback(Spoiler())
-    with pytest.raises(InputError, match=r"the loss is nan in step 4; try a lower --learning_rate"):
+    with pytest.raises(InputError, match=r"The loss is nan in step 4\. Try a lower --learning_rate"):
         trainer.train()
 
 
@@ -147,7 +140,7 @@ def test_frozen_layers_learn_nothing_until_they_may(frozen_parts, until, setting
 
 
 def test_what_cannot_be_frozen(tokenizer, tmp_path):
-    with pytest.raises(InputError, match="--freeze_layers 4: the model has 3 layers"):
+    with pytest.raises(InputError, match="--freeze_layers 4: The model has 3 layers"):
         new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=4)
     with pytest.raises(InputError, match="nothing is frozen"):
         FineTuningArguments(output_dir=str(tmp_path), unfreeze_after_steps=3)
@@ -205,11 +198,11 @@ def test_scores_that_are_no_numbers_are_no_result(tokenizer, tmp_path):
 
     trainer.add_callback(Spoiler())
     trainer.train()
-    with pytest.raises(DivergedError, match=r"test: scores .* no numbers after step 1; try a lower --learning_rate"):
+    with pytest.raises(DivergedError, match=r"test: The logits are NaN after step 1\. Try a lower --learning_rate"):
         trainer.predict(examples(HEADS[0], 5))
     model = new_model(HEADS[0])
     model.load_state_dict(spoiled)
-    with pytest.raises(DivergedError, match="test: scores of the model are no numbers; are its weights whole"):
+    with pytest.raises(DivergedError, match=r"test: The logits are NaN\. The weights may be damaged"):
         new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
 
 
@@ -264,8 +257,7 @@ def train_and_predict(folder: Path, batch_size: int) -> None:
 
 def test_one_process_is_two_processes(tmp_path):
     train_and_predict(tmp_path / "one", batch_size=12)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__]
-    process = subprocess.run([*command, str(tmp_path / "two"), "6"], capture_output=True, text=True)
+    process = forked.run(train_and_predict, tmp_path / "two", 6, processes=2)
     assert process.returncode == 0, process.stderr
     for head in HEADS:
         one, two = (load_file(tmp_path / name / head / "model.safetensors") for name in ("one", "two"))
@@ -275,8 +267,3 @@ def test_one_process_is_two_processes(tmp_path):
         assert (one["processes"], two["processes"]) == (1, 2)
         for part in set(one.files) - {"processes"}:
             np.testing.assert_allclose(two[part], one[part], atol=1e-3)
-
-
-if __name__ == "__main__":
-    train_and_predict(Path(sys.argv[1]), int(sys.argv[2]))
-    PartialState().destroy_process_group()

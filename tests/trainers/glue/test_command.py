@@ -129,10 +129,16 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     assert [answer["label"] for answer in classify(["the film was great", "a dull plot"])] == ["cheerful", "gloomy"]
 
 
-def test_the_printed_line_says_what_the_figure_is_worth(run, workshop, tmp_path, capsys):
+def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line == "eval: accuracy 1.0000 on 31 examples; always 'cheerful': accuracy 0.5161"
+    title, line, *files = capsys.readouterr().out.strip().splitlines()
+    assert re.fullmatch(r"glue\d+: scored", title)
+    assert line == "  validation   accuracy 1.0000 on 31 examples; always 'cheerful': accuracy 0.5161"
+    assert files == [
+        f"  folder       {tmp_path}",
+        "  plots        confusion_matrix.png",
+        "  all results  results.md",
+    ]
 
 
 def test_labelled_test_files_are_scored(run, workshop, tmp_path):
@@ -242,7 +248,7 @@ def test_several_labels(workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
     predictions = (tmp_path / "again" / "predict_results.txt").read_text().splitlines()[1:]
     assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
-    with pytest.raises(InputError, match="has no classes, each example just one, to weigh"):
+    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
         glue.main(arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
 
 
@@ -276,7 +282,7 @@ def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(tmp_path, tmp_path / "out", **changes, **learns, per_device_eval_batch_size=256))
     mnli = tmp_path / "glue" / "MNLI"
-    assert f"MNLI is left out: there is no {mnli / 'train.tsv'} and no {mnli / 'test_matched.tsv'}" in caplog.text
+    assert f"MNLI is skipped. Missing: {mnli / 'train.tsv'}, {mnli / 'test_matched.tsv'}" in caplog.text
     missing = "CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, WNLI.tsv"
     assert capsys.readouterr().out.endswith(f"submission: {tmp_path / 'out' / 'submission'}; missing: {missing}\n")
     answers = {}
@@ -359,8 +365,8 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     of_cola, of_mnli = [[step for name, step in steps if name == task] for task in ("cola", "mnli")]
     assert of_cola == list(range(4))  # once
     assert of_mnli == [*range(18), *range(15, 40)]  # on from the checkpoint
-    assert "SST-2 is left out: there is no" in caplog.text and "SST-2/train.tsv and no" in caplog.text
-    assert "passed over 2 rows with missing columns, the first is row 6" in caplog.text
+    assert re.search(r"SST-2 is skipped\. Missing: \S+/SST-2/train\.tsv, ", caplog.text)
+    assert "skipped 2 rows with missing columns; the first is row 6" in caplog.text
 
     figures = json.loads((output_dir / "results.json").read_text())
     assert list(figures) == ["cola", "mnli", "qqp"]
@@ -381,10 +387,10 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     before = len(steps)
     glue.main(of_all)  # nothing is left to do but the table
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
-    with pytest.raises(InputError, match="out was begun with other --learning_rate, --seeds; choose another folder"):
+    with pytest.raises(InputError, match="out was started with different --learning_rate, --seeds"):
         glue.main([*of_all, "--learning_rate", "1e-3", "--seeds", "2"])
     (output_dir / "plan.json").unlink()
-    with pytest.raises(InputError, match="out already holds a run"):
+    with pytest.raises(InputError, match="out already contains a run"):
         glue.main(of_all)
 
 
@@ -392,7 +398,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     shutil.rmtree(glue_folder / "MNLI")
     some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
     glue.main(arguments(workshop, tmp_path / "out", **some))
-    assert caplog.text.count("passed over 2 rows with missing columns") == 1
+    assert caplog.text.count("skipped 2 rows with missing columns") == 1
     _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
     best, means = (
         dict(zip(*([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:5:2]), strict=True))
@@ -402,7 +408,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     for folder, task, figure in (("cola", "CoLA", "matthews_correlation"), ("qqp", "QQP", "f1")):
         results = json.loads((tmp_path / "out" / folder / "results.json").read_text())
         scores = results["sweep"]["best_setting"]["scores"]
-        assert len(scores) == 2 and results["figures"]["eval"][figure] == max(scores)
+        assert len(scores) == 2 and results["metrics"]["eval"][figure] == max(scores)
         assert (best[task], means[task]) == (f"{100 * max(scores):.1f}", f"{50 * sum(scores):.1f}")
         of_tasks += scores
     assert best != means and float(best["average"]) == pytest.approx(
@@ -493,9 +499,9 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
     [
         ({"task_name": "imdb"}, "--task_name: unknown task 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
-        ({"train_file": None, "validation_file": None}, "there are no data; give --train_file"),
-        ({"train_file": None, "do_train": True}, "there are no train examples; name a file of them with --train_file"),
-        ({"dataset_name": "imdb"}, "--dataset_name: give either the name of a data set or files"),
+        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
+        ({"train_file": None, "do_train": True}, "no train examples. Give --train_file"),
+        ({"dataset_name": "imdb"}, "--dataset_name cannot be combined with files"),
         ({"data_dir": "{workshop}"}, "--data_dir: give --task_name, too"),
         (
             {"data_dir": "{workshop}", "task_name": "rte"},
@@ -503,7 +509,7 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
         ),
         (
             {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
-            r"holds no task of GLUE, such as .*/CoLA/train\.tsv",
+            r"contains no task of GLUE, such as .*/CoLA/train\.tsv",
         ),
         (
             {"task_name": "all"},
@@ -515,25 +521,25 @@ def test_a_bert_checkpoint_trains_as_snugbert_does_stock(bert, workshop, tmp_pat
         ),
         ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
         ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
-        ({"metric_for_best_model": "matthews"}, "there is no metric 'matthews'; those of glue.* are accuracy"),
+        ({"metric_for_best_model": "matthews"}, r"glue\d+ has no metric 'matthews'\. Choose one of accuracy"),
         (
             {"task_name": "rte"},
             "train.csv: no column 'sentence1' and no column 'sentence2'. Columns: sentence, label. Expected: "
             "sentence1, sentence2, label.",
         ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
-        ({"config_name": None}, "which model"),
-        ({"tokenizer_name": None}, "--config_name alone says nothing of the vocabulary"),
+        ({"config_name": None}, "--model_name_or_path is missing"),
+        ({"tokenizer_name": None}, "--tokenizer_name is missing. Without a checkpoint, --config_name needs it"),
         ({"config_name": "huge"}, "'huge' is neither a size"),
         ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
         (
             {"config_overrides": SMALL + ",vocab_size=9"},
-            f"the tokenizer knows {len(VOCABULARY)} tokens and the model 9",
+            f"the tokenizer has {len(VOCABULARY)} tokens, but the model only 9",
         ),
-        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: there is no folder \./missing"),
-        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: there is no folder a/b/c"),
-        ({"model_name_or_path": "{workshop}"}, "the configuration .* cannot be used: there is no config.json"),
-        ({"tokenizer_name": "{workshop}"}, r"there is no tokenizer\.json or vocab\.txt"),
+        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
+        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),
+        ({"model_name_or_path": "{workshop}"}, "invalid configuration .*: there is no config.json"),
+        ({"tokenizer_name": "{workshop}"}, r"contains no tokenizer.json or vocab.txt"),
         ({"max_train_samples": 0}, "--max_train_samples must be at least 1, not 0"),
         ({"max_seq_length": 2}, "--max_seq_length must be at least 3, not 2"),
         ({"learning_rate": "high"}, "invalid float value: 'high'"),
@@ -563,7 +569,7 @@ def test_labels_that_the_model_does_not_know(run, workshop, tmp_path):
 def test_a_classifier_for_other_labels(run, workshop, tmp_path):
     rows = [{"sentence": word, "label": i} for i, word in enumerate(["a", "the", "film"] * 4)]
     changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
-    with pytest.raises(InputError, match="other than the 12 labels of these data, --ignore_mismatched_sizes"):
+    with pytest.raises(InputError, match="other labels than the 12 of this data, --ignore_mismatched_sizes"):
         glue.main(arguments(workshop, tmp_path / "out", **changes))
     glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
@@ -578,9 +584,9 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
         tmp_path / "other"
     )
     for name, more, message in (
-        ("tagger", {}, r"nothing trains the model .*tagger, and its bert.pooler.dense.bias, bert.pooler.dense.weight"),
-        ("other", {}, r"weights of .*other do not fit .*; name one that was fine-tuned for the 2 labels"),
-        ("other", {"ignore_mismatched_sizes": True}, r"other, and its classifier.bias, classifier.weight would be"),
+        ("tagger", {}, r"tagger lacks bert.pooler.dense.bias, bert.pooler.dense.weight"),
+        ("other", {}, r"weights of .*other do not fit .*. Choose a model that was fine-tuned for the 2 labels"),
+        ("other", {"ignore_mismatched_sizes": True}, r"other lacks classifier.bias, classifier.weight"),
     ):
         changes = {**checkpoint_of(tmp_path / name), "tokenizer_name": workshop / "tokenizer", **data, **more}
         with pytest.raises(InputError, match=message):
@@ -593,7 +599,7 @@ def test_long_examples_end_where_the_model_does(run, workshop, tmp_path, caplog)
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True))
-    assert "--max_seq_length 4096 is more than the model takes; examples end at 512" in caplog.text
+    assert "--max_seq_length 4096: the model takes at most 512 tokens" in caplog.text
 
 
 def test_command_line_says_it_in_one_line(workshop, tmp_path, capsys):

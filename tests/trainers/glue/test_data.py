@@ -10,7 +10,6 @@ from tables import write_csv
 
 from snugbert import SnugBertTokenizer
 from snugbert.errors import InputError
-from snugbert.trainers import splits as files
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import TASKS
 from snugbert.trainers.glue.data import load_splits
@@ -99,7 +98,7 @@ def test_mnli_on_the_hub(monkeypatch):
         "mnli": DatasetDict({"train": rows(0), **{part: rows(*[-1 if "test" in part else 1] * 2) for part in parts}}),
         "ax": DatasetDict({"test": rows(-1, -1, -1)}),
     }
-    monkeypatch.setattr(files, "load_dataset", lambda name, config_name, **_: hub[config_name])
+    monkeypatch.setattr("datasets.load_dataset", lambda name, config_name, **_: hub[config_name])
     splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
     sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
     assert {name: len(split.data) for name, split in splits.items()} == {"train": 1, **sizes}
@@ -165,7 +164,7 @@ def test_every_format_gives_the_same_features(tmp_path):
         splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
         labels = choose_labels(None, splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
         assert labels == ["no", "yes"]
-        results.append(make_features(splits["train"], labels, tokenizer, 128, False, None)[:])
+        results.append(make_features(splits["train"], labels, tokenizer, 128, None)[:])
     assert all(result == results[0] for result in results)
     assert results[0]["label"] == [1, 0, 1]
     expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
@@ -191,7 +190,7 @@ def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
         arguments = GlueDataArguments(**source, label_column_name="topics")
         splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
         labels = choose_labels(None, splits, checkpoint_labels=[])
-        features = make_features(splits["train"], labels, tokenizer, 128, False, None)
+        features = make_features(splits["train"], labels, tokenizer, 128, None)
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
@@ -215,7 +214,11 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
         ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: 3 columns instead of 2"),
         ("a.csv", 'sentence,label\na,yes\n"b,no\n', r"a\.csv, row 3: not CSV"),
         ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
-        ("a.jsonl", '{"sentence": "a", "label": 1}\n7\n', r"a\.jsonl, row 2: a int where an object"),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": 1}\n7\n',
+            r"a\.jsonl, row 2: expected a JSON object with columns, not int",
+        ),
         (
             "a.jsonl",
             '{"sentence": "a", "label": 1}\n{"sentence": null, "label": 1}',
@@ -246,14 +249,14 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
         ),
         ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
         ("a.json", "", r"a\.json: no examples"),
-        ("a.txt", "a\tyes\n", r"a\.txt: must be a \.tsv, \.csv, \.json or \.jsonl file"),
+        ("a.txt", "a\tyes\n", r"a\.txt: unknown suffix\. Use \.tsv, \.csv, \.json or \.jsonl"),
         ("a.tsv", b"sentence\tlabel\na\tyes\n\xff\tno\n", r"a\.tsv, line 3: not UTF-8"),
         (
             "a.tsv.gz",
             gzip.compress(b"sentence\tlabel\na\tyes\n" * 999, mtime=0)[:-20],
-            r"a\.tsv\.gz, .*: not a whole gzip file",
+            r"a\.tsv\.gz, .*: damaged or incomplete gzip file",
         ),
-        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: not a whole gzip file"),
+        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: damaged or incomplete gzip file"),
     ],
 )
 def test_bad_files(name, content, message, tmp_path):

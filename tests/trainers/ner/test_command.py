@@ -44,12 +44,16 @@ def test_right_predictions_are_the_file_again(way, scheme, conll, part, tokenize
     change, limit, document_context = WAYS[way]
     split, labels = change(part)._replace(scheme=scheme), choose_labels(conll, [])
     windows = ner.make_windows(split, labels, tokenizer, limit, document_context)
-    figures = ner.make_judge("eval", split, windows, labels, False)(logits_of(windows, len(labels)), tmp_path)
+    evaluation_set = ner.make_evaluation_set("eval", split, windows, labels, None, ner.METRICS)
+    tags = evaluation_set.decode(logits_of(windows, len(labels)))
+    evaluation_set.write(tags, tmp_path)
+    metrics = evaluation_set.score(tags)
     numbers = Counter(kind for tags in all_tags(part) for kind, _, _ in decode_tags(tags))
-    assert {name: value for name, value in figures.items() if not name.endswith("number")} == dict.fromkeys(
-        [*ner.FIGURES, *(f"{kind}_{figure}" for kind in numbers for figure in ner.FIGURES[:3])], 1.0
+    assert {name: value for name, value in metrics.items() if not name.endswith("number")} == dict.fromkeys(
+        [*ner.METRICS, *(f"{kind}_{metric}" for kind in numbers for metric in ner.METRICS[:3])], 1.0
     )
-    assert all(figures[f"{kind}_number"] == number for kind, number in numbers.items())
+    assert evaluation_set.score_in_training(logits_of(windows, len(labels))) == dict.fromkeys(ner.METRICS, 1.0)
+    assert all(metrics[f"{kind}_number"] == number for kind, number in numbers.items())
 
     lines = (tmp_path / "eval_predictions.txt").read_text(encoding="utf-8").splitlines()
     with gzip.open(data_dir / "conll2003" / "valid.txt.gz", "rt", encoding="utf-8") as stream:
@@ -170,7 +174,7 @@ def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys
         results = json.loads((tmp_path / "eval_results.json").read_text())
         assert results["eval_samples"] == 20 and results["eval_f1"] == 1.0
         assert "eval_baseline_f1" not in results
-    assert f"predictions: {tmp_path / 'eval_predictions.txt'}" in capsys.readouterr().out
+    assert "predictions  eval_predictions.txt\n" in capsys.readouterr().out
 
 
 def test_the_best_model_by_a_type(workshop, tmp_path):
@@ -203,14 +207,14 @@ def test_bad_arguments(run, workshop, tmp_path, capsys):
     message = complaint(validation_file=tmp_path / "plain.txt", document_context=True)
     assert "plain.txt does not tell where documents begin; it needs -DOCSTART- lines" in message
     assert "there is no file" in complaint(train_file=tmp_path / "none.txt")
-    assert "there are no data" in complaint(train_file=None, validation_file=None)
-    assert "either the name of a data set or files" in complaint(dataset_name="conll2003")
+    assert "no data. Give" in complaint(train_file=None, validation_file=None)
+    assert "--dataset_name cannot be combined with files" in complaint(dataset_name="conll2003")
     assert "columns of a CoNLL file have no names; give a number" in complaint(label_column_name="ner_tags")
     assert "--max_seq_length must be at least 4, not 3" in complaint(max_seq_length=3)
-    assert "there is no metric 'accurcy'" in complaint(metric_for_best_model="accurcy")
+    assert "has no metric 'accurcy'. Choose one of precision" in complaint(metric_for_best_model="accurcy")
     assert "the checkpoint is no tagger, its labels are LABEL_0, LABEL_1" in complaint(train_file=None)
-    assert "there are no test sentences" in complaint(do_predict=True)
+    assert "no test sentences. Give --test_file" in complaint(do_predict=True)
     encoder = {"config_name": None, "config_overrides": None, "model_name_or_path": tmp_path / "encoder"}
     SnugBertModel.from_pretrained(run, add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
-    assert "its classifier.bias, classifier.weight would be random" in complaint(**encoder, train_file=None)
+    assert "lacks classifier.bias, classifier.weight" in complaint(**encoder, train_file=None)
     assert not (tmp_path / "out").exists()

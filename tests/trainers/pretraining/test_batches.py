@@ -3,18 +3,13 @@
 import pytest
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.batches import BatchSampler, Phase, parse_phases, plan_phases
-from snugbert.trainers.pretraining.trainer import PretrainingArguments
+from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
+from snugbert.trainers.pretraining.batches import BatchSampler, Phase, plan_phases
 
 
 def test_steps_have_their_examples_whoever_takes_them():
     """Every example once, in order, with any number of processes and accumulated batches; any step can be first."""
-
-    class Examples(list):
-        def make_ready(self, index):
-            self[index]
-
-    phases = [Phase(Examples(range(7 * 30)), 7, 30), Phase(Examples(range(3 * 11)), 3, 11)]
+    phases = [Phase(range(50), 7, 30), Phase(range(60), 3, 11)]
     for processes, accumulation in ((1, 1), (1, 4), (2, 1), (3, 3), (11, 1)):
         samplers = [BatchSampler(phases, accumulation, processes, rank) for rank in range(processes)]
         steps = [[] for _ in range(10)]
@@ -34,20 +29,21 @@ def test_steps_have_their_examples_whoever_takes_them():
 @pytest.mark.parametrize(
     "phases, message",
     [
-        ("128", "'128' is not a length and its share"),
+        ("128", "'128' is not a length and its share of the steps"),
         ("128:90%,512:20%", "add up to 110 %, not to 100 %"),
-        ("128:99%,512:1%", "length 512 has no step of 12"),
+        ("128:99%,512:1%", "length 512 gets none of the 12 steps"),
         ("24:50%,432:50%", r"has 1 sequences, fewer than processes x accumulation steps \(2\)"),
     ],
 )
 def test_phases_that_cannot_be(phases, message):
-    class Lengths:
+    class Examples(list):
         def __init__(self, max_seq_length):
-            self.max_seq_length, self.epoch_length = max_seq_length, 1000
+            super().__init__(range(1000))
+            self.max_seq_length = max_seq_length
 
     args = PretrainingArguments(
         max_steps=12, per_device_train_batch_size=9, gradient_accumulation_steps=2, use_cpu=True
     )
     with pytest.raises(InputError, match=message):
         lengths, shares = zip(*parse_phases(phases), strict=True)
-        plan_phases([Lengths(length) for length in lengths], shares, args)
+        plan_phases([Examples(length) for length in lengths], shares, args)

@@ -1,21 +1,21 @@
-"""The cache of prepared text."""
+"""Prepared text in the cache is reused, renewed, listed and removed."""
 
 import os
 
 import pytest
 from filelock import FileLock
-from prepared import content, text_of
+from prepared import content, text_arguments
 
 from snugbert.trainers.pretraining.cache import prepare_in_cache
 from snugbert_cli import main as snugbert_command
 
 
-def test_a_changed_text_is_never_taken_for_the_old_one(tmp_path, tokenizer):
+def test_changed_text_is_prepared_again(tmp_path, tokenizer):
     file, cache = tmp_path / "text.txt", str(tmp_path / "cache")
     file.write_text("Old words here.\n\nAnd here.\n")
 
     def prepared(**options):
-        return prepare_in_cache(text_of(file), tokenizer, "en", cache, show_progress=False, **options)
+        return prepare_in_cache(text_arguments(file), tokenizer, "en", cache, show_progress=False, **options)
 
     folder, old = prepared()
     stamp = next(folder.glob("*.arrow")).stat().st_mtime_ns
@@ -24,23 +24,23 @@ def test_a_changed_text_is_never_taken_for_the_old_one(tmp_path, tokenizer):
     assert prepared()[1].digest == old.digest
     assert next(folder.glob("*.arrow")).stat().st_mtime_ns == stamp
     stat = file.stat()
-    file.write_text("New words here.\n\nAnd here.\n")  # of the same size
+    file.write_text("New words here.\n\nAnd here.\n")  # same size
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    folder_of_new, new = prepared()
-    assert folder_of_new == folder and new.digest != old.digest
+    new_folder, new = prepared()
+    assert new_folder == folder and new.digest != old.digest
     assert tokenizer.decode(content(new)[0][0]) == "new words here."
     assert prepared(documents="half", keeps=lambda number: number == 1)[1].num_documents == 1
 
 
 @pytest.fixture
 def cache(small, words_tokenizer, tmp_path):
-    """The folders of two prepared texts, a whole one and an unfinished one that was used later."""
+    """Two folders of prepared text: a complete one, and an unfinished one that was used later."""
     other = tmp_path / "other.txt"
     other.write_text("w1 w2\n\nw3\n")
     folders = []
     for file in (small.text, other):
         folder, _ = prepare_in_cache(
-            text_of(file), words_tokenizer, None, str(tmp_path / "cache"), num_workers=1, show_progress=False
+            text_arguments(file), words_tokenizer, None, str(tmp_path / "cache"), num_workers=1, show_progress=False
         )
         folders.append(folder)
     (part,) = folders[1].glob("*.arrow")
@@ -49,13 +49,13 @@ def cache(small, words_tokenizer, tmp_path):
     return folders
 
 
-def test_the_cache_is_listed(cache, tmp_path, capsys):
+def test_list_prints_the_cached_text(cache, tmp_path, capsys):
     arguments = ["prepare", "--cache_dir", str(tmp_path / "cache")]
     assert snugbert_command([*arguments, "--list"]) == 0
-    header, whole, unfinished, total = capsys.readouterr().out.splitlines()
+    header, complete, unfinished, total = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "size", "last", "used", "state", "text", "settings"]
-    assert whole.startswith(f"{cache[0].name}  ") and unfinished.startswith(f"{cache[1].name}  ")
-    assert " 1970-01-01 " in whole and " whole " in whole and " text.txt " in whole
+    assert complete.startswith(f"{cache[0].name}  ") and unfinished.startswith(f"{cache[1].name}  ")
+    assert " 1970-01-01 " in complete and " complete " in complete and " text.txt " in complete
     assert " unfinished " in unfinished and " other.txt " in unfinished and " lines, all, tokenizer " in unfinished
     assert total.startswith("total: 2, ") and total.endswith(str(tmp_path / "cache" / "snugbert"))
     (part,) = cache[0].glob("*.arrow")
@@ -66,7 +66,7 @@ def test_the_cache_is_listed(cache, tmp_path, capsys):
     assert "total: 0, " in capsys.readouterr().out
 
 
-def test_the_cache_is_cleaned_and_nothing_else(cache, tmp_path, capsys):
+def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     root = cache[0].parent
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "deep").mkdir(parents=True)
@@ -74,13 +74,13 @@ def test_the_cache_is_cleaned_and_nothing_else(cache, tmp_path, capsys):
     (root / ("0" * 32)).symlink_to(elsewhere)  # named like ours
     (root / "model").mkdir()
     (root / "notes.txt").write_text("precious")
-    foreign = root / ("1" * 32)  # named like ours, but with something that we do not write
+    foreign = root / ("1" * 32)  # named like ours, but holds a file that SnugBERT did not write
     foreign.mkdir()
     (foreign / "part-00000-of-00001.arrow").symlink_to(elsewhere / "part-00000-of-00001.arrow")
     kept = {*elsewhere.rglob("*"), root / ("0" * 32), root / "model", root / "notes.txt", *foreign.iterdir()}
     clean = ["prepare", "--cache_dir", str(tmp_path / "cache"), "--clean"]
 
-    assert snugbert_command([*clean, cache[0].name, "2" * 32]) == 2  # an unknown name: nothing is removed
+    assert snugbert_command([*clean, cache[0].name, "2" * 32]) == 2  # one name is unknown, so nothing is removed
     assert f"no prepared text named {'2' * 32} in {root}" in capsys.readouterr().err
     assert snugbert_command([*clean, "0" * 32]) == 2
     size = sum(file.stat().st_size for file in cache[0].iterdir())

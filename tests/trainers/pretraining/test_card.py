@@ -17,7 +17,7 @@ def test_model_card(tmp_path):
         language="en",
         data=DATA,
         settings=SETTINGS,
-        figures={"mlm_loss": 5.9194, "mlm_accuracy": 0.1461, "eval_runtime": 3.0},
+        metrics={"mlm_loss": 5.9194, "mlm_accuracy": 0.1461, "eval_runtime": 3.0},
         baselines={"mlm_loss": 6.5421},
         dataset_name="me/books",
     )

@@ -1,4 +1,4 @@
-"""A prepared corpus."""
+"""A prepared corpus opens in other processes and libraries."""
 
 import pickle
 
@@ -10,13 +10,14 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.corpus import open_corpus
 
 
-def test_other_libraries_open_the_parts(data_dir, tmp_path, tokenizer):
+def test_datasets_opens_the_parts(data_dir, tmp_path, tokenizer):
     corpus = prepare(tmp_path, tokenizer, data_dir / "wikitext2/valid.docs.txt.gz")
     rows = datasets.Dataset.from_file(str(tmp_path / "part-00000-of-00001.arrow"))
     assert rows["sentences"][:] == content(corpus)
 
 
 def test_a_data_worker_does_not_validate_again(small, words_tokenizer):
+    """A token id that was patched after opening is visible in the worker, and refused by the next `open_corpus`."""
     corpus = open_corpus(small.folder, words_tokenizer)
     last_token = corpus.blocks[-1].tokens[-1:].tobytes()
     at = small.bytes.rindex(last_token, 0, -8)

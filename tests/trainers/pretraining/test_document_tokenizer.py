@@ -1,4 +1,4 @@
-"""Documents become sentences and tokens as the tokenizer itself cuts them."""
+"""Documents are split into the same tokens as the tokenizer gives for whole sentences."""
 
 import pytest
 from prepared import content, prepare
@@ -8,8 +8,8 @@ from snugbert.trainers.documents import read_documents, split_sentences
 
 
 @pytest.mark.parametrize("cased", [False, True])
-def test_word_pieces_are_the_tokenizers_own_in_any_number_of_processes(data_dir, tmp_path, small_blocks, cased):
-    """Against the tokenizer on whole sentences, without memory of words; files are the same, byte for byte."""
+def test_tokens_equal_the_tokenizers_in_any_number_of_processes(data_dir, tmp_path, small_blocks, cased):
+    """Compared with the tokenizer on whole sentences. One and two processes write the same bytes."""
     vocabulary = data_dir / f"vocab/bert-base-{'cased' if cased else 'uncased'}-vocab.txt"
     tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocabulary), do_lower_case=not cased)
     files = [data_dir / "wikitext2/valid.docs.txt.gz", data_dir / "wiki_en/validation.txt.gz"]
@@ -27,7 +27,7 @@ def test_word_pieces_are_the_tokenizers_own_in_any_number_of_processes(data_dir,
 
 
 def test_a_tokenizer_that_looks_across_spaces_gets_whole_sentences(tmp_path, tokenizer):
-    """With a token that has a space in it, a word's pieces depend on its neighbour."""
+    """With a token that contains a space, the tokens of a word depend on its neighbor."""
     tokenizer = snugbert.SnugBertTokenizer(tokenizer.get_vocab())
     tokenizer.add_tokens(["new york"])
     (tmp_path / "text.txt").write_text("from new york to new jersey\n")

@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,17 +11,18 @@ from scipy.stats import chisquare
 from synthetic import make_corpus
 
 from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
-from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset, shuffled
+from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset, shuffle_position
 
 pytestmark = pytest.mark.slow
 
 CLS, SEP = 101, 102
+TOKENIZER = SimpleNamespace(cls_token_id=CLS, sep_token_id=SEP)
 
 
 def test_full_sentences_by_hand(tmp_path):
     documents = [[[11, 12], [13, 14, 15]], [[21], [22, 23, 24, 25, 26, 27, 28, 29, 30, 31]], [[41, 42]], [[51], [52]]]
     corpus = make_corpus([documents[:3], documents[3:], [[[71, 72, 73, 74, 75]], [[81, 82]]]])
-    dataset = PretrainingDataset(corpus, CLS, SEP, tmp_path, "mlm", max_seq_length=9)
+    dataset = PretrainingDataset(corpus, TOKENIZER, 9, "mlm", epochs_dir=tmp_path)
     examples = [dataset[index] for index in range(len(dataset))]
     assert sorted(example["input_ids"].tolist() for example in examples) == [
         [CLS, 11, 12, 13, 14, 15, SEP, 21, SEP],
@@ -33,11 +35,11 @@ def test_full_sentences_by_hand(tmp_path):
     for example in examples:
         assert "next_sentence_label" not in example
         assert example["token_type_ids"].tolist() == [0] * len(example["input_ids"])
-    assert dataset.share_next is None
+    assert dataset.next_share is None
 
 
 def test_full_sentences_are_full(corpus, tmp_path):
-    dataset = PretrainingDataset(corpus, CLS, SEP, tmp_path, "mlm", max_seq_length=512)
+    dataset = PretrainingDataset(corpus, TOKENIZER, 512, "mlm", epochs_dir=tmp_path)
     lengths = [len(dataset[index]["input_ids"]) for index in range(len(dataset))]
     assert max(lengths) <= 512 and np.mean(lengths) > 0.9 * 512
     assert sum((dataset[index]["input_ids"] == SEP).sum() - 1 for index in range(len(dataset))) > 0
@@ -45,46 +47,45 @@ def test_full_sentences_are_full(corpus, tmp_path):
 
 @pytest.mark.parametrize("number", [1, 2, 3, 10, 1000, 4097])
 def test_an_order_is_a_permutation(number):
-    assert sorted(shuffled(position, number, "key") for position in range(number)) == list(range(number))
+    assert sorted(shuffle_position(position, number, "key") for position in range(number)) == list(range(number))
 
 
 def test_orders_look_random():
     # Few things: every order of the first two is as frequent as any other. Five standard deviations are p = 6e-7.
-    pairs = Counter((shuffled(0, 5, str(key)), shuffled(1, 5, str(key))) for key in range(4000))
+    pairs = Counter((shuffle_position(0, 5, str(key)), shuffle_position(1, 5, str(key))) for key in range(4000))
     assert len(pairs) == 20 and chisquare(list(pairs.values())).pvalue > 1e-4
     # Many: neighbours part, and a tenth of the positions goes to all tenths.
-    order = np.array([shuffled(position, 10_000, "key") for position in range(10_000)])
+    order = np.array([shuffle_position(position, 10_000, "key") for position in range(10_000)])
     assert (np.abs(np.diff(order)) == 1).sum() < 12  # 2 on average
     cells = np.histogram2d(np.arange(10_000), order, bins=10)[0]
     assert chisquare(cells.ravel()).pvalue > 1e-4
-    other = np.array([shuffled(position, 10_000, "yek") for position in range(10_000)])
+    other = np.array([shuffle_position(position, 10_000, "yek") for position in range(10_000)])
     assert abs(np.corrcoef(order, other)[0, 1]) < 0.05 and abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
 
 
 @pytest.mark.parametrize("objective", ["nsp", "sop", "mlm"])
 def test_examples_do_not_depend_on_what_was_asked_for_before(corpus, tmp_path, objective):
     def dataset(folder, **settings):
-        return PretrainingDataset(corpus, CLS, SEP, tmp_path / folder, objective, num_examples=20_000, **settings)
+        return PretrainingDataset(corpus, TOKENIZER, objective=objective, epochs_dir=tmp_path / folder, **settings)
 
     straight, jumping = dataset("a"), dataset("b")
     last = len(straight) - 1
-    assert last > 3 * straight.epoch_length
     copied = pickle.loads(pickle.dumps(jumping))
-    for index in (last, 0, straight.epoch_length, 5, last):
-        expected = straight[index]
-        for example in (jumping[index], copied[index]):
+    for place in ((3, last), (0, 0), (1, 0), (0, 5), (3, last)):
+        expected = straight.get_example(*place)
+        for example in (jumping.get_example(*place), copied.get_example(*place)):
             assert example["input_ids"].tolist() == expected["input_ids"].tolist()
-            assert example["mask_seed"] == expected["mask_seed"] == (42, *divmod(index, straight.epoch_length))
+            assert example["mask_seed"] == expected["mask_seed"] == (42, *place)
     with pytest.raises(IndexError):
         straight[len(straight)]
-    seen = {tuple(straight[index]["input_ids"]) for index in range(straight.epoch_length)}
-    assert len(seen) > 0.99 * straight.epoch_length
-    again = {tuple(straight[index]["input_ids"]) for index in range(straight.epoch_length, 2 * straight.epoch_length)}
+    seen = {tuple(example["input_ids"]) for example in straight}
+    assert len(seen) > 0.99 * len(straight)
+    again = {tuple(straight.get_example(1, position)["input_ids"]) for position in range(len(straight))}
     assert (len(seen & again) < 0.3 * len(seen)) == (objective != "mlm")
     assert dataset("a", seed=1)[3]["input_ids"].tolist() != straight[3]["input_ids"].tolist()
     if objective != "mlm":
-        labels = [straight[index]["next_sentence_label"] for index in range(straight.epoch_length)]
-        assert 1 - np.mean(labels) == pytest.approx(straight.share_next)
+        labels = [example["next_sentence_label"] for example in straight]
+        assert 1 - np.mean(labels) == pytest.approx(straight.next_share)
         ids, types = straight[3]["input_ids"], straight[3]["token_type_ids"]
         assert ids[0] == CLS and ids[-1] == SEP and (ids == SEP).sum() == 2
         first = ids.tolist().index(SEP) + 1
@@ -99,37 +100,37 @@ def test_a_table_is_made_once_and_then_used(corpus, tmp_path, monkeypatch):
     )
 
     def dataset(**settings):
-        return PretrainingDataset(corpus, CLS, SEP, tmp_path, **settings)
+        return PretrainingDataset(corpus, TOKENIZER, **settings, epochs_dir=tmp_path)
 
     with ThreadPoolExecutor(4) as pool:
-        datasets = list(pool.map(lambda _: dataset(num_examples=30_000), range(4)))
+        datasets = list(pool.map(lambda _: dataset(), range(4)))
     assert made == [0]
     for epoch in range(5):
         for one in datasets[:2]:
-            one[epoch * one.epoch_length]
+            one.get_example(epoch, 0)
     assert made == [0, 1, 2, 3, 4]
     assert sorted(file.stem[-2:] for file in tmp_path.glob("*.examples")) == ["-0", "-3", "-4"]
-    datasets[2][2 * datasets[2].epoch_length]  # one that comes late makes it again
+    datasets[2].get_example(2, 0)  # one that comes late makes it again
     assert made.pop() == 2
     for change in ({"seed": 1}, {"max_seq_length": 64}, {"short_seq_prob": 0.2}, {"objective": "sop"}):
         dataset(**change)
     assert made[-4:] == [0] * 4
     dataset()
     other = Corpus(corpus.blocks, digest="another")
-    PretrainingDataset(other, CLS, SEP, tmp_path)
+    PretrainingDataset(other, TOKENIZER, epochs_dir=tmp_path)
     assert len(made) == 10
 
 
 def test_a_full_disk_leaves_no_table(corpus, tmp_path):
-    whole = PretrainingDataset(corpus, CLS, SEP, tmp_path)
+    whole = PretrainingDataset(corpus, TOKENIZER, epochs_dir=tmp_path)
     (file,) = tmp_path.glob("*.examples")
     content = file.read_bytes()
     file.unlink()
     file.with_suffix(".unfinished").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"epoch 0 cannot be kept in .* \(No space left on device\); they take 21 bytes"):
-        PretrainingDataset(corpus, CLS, SEP, tmp_path)
+    with pytest.raises(OSError, match=r"the examples of epoch 0 \(No space left on device\)\. They take 21 bytes"):
+        PretrainingDataset(corpus, TOKENIZER, epochs_dir=tmp_path)
     assert [file.suffix for file in tmp_path.iterdir()] == [".lock"]
-    assert len(PretrainingDataset(corpus, CLS, SEP, tmp_path)) == len(whole)
+    assert len(PretrainingDataset(corpus, TOKENIZER, epochs_dir=tmp_path)) == len(whole)
     assert file.read_bytes() == content
 
 
@@ -137,20 +138,20 @@ def test_what_gives_no_example_is_said(tmp_path):
     one = make_corpus([[[[1000, 1001]]]])
     for corpus, settings, message in (
         (one, {}, "fewer than two"),
-        (one, {"max_seq_length": 4, "objective": "mlm"}, "`max_seq_length` 4 must be at least 5"),
-        (one, {"max_seq_length": 2**16, "objective": "mlm"}, "at most 65535"),
+        (one, {"max_seq_length": 4, "objective": "mlm"}, "`max_seq_length` 4 must be between 5 and 65535"),
+        (one, {"max_seq_length": 2**16, "objective": "mlm"}, "65536 must be between 5 and 65535"),
         (make_corpus([[[[1000]], [[1001]]]]), {"objective": "sop"}, "no example"),
     ):
         with pytest.raises(ValueError, match=message):
-            PretrainingDataset(corpus, CLS, SEP, tmp_path, **settings)
-    assert len(PretrainingDataset(one, CLS, SEP, tmp_path, "sop")) == 1
+            PretrainingDataset(corpus, TOKENIZER, **settings, epochs_dir=tmp_path)
+    assert len(PretrainingDataset(one, TOKENIZER, objective="sop", epochs_dir=tmp_path)) == 1
 
 
 def test_a_table_that_was_cut_off_is_made_again(small, words_tokenizer, tmp_path):
     corpus = open_corpus(small.folder, words_tokenizer)
 
     def count_examples() -> int:
-        return len(PretrainingDataset(corpus, 2, 3, tmp_path / "epochs", max_seq_length=16))
+        return len(PretrainingDataset(corpus, words_tokenizer, max_seq_length=16, epochs_dir=tmp_path / "epochs"))
 
     expected = count_examples()
     (table,) = (tmp_path / "epochs").glob("*.examples")

@@ -9,8 +9,8 @@ from synthetic import make_trainer, tiny_model
 from transformers import get_wsd_schedule
 
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.optimizers import MuonWithAdamW
-from snugbert.trainers.pretraining.trainer import PretrainingArguments
 
 
 def with_random_gradients(model, steps):
@@ -135,7 +135,7 @@ def test_an_optimizer_learns_and_a_resumed_run_is_the_straight_one_bit_for_bit(t
     arguments = {
         "optim": optim,
         "max_steps": 12,
-        "distinct": 16,  # the same batch at every step
+        "size": 16,  # the same batch at every step
         "gradient_accumulation_steps": 2,
         "save_steps": 6,
         "learning_rate": 5e-3,

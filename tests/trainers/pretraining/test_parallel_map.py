@@ -1,4 +1,4 @@
-"""Several processes give the same results in the same order."""
+"""Processes that are not forked give the same results."""
 
 from types import SimpleNamespace
 
@@ -8,18 +8,14 @@ from snugbert.trainers.pretraining import parallel_map
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 
-def pairs(corpus, folder):
-    return PretrainingDataset(corpus, 2, 3, folder, max_seq_length=16)
-
-
-def test_processes_that_are_not_forked_do_the_same(small, words_tokenizer, tmp_path, monkeypatch):
-    """As on macOS and Windows: what they need is pickled. The files are the same, byte for byte."""
+def test_spawned_processes_write_the_same_files_as_forked_ones(small, words_tokenizer, tmp_path, monkeypatch):
+    """On macOS and Windows processes are spawned, and their arguments are pickled."""
     written = []
     for system in ("linux", "darwin"):
         monkeypatch.setattr(parallel_map, "sys", SimpleNamespace(platform=system))
         folder = tmp_path / system
         corpus = prepare(folder, words_tokenizer, small.text, language=None, num_workers=2)
-        pairs(corpus, folder)
+        PretrainingDataset(corpus, words_tokenizer, max_seq_length=16, epochs_dir=folder)
         written.append([file.read_bytes() for file in sorted(folder.iterdir()) if "lock" not in file.name])
     assert len(written[0]) == 2 and written[0][1] == small.bytes
     assert written[0] == written[1]

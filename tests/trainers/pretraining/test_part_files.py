@@ -1,4 +1,4 @@
-"""Damaged files of a corpus are refused."""
+"""Damaged part files are refused."""
 
 import json
 import multiprocessing
@@ -14,8 +14,8 @@ from snugbert.trainers.pretraining import preparation
 from snugbert.trainers.pretraining.corpus import open_corpus
 
 
-def metadata_of(stream: bytes) -> list[int]:
-    """The positions of an Arrow stream that are not values: its schema, and the layout of each block."""
+def metadata_positions(stream: bytes) -> list[int]:
+    """The positions of the bytes that are not values: the schema, and the layout of each block."""
     positions, start = [], 0
     while start < len(stream):
         length = int.from_bytes(stream[start + 4 : start + 8], "little")
@@ -25,10 +25,10 @@ def metadata_of(stream: bytes) -> list[int]:
     return positions
 
 
-def patches(stream: bytes, number: int) -> list[bytes]:
-    """The stream with a bit, byte, 32-bit or 64-bit number of its metadata changed, or cut off."""
+def make_patches(stream: bytes, number: int) -> list[bytes]:
+    """Copies of the stream with a bit, byte, 32-bit or 64-bit number of the metadata changed or removed."""
     rng = random.Random(0)
-    positions = metadata_of(stream)
+    positions = metadata_positions(stream)
     patched = []
     for _ in range(number):
         position, size = rng.choice(positions), rng.choice((0, 1, 1, 4, 8))
@@ -42,10 +42,10 @@ def patches(stream: bytes, number: int) -> list[bytes]:
 
 
 def open_patched(small, tokenizer, log):
-    """Opens patched files and resumes patched unfinished ones. Writes each attempt to `log` first."""
+    """Opens patched files, and continues patched unfinished ones. Writes each attempt to `log` first."""
     preparation.BLOCK_TOKENS, preparation.BATCH_CHARACTERS = 60, 100  # as in the fixture
     expected = content(open_corpus(small.folder, tokenizer))
-    for number, patched in enumerate(patches(small.bytes, 1500)):
+    for number, patched in enumerate(make_patches(small.bytes, 1500)):
         log.write_text(f"case {number}")
         small.file.write_bytes(patched)
         try:
@@ -58,8 +58,8 @@ def open_patched(small, tokenizer, log):
             assert content(corpus) == expected
 
 
-def test_a_patched_file_is_refused_or_the_same(small, words_tokenizer, tmp_path):
-    """In a process of its own: before files were validated, a patched length ended it with a signal."""
+def test_a_patched_file_is_refused_or_gives_the_same_content(small, words_tokenizer, tmp_path):
+    """Runs in a process of its own, because a patched length that is not refused would crash the process."""
     log = tmp_path / "log"
     process = multiprocessing.get_context("spawn").Process(target=open_patched, args=(small, words_tokenizer, log))
     process.start()
@@ -69,7 +69,7 @@ def test_a_patched_file_is_refused_or_the_same(small, words_tokenizer, tmp_path)
 
 
 def test_a_patched_length_is_refused(small, words_tokenizer):
-    """A billion word pieces instead of a few in the first block."""
+    """The first block claims a billion tokens instead of a few."""
     tokens = open_corpus(small.folder, words_tokenizer).blocks[0].tokens
     at = small.bytes.index(len(tokens).to_bytes(8, "little"), len(pa.ipc.open_stream(small.bytes).schema.serialize()))
     small.file.write_bytes(small.bytes[:at] + (10**9).to_bytes(8, "little") + small.bytes[at + 8 :])
@@ -77,7 +77,7 @@ def test_a_patched_length_is_refused(small, words_tokenizer):
         open_corpus(small.folder, words_tokenizer)
 
 
-def documents_of(sentences=(0, 2, 3, 4), documents=(0, 2, 3), tokens=(5, 6, 7, 8), kind=None):
+def make_documents(sentences=(0, 2, 3, 4), documents=(0, 2, 3), tokens=(5, 6, 7, 8), kind=None):
     nested = pa.array(tokens, kind or pa.uint16())
     for offsets in (sentences, documents):
         nested = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), nested)
@@ -85,15 +85,15 @@ def documents_of(sentences=(0, 2, 3, 4), documents=(0, 2, 3), tokens=(5, 6, 7, 8
 
 
 DAMAGED = {
-    "id": ("word piece id 98 is outside the vocabulary of 98", documents_of(tokens=(5, 6, 98, 8))),
-    "empty sentence": ("overlap, are empty", documents_of(sentences=(0, 2, 2, 4))),
-    "empty document": ("overlap, are empty", documents_of(documents=(0, 0, 3))),
-    "offset back": ("Offset invariant failure|non-monotonic", documents_of(sentences=(0, 3, 2, 4))),
-    "offset beyond": ("Offset invariant failure|out of bounds", documents_of(sentences=(0, 2, 10**9, 4))),
-    "no id": ("missing values", documents_of(tokens=(5, None, 7, 8))),
+    "id": ("token id 98 is outside the vocabulary of 98", make_documents(tokens=(5, 6, 98, 8))),
+    "empty sentence": ("overlap, are empty", make_documents(sentences=(0, 2, 2, 4))),
+    "empty document": ("overlap, are empty", make_documents(documents=(0, 0, 3))),
+    "offset back": ("Offset invariant failure|non-monotonic", make_documents(sentences=(0, 3, 2, 4))),
+    "offset beyond": ("Offset invariant failure|out of bounds", make_documents(sentences=(0, 2, 10**9, 4))),
+    "no id": ("missing values", make_documents(tokens=(5, None, 7, 8))),
     "no document": ("missing values", pa.array([[[5]], None], pa.list_(pa.list_(pa.uint16())))),
-    "signed": ("other columns", documents_of(kind=pa.int16())),
-    "flat": ("other columns", pa.array([[5], [6]], pa.list_(pa.uint16()))),
+    "signed": ("unexpected columns", make_documents(kind=pa.int16())),
+    "flat": ("unexpected columns", pa.array([[5], [6]], pa.list_(pa.uint16()))),
 }
 
 
@@ -104,10 +104,10 @@ def write_part(file, columns, metadata):
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_a_broken_promise_is_refused(small, words_tokenizer, case):
+def test_a_block_that_breaks_an_invariant_is_refused(small, words_tokenizer, case):
     message, sentences = DAMAGED[case]
     metadata = pa.ipc.open_stream(small.bytes).schema.metadata
-    write_part(small.file, {"document": pa.array([0, 4]), "sentences": documents_of()}, metadata)
+    write_part(small.file, {"document": pa.array([0, 4]), "sentences": make_documents()}, metadata)
     assert content(open_corpus(small.folder, words_tokenizer)) == [[[5, 6], [7]], [[8]]]
     write_part(small.file, {"document": pa.array([0, 4]), "sentences": sentences}, metadata)
     with pytest.raises(InputError, match=f"part-00000-of-00001.arrow is damaged .*({message}).* prepare the text"):
@@ -118,26 +118,26 @@ def test_a_broken_promise_is_refused(small, words_tokenizer, case):
     ("old", "new"), [((0, 2, 3, 4), (1, 2, 3, 4)), ((0, 2, 3, 4), (0, 1, 2, 3)), ((0, 2, 3, 0), (0, 1, 2, 0))]
 )
 def test_offsets_that_leave_text_out_are_refused(small, words_tokenizer, old, new):
-    """In place, because Arrow writes only what the offsets span."""
+    """Patched in place, because Arrow writes only the values that the offsets span."""
     metadata = pa.ipc.open_stream(small.bytes).schema.metadata
-    write_part(small.file, {"document": pa.array([0, 4]), "sentences": documents_of()}, metadata)
+    write_part(small.file, {"document": pa.array([0, 4]), "sentences": make_documents()}, metadata)
     part, (old, new) = small.file.read_bytes(), (np.array(offsets, np.int32).tobytes() for offsets in (old, new))
     small.file.write_bytes(part[: part.rindex(old)] + new + part[part.rindex(old) + len(old) :])
-    with pytest.raises(InputError, match="leave word pieces out"):
+    with pytest.raises(InputError, match="leave tokens out"):
         open_corpus(small.folder, words_tokenizer)
 
 
-def test_documents_out_of_order_and_a_missing_end_are_refused(small, words_tokenizer):
+def test_documents_out_of_order_a_missing_end_and_a_stray_part_are_refused(small, words_tokenizer):
     metadata = pa.ipc.open_stream(small.bytes).schema.metadata
     for numbers in ([4, 4], [4, 3], [-1, 3]):
-        write_part(small.file, {"document": pa.array(numbers), "sentences": documents_of()}, metadata)
+        write_part(small.file, {"document": pa.array(numbers), "sentences": make_documents()}, metadata)
         with pytest.raises(InputError, match="documents are not in order"):
             open_corpus(small.folder, words_tokenizer)
-    write_part(small.file, {"sentences": documents_of()}, metadata)
-    with pytest.raises(InputError, match="other columns"):
+    write_part(small.file, {"sentences": make_documents()}, metadata)
+    with pytest.raises(InputError, match="unexpected columns"):
         open_corpus(small.folder, words_tokenizer)
-    small.file.write_bytes(small.bytes[:-8])  # after the last block, where Arrow sees a whole stream
-    with pytest.raises(InputError, match="its end is missing"):
+    small.file.write_bytes(small.bytes[:-8])  # Arrow reads a stream without its end marker
+    with pytest.raises(InputError, match="the end is missing"):
         open_corpus(small.folder, words_tokenizer)
     small.file.rename(small.folder / "part-x.arrow")
     with pytest.raises(InputError, match=r"part-x\.arrow does not belong"):
@@ -157,7 +157,7 @@ ORIGINS = [
 
 @pytest.mark.parametrize("change", [*ORIGINS, "tokenizer", "sources", "name", "identity"])
 def test_metadata_of_another_form_is_refused(small, words_tokenizer, change):
-    """`prepare` makes such a part again, if it may replace what is there."""
+    """`prepare` replaces such a part only if it may."""
     expected = content(open_corpus(small.folder, words_tokenizer))
     schema = pa.ipc.open_stream(small.bytes).schema
     origin = json.loads(schema.metadata[b"snugbert"])
@@ -170,7 +170,7 @@ def test_metadata_of_another_form_is_refused(small, words_tokenizer, change):
     metadata = {b"snugbert": change.encode("latin-1") if change in ORIGINS else json.dumps(origin).encode()}
     header = schema.with_metadata(metadata).serialize().to_pybytes()
     small.file.write_bytes(header + small.bytes[len(schema.serialize()) :])
-    with pytest.raises(InputError, match=r"is damaged \(it is not a part of a corpus"):
+    with pytest.raises(InputError, match=r"is damaged \(not a part of a corpus"):
         open_corpus(small.folder, words_tokenizer)
     with pytest.raises(InputError, match="--overwrite_output_dir"):
         prepare(small.folder, words_tokenizer, small.text, language=None)

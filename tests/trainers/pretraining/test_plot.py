@@ -56,8 +56,8 @@ def test_training_alone_and_with_validation(tmp_path, monkeypatch, lines):
     ]
     named = [{text.get_text() for text in panel.get_legend().get_texts()} for panel in panels[:4]]
     assert all(any(text.startswith("validation, last") for text in texts) for texts in named)
-    baselines = [[text for text in texts if "without context" in text] for texts in named]
-    assert baselines == [["without context 6.500"], [], ["without context 5.0%"], ["without context 50.0%"]]
+    baselines = [[text for text in texts if "baseline" in text] for texts in named]
+    assert baselines == [["baseline 6.500"], [], ["baseline 5.0%"], ["baseline 50.0%"]]
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""`snugbert prepare`."""
+"""`snugbert prepare`: shards, mismatches and wrong arguments."""
 
 import shutil
 from pathlib import Path
@@ -13,56 +13,56 @@ from snugbert.trainers.pretraining.corpus import open_corpus
 from snugbert_cli import main as snugbert_command
 
 
-def test_a_corpus_is_refused_with_another_tokenizer_or_in_part(tmp_path, tokenizer, capsys):
+def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, tokenizer, capsys):
     names = [f"{name}.txt" for name in "abcde"]
     for name in names:
         (tmp_path / name).write_text(f"Text of {name}. With two sentences.\n\nAnd two documents.\n")
     tokenizer.save_pretrained(tmp_path / "tok")
     whole = prepare(tmp_path / "whole", tokenizer, *(tmp_path / name for name in names))
     arguments = ["prepare", "--tokenizer_name", str(tmp_path / "tok"), "--train_file", str(tmp_path / "*.txt")]
-    store = tmp_path / "store"
+    folder = tmp_path / "corpus"
     for shard in ("3/3", "1/3"):
-        assert snugbert_command([*arguments, "--output_dir", str(store), "--shard", shard]) == 0
+        assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", shard]) == 0
     assert "1 of 3 parts are missing: part-00001-of-00003.arrow" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"part-00001-of-00003\.arrow is missing"):
-        open_corpus(store, tokenizer)
-    assert snugbert_command([*arguments, "--output_dir", str(store), "--shard", "2/3"]) == 0
+        open_corpus(folder, tokenizer)
+    assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", "2/3"]) == 0
     assert "snugbert pretrain" in capsys.readouterr().out
-    assert content(open_corpus(store, tokenizer)) == content(whole)
+    assert content(open_corpus(folder, tokenizer)) == content(whole)
     other = snugbert.SnugBertTokenizer({**tokenizer.get_vocab(), "zzzz": len(tokenizer)})
     with pytest.raises(InputError, match="was prepared with another tokenizer"):
-        open_corpus(store, other)
-    # Parts of another text, division or settings are not mixed in.
+        open_corpus(folder, other)
+    # Parts of another text, division or settings are not mixed with these.
     (tmp_path / "other").mkdir()
     for name in names[:3]:
         shutil.copy(tmp_path / name, tmp_path / "other")
     others = [*arguments[:-1], str(tmp_path / "other/*.txt")]
-    assert snugbert_command([*others, "--output_dir", str(store), "--shard", "1/3"]) == 2
+    assert snugbert_command([*others, "--output_dir", str(folder), "--shard", "1/3"]) == 2
     assert "of another text, tokenizer or settings" in capsys.readouterr().err
-    assert snugbert_command([*arguments, "--output_dir", str(store), "--shard", "1/2"]) == 2
+    assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", "1/2"]) == 2
     assert "of another text, tokenizer or settings" in capsys.readouterr().err
-    assert snugbert_command([*arguments, "--output_dir", str(store), "--lines_are_sentences", "true"]) == 2
-    part = store / "part-00001-of-00003.arrow"
+    assert snugbert_command([*arguments, "--output_dir", str(folder), "--lines_are_sentences", "true"]) == 2
+    part = folder / "part-00001-of-00003.arrow"
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"part-00001-of-00003.arrow is damaged .*prepare"):
-        open_corpus(store, tokenizer)
-    shutil.rmtree(store)
+        open_corpus(folder, tokenizer)
+    shutil.rmtree(folder)
     with pytest.raises(InputError, match="holds no prepared corpus"):
-        open_corpus(store, tokenizer)
+        open_corpus(folder, tokenizer)
 
 
-BAD = [
+WRONG_ARGUMENTS = [
     (["--shard", "4/3"], "must be i/n with i from 1 to n"),
     (["--shard", "1/9"], "1 files cannot be shared among 9 shards"),
     (["--preprocessing_num_workers", "0"], "must be at least 1"),
     (["--train_file", "nowhere.txt"], "there is no file nowhere.txt"),
     (["--output_dir", "text.txt"], "text.txt: "),
-    (["--train_file", "cut.txt.zst"], "not a whole Zstandard file"),
+    (["--train_file", "cut.txt.zst"], "damaged or incomplete Zstandard file"),
 ]
 
 
-@pytest.mark.parametrize(("more", "message"), BAD, ids=[message[:30] for _, message in BAD])
-def test_bad_input_is_one_sentence(tmp_path, tokenizer, monkeypatch, capsys, more, message):
+@pytest.mark.parametrize(("more", "message"), WRONG_ARGUMENTS, ids=[message[:30] for _, message in WRONG_ARGUMENTS])
+def test_wrong_arguments_are_a_clear_error(tmp_path, tokenizer, monkeypatch, capsys, more, message):
     monkeypatch.chdir(tmp_path)
     tokenizer.save_pretrained("tok")
     Path("text.txt").write_text("A text.\n")
@@ -74,7 +74,7 @@ def test_bad_input_is_one_sentence(tmp_path, tokenizer, monkeypatch, capsys, mor
     assert not list(Path(".").glob("out/part-*.arrow"))
 
 
-def test_only_the_cache_needs_no_text(tmp_path, capsys):
+def test_listing_and_cleaning_take_no_text(tmp_path, capsys):
     assert snugbert_command(["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt"]) == 2
     assert "--output_dir" in capsys.readouterr().err
     assert snugbert_command(["prepare", "--train_file", "text.txt", "--clean", "all"]) == 2

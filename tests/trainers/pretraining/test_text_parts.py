@@ -1,4 +1,4 @@
-"""Text is divided into parts."""
+"""A dataset is divided into parts."""
 
 import os
 
@@ -14,7 +14,7 @@ from snugbert.trainers.pretraining.text_parts import plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
 
-def test_a_dataset_is_prepared_by_rows_and_notices_a_change(tmp_path, tokenizer):
+def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, tokenizer):
     rows = [f"Row {number}. It has two sentences." for number in range(10)]
     data = tmp_path / "data"
     datasets.Dataset.from_dict({"body": rows}).to_parquet(data / "train.parquet")
@@ -23,14 +23,14 @@ def test_a_dataset_is_prepared_by_rows_and_notices_a_change(tmp_path, tokenizer)
     assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
         f"row {number}." for number in range(10)
     ]
-    for part in plan_parts(text, shards=3):
+    for part in plan_parts(text, num_shards=3):
         prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
     shards = content(open_corpus(tmp_path / "shards", tokenizer))
     assert sorted(shards) == sorted(content(corpus))
     assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
     title = TextArguments(dataset_name=str(data), text_column_name="title")
     with pytest.raises(InputError, match="another text, tokenizer or settings"):
-        prepare_parts(tmp_path / "shards", plan_parts(title, shards=3), tokenizer, show_progress=False)
+        prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
     _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)

@@ -136,7 +136,7 @@ def test_the_best_threshold_is_what_a_run_with_it_scores(workshop, tmp_path, cap
     results = json.loads((first / "eval_results.json").read_text())
     assert results["eval_f1"] + 20 < results["eval_best_f1"]
     assert results["eval_baseline_exact"] == results["eval_baseline_f1"] == 50.0
-    assert "always no answer: exact 50.0000, f1 50.0000" in capsys.readouterr().out
+    assert "always no answer: exact 50.00, f1 50.00" in capsys.readouterr().out
     assert (first / "thresholds.png").stat().st_size > 5000
     threshold = results["eval_best_f1_thresh"]
     changes = {**files, **checkpoint_of(first), "null_score_diff_threshold": threshold}
@@ -173,10 +173,8 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     rows[4]["answers"] = [("nothing", 0), rows[4]["answers"][0]]
     file = write_stories(tmp_path / "bad.jsonl", rows)
     stands = rows[1]["context"][4:10]
-    message = (
-        f"{file}: 2 answers are not in their context at their place; the first: {file}, row 2, question q1: 'nobody' "
-        f"should be at 4, where {stands!r} is"
-    )
+    misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
+    message = f"{misplaced}. 2 answers are not in their context at their position. Fix them, or set --on_bad_answer"
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
             squad.main(arguments(workshop, tmp_path / "out", **{split: file}))
@@ -185,7 +183,8 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
-    assert f"{message}; they are left out, and 1 questions with them" in caplog.text
+    warning = "2 answers are not in their context at their position. They and 1 questions are skipped. The first: "
+    assert f"{file}: {warning}{misplaced}." in caplog.text
     # Scoring compares texts, wherever they are.
     changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
@@ -202,9 +201,9 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     (tmp_path / "test.json").write_text(json.dumps(rows))
     changes = {**checkpoint_of(run), "validation_file": tmp_path / "test.json", "max_query_length": 3}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
-    assert "2 questions or contexts are empty; without a context there is no answer; the first: " in caplog.text
-    assert "1 questions have more than 3 tokens (--max_query_length) and lose their ends" in caplog.text
-    assert "no answers are told; the questions are answered and not scored" in caplog.text
+    assert "2 questions have no text or no context; the first: " in caplog.text
+    assert "1 questions have more than 3 tokens (max_query_length) and are truncated" in caplog.text
+    assert "no answers. The questions are answered but not scored." in caplog.text
     answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert answers["a"] == "" and set(answers) == {"a", "b", "c"}
     assert all(answer in "then anna reed ran" for answer in answers.values())
@@ -217,34 +216,37 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     ("changes", "message"),
     [
         ({"train_file": "missing.json"}, "--train_file: there is no file missing.json"),
-        ({"train_file": None, "validation_file": None}, "there are no data; give --train_file"),
+        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
         (
             {"train_file": None, "do_train": True},
-            "there are no train questions; name a file of them with --train_file",
+            "no train questions. Give --train_file",
         ),
-        ({"train_file": None}, "nothing trains the model, and --config_name alone gives it random weights"),
-        ({"dataset_name": "squad"}, "--dataset_name: give either the name of a data set or files"),
+        ({"train_file": None}, "--model_name_or_path is missing. Without training, --config_name"),
+        ({"dataset_name": "squad"}, "--dataset_name cannot be combined with files"),
         (
             {"dataset_name": "./no", "train_file": None, "validation_file": None},
             r"--dataset_name: there is no folder \./no\.",
         ),
         (
             {"dataset_name": "./broken", "train_file": None, "validation_file": None},
-            "the data set ./broken cannot be loaded",
+            "the dataset ./broken cannot be loaded",
         ),
-        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer to learn"),
+        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer. Training needs 'answers'"),
         (
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
-            "no validation question has an answer to choose the best model by",
+            "--validation_file: To select the best model, its questions need correct answers",
         ),
         ({"on_bad_answer": "ignore"}, "invalid choice: 'ignore'"),
         ({"max_answer_length": 0}, "--max_answer_length must be at least 1, not 0"),
-        ({"max_seq_length": 10}, r"beside a question of 1 tokens, a window of 10 .* has room for 6 of the context"),
+        ({"max_seq_length": 10}, "max_seq_length 10 leaves 6 tokens for the context next to a question of 1"),
         (
             {"metric_for_best_model": "accuracy"},
-            "there is no metric 'accuracy'; those of squad.* are exact_match, f1",
+            r"squad\d+ has no metric 'accuracy'\. Choose one of exact_match, f1",
         ),
-        ({"class_weights": "balanced"}, "--class_weights: squad.* has no classes"),
+        (
+            {"class_weights": "balanced"},
+            r"--class_weights: squad\d+ needs training examples with exactly one class",
+        ),
     ],
 )
 def test_bad_arguments(changes, message, workshop, tmp_path, monkeypatch):

@@ -1,0 +1,143 @@
+"""The output folder of a sweep or suite: which runs it holds, and whether a command may continue them.
+
+`plan.json` lists everything that must be the same when a command is repeated. The runs of a sweep are in the folder
+`runs`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from accelerate import PartialState
+from datasets import Dataset
+
+from snugbert.errors import InputError
+from snugbert.json_files import read_json
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.plots import remove_plots
+from snugbert.trainers.finetuning.results import write_atomically
+from snugbert.trainers.finetuning.run import OUTCOME_SETTINGS, collect_settings
+from snugbert.trainers.finetuning.task import FineTuningTask
+from snugbert.trainers.output_folder import list_run_files, remove_run
+
+PLAN = "plan.json"  # in the output folder
+RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", re.ASCII)  # see `PlannedRun.name`
+
+
+def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns what must not change between the runs of an output folder, by flag.
+
+    Args:
+        model_args: the model.
+        args: settings of training.
+        data: how the data are read, by argument name.
+    """
+    plan = {
+        **asdict(model_args),
+        **data,
+        **collect_settings(args, OUTCOME_SETTINGS),
+        "seeds": args.seeds,
+        "sweeps": args.sweeps,
+    }
+    plan = {name: _hide_folder(value) for name, value in plan.items()}
+    irrelevant = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
+    return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in irrelevant}))
+
+
+def digest_examples(task: FineTuningTask) -> dict[str, str]:
+    """Returns a digest of the features of each set, for a plan: other examples must not continue a sweep."""
+    sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
+    return {f"{name} examples": _digest(features) for name, features in sets.items() if features is not None}
+
+
+def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
+    """Returns whether the command continues the runs in the output folder. Changes nothing.
+
+    More seeds than before are allowed. Fewer are not: the best weights may come from a seed that would be left out.
+
+    Args:
+        plan: from [`make_plan`].
+        args: `output_dir` and `overwrite_output_dir`.
+        folders: the folders that may contain runs: the output folder, and those of a suite's tasks.
+
+    Raises:
+        InputError: the output folder contains something else, and `overwrite_output_dir` is not set.
+    """
+    output_dir = Path(str(args.output_dir))
+    file = output_dir / PLAN
+    # A plan alone was written by a command that failed before its first run.
+    begun = any(path != file for folder in folders for path in (*list_run_files(folder), *list_run_folders(folder)))
+    if not begun or args.overwrite_output_dir:
+        return False
+    remedy = "Choose another folder, or replace it (--overwrite_output_dir)."
+    if not file.exists():
+        raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
+    before = read_json(file)
+    changed = [name for name in plan if plan[name] != before.get(name) and name != "--seeds"]
+    if changed:
+        # A single run is not a sweep over one seed: its model is in the output folder.
+        changed = ["--seeds" if name == "--sweeps" else name for name in changed]
+        raise InputError(f"--output_dir: {output_dir} was started with different {', '.join(changed)}. {remedy}")
+    if plan["--seeds"] < before["--seeds"]:
+        raise InputError(f"--seeds: {output_dir} was started with {before['--seeds']}. Use at least as many. {remedy}")
+    return True
+
+
+def prepare_folders(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> None:
+    """Checks the output folder, removes earlier runs unless the command continues them, and writes the plan.
+
+    Only files that runs write are removed. Arguments and errors are those of [`check_plan`].
+    """
+    continues = check_plan(plan, args, folders)
+    PartialState().wait_for_everyone()  # every process checks before the main process changes the folder
+    if args.should_save:
+        if not continues:
+            for folder in folders:
+                _remove_runs(folder)
+        output_dir = Path(str(args.output_dir))
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(output_dir / PLAN, json.dumps(plan, indent=1))
+    PartialState().wait_for_everyone()
+
+
+def list_run_folders(output_dir: Path) -> list[Path]:
+    """Returns the folders of a sweep's runs in `output_dir`."""
+    return [path for path in (output_dir / "runs").glob("*") if RUN_FOLDER.fullmatch(path.name)]
+
+
+def _remove_runs(output_dir: Path) -> None:
+    remove_run(output_dir)
+    remove_plots(output_dir)
+    for folder in list_run_folders(output_dir):
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hide_folder(value: Any) -> Any:
+    """Cuts an absolute path to its last part and a digest, because a plan may be published."""
+    if not isinstance(value, str) or not os.path.isabs(value):
+        return value
+    return f"{Path(value).name} ({hashlib.sha256(value.encode()).hexdigest()[:8]})"
+
+
+def _digest(dataset: Dataset) -> str:
+    """Returns a digest of the numeric columns."""
+    table = dataset.with_format("arrow")[:]
+    digest = hashlib.sha256()
+    for name in sorted(table.column_names):
+        column = table[name].combine_chunks()
+        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).tobytes())
+            column = pc.list_flatten(column)
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            digest.update(name.encode() + column.to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()[:16]

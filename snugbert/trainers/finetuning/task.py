@@ -1,0 +1,144 @@
+"""What a task hands to a run: the model, the examples, and how predictions are decoded, scored and written."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.models import load_model
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
+
+Logits = np.ndarray | tuple[np.ndarray, ...]
+Predictions = TypeVar("Predictions")
+
+
+class Baseline(NamedTuple):
+    """The score of one simple answer to every example.
+
+    Attributes:
+        answer: the answer, for people: "always 'positive'".
+        metrics: its score, by metric.
+    """
+
+    answer: str
+    metrics: dict[str, float]
+
+
+@dataclass
+class EvaluationSet(Generic[Predictions]):
+    """Examples to score or to predict.
+
+    `decode` runs once per evaluation. Its result goes to `score`, and at the end of a run to `write`.
+
+    Attributes:
+        name: prefix of metrics and files. It starts with "eval" for validation sets and "predict" for test sets.
+        features: inputs of the model. Columns that the model does not accept are dropped.
+        num_examples: number of sentences or questions.
+        decode: turns the logits for `features`, as [`FineTuningTrainer`] returns them, into predictions, such as
+            labels or answers.
+        score: returns the metrics of predictions, without a prefix. None: the examples have no labels.
+        write: writes predictions and plots into a folder.
+        predictions_file: the file of predictions that `write` creates. None: it creates none.
+        baseline: a score to compare with.
+        training_metrics: the metrics to log during training. None: all.
+    """
+
+    name: str
+    features: Dataset
+    num_examples: int
+    decode: Callable[[Any], Predictions]
+    score: Callable[[Predictions], dict[str, float]] | None
+    write: Callable[[Predictions, Path], None]
+    predictions_file: str | None = None
+    baseline: Baseline | None = None
+    training_metrics: tuple[str, ...] | None = None
+
+    def score_in_training(self, logits: Logits) -> dict[str, float]:
+        """Returns the metrics to log during training; none if the examples have no labels."""
+        metrics = {} if self.score is None else self.score(self.decode(logits))
+        return {name: metrics[name] for name in self.training_metrics or metrics if name in metrics}
+
+
+class DatasetName(NamedTuple):
+    """Where the examples come from.
+
+    Attributes:
+        name: for people.
+        hub_id: the dataset on the Hub. None: it is not from the Hub.
+        config_name: the dataset's configuration on the Hub.
+    """
+
+    name: str
+    hub_id: str | None = None
+    config_name: str | None = None
+
+
+@dataclass
+class FineTuningTask:
+    """A task, its examples and how it is scored.
+
+    Attributes:
+        name: for people: "SST-2".
+        make_model: returns a new model with a head. The initial head depends only on the seed.
+        tokenizer: the model's tokenizer.
+        data_collator: makes batches: packed ones, or padded ones if the user asked for them.
+        train_features: inputs to train on. None: the run only scores and predicts.
+        evaluation_sets: the first validation set is scored during training.
+        main_metric: the metric that selects the best model or setting.
+        metrics: all metrics that may select it, and that the summary shows.
+        pipeline_tag: the Hub's name for the task: "text-classification", "token-classification" or
+            "question-answering".
+        dataset: where the examples come from.
+        labels: in the order of their ids. None: the task has no classes.
+        multi_label: whether an example may have several labels.
+        settings: how the data were read, by argument name, as JSON values.
+    """
+
+    name: str
+    make_model: Callable[[], PreTrainedModel]
+    tokenizer: PreTrainedTokenizerBase
+    data_collator: Callable[[list[dict[str, Any]]], Any]
+    train_features: Dataset | None
+    evaluation_sets: list[EvaluationSet[Any]]
+    main_metric: str
+    metrics: tuple[str, ...]
+    pipeline_tag: str
+    dataset: DatasetName
+    labels: list[str] | None = None
+    multi_label: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def validation_set(self) -> EvaluationSet[Any] | None:
+        """The set that is scored during training and selects the best model. None: there is no validation set."""
+        return next((s for s in self.evaluation_sets if s.name.startswith("eval")), None)
+
+
+def model_maker(
+    auto_class: Any, model_args: FineTunedModelArguments, config: SnugBertConfig, trained: bool
+) -> Callable[[], PreTrainedModel]:
+    """Returns a function that loads a new model, each with its own copy of the configuration.
+
+    Args:
+        auto_class: the Auto class of the head.
+        model_args: the checkpoint.
+        config: the configuration from [`load_config`], with the task's labels.
+        trained: the checkpoint must contain all weights, because the run does not train.
+    """
+
+    def make_model() -> PreTrainedModel:
+        return load_model(
+            auto_class,
+            model_args,
+            copy.deepcopy(config),
+            trained=trained,
+            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
+        )
+
+    return make_model

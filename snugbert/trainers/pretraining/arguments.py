@@ -1,0 +1,162 @@
+"""The arguments of `snugbert pretrain`, and of PretrainingTrainer.
+
+This module imports nothing heavy, so that `--help` is fast.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.pretraining.preparation_arguments import PreparationArguments
+
+OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
+
+
+@dataclass
+class PretrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the paper's pretraining settings as defaults.
+
+    Devlin et al. (2018), appendix A.2: learning rate 1e-4 with warmup over the first 1 % of the steps and linear
+    decay, AdamW with weight decay 0.01. Epsilon 1e-6 is from the original release. The paper's batch is 256 sequences:
+    `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
+
+    Raises:
+        InputError: `label_smoothing_factor` or `auto_find_batch_size` is set. Pretraining supports neither.
+    """
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
+    adam_epsilon: float = field(default=1e-6, metadata={"help": "Epsilon of AdamW."})
+    warmup_steps: float = field(
+        default=0.01, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Sequences per device and batch."})
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={"help": "Optimizer: lamb (for large batches), muon, or any name that transformers accepts."},
+    )
+    logging_steps: float = field(default=100, metadata={"help": "Log the training metrics every N steps."})
+    save_total_limit: int | None = field(
+        default=3, metadata={"help": "Checkpoints to keep: the newest ones and the best. 0 keeps all."}
+    )
+
+    def __post_init__(self):
+        # PretrainingTrainer evaluates sums per sequence, and adds them up over all batches. It starts a resumed run's
+        # sampler at the right step, so there is nothing to skip. It divides losses by counts over all processes. It
+        # logs its own loss. Trainer's filter of NaN in its loss would wait for the device at every batch.
+        self.eval_do_concat_batches, self.batch_eval_metrics = True, False
+        self.ignore_data_skip = True
+        self.average_tokens_across_devices = True
+        self.logging_nan_inf_filter = False
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # the losses use all parameters
+        if self.label_smoothing_factor:
+            raise InputError("--label_smoothing_factor is not supported in pretraining. Remove it.")
+        if self.auto_find_batch_size:
+            raise InputError("--auto_find_batch_size is not supported in pretraining. Remove it.")
+        if str(self.fsdp).lower() in ("true", "false"):  # the words, in a YAML file; `--fsdp` alone is True
+            self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
+        optim = self.optim
+        if optim in OPTIMIZERS:
+            self.optim = "adamw_torch_fused"  # TrainingArguments rejects names that transformers does not have
+        super().__post_init__()
+        if optim in OPTIMIZERS:
+            self.optim = optim
+
+    @property
+    def examples_seed(self) -> int:
+        """Seed of the examples and their order: `data_seed`, or `seed` if that is not set."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+
+@dataclass(kw_only=True)
+class PretrainingDataArguments(PreparationArguments):
+    """The text, how to cut it into examples, and how to mask these.
+
+    Raises:
+        InputError: arguments that exclude each other, or a value out of range.
+
+    Attributes:
+        lengths_and_shares: maximum sequence length and share of the steps, for each phase.
+    """
+
+    corpus: str | None = field(
+        default=None, metadata={"help": "Folder that `snugbert prepare` wrote, instead of text."}
+    )
+    validation_file: list[str] = field(
+        default_factory=list, metadata={"help": "Text to evaluate on. Same formats as --train_file."}
+    )
+    validation_split_percentage: int = field(
+        default=5,
+        metadata={"help": "Documents to hold out for --do_eval without --validation_file, in percent."},
+    )
+    max_seq_length: int = field(
+        default=128, metadata={"help": "Maximum tokens per example. With --phases, of the validation examples."}
+    )
+    phases: str | None = field(
+        default=None,
+        metadata={"help": "Lengths and shares of the steps, such as 128:90%%,512:10%%. Tokens per batch stay equal."},
+    )
+    short_seq_prob: float = field(default=0.1, metadata={"help": "Share of pairs with a shorter target length."})
+    no_nsp: bool = field(default=False, metadata={"help": "Masked tokens only, on full sentences (RoBERTa)."})
+    sentence_order: bool = field(
+        default=False, metadata={"help": "Predict the order of two segments instead of the next sentence (ALBERT)."}
+    )
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
+    mask_replace_prob: float = field(default=0.8, metadata={"help": "Share of these to replace by [MASK]."})
+    random_replace_prob: float = field(default=0.1, metadata={"help": "Share of these to replace by a random token."})
+    whole_word_mask: bool = field(default=False, metadata={"help": "Mask all tokens of a word or none."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
+    show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})
+    allow_changed_data: bool = field(
+        default=False, metadata={"help": "Resume even if the text or the data settings changed."}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.corpus is not None and (self.train_file or self.dataset_name is not None):
+            raise InputError("--corpus and --train_file or --dataset_name exclude each other. Give one of them.")
+        if self.no_nsp and self.sentence_order:
+            raise InputError("--no_nsp and --sentence_order exclude each other. Give one of them.")
+        for name, least, most in (
+            ("validation_split_percentage", 1, 99),
+            ("short_seq_prob", 0, 1),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise InputError(f"--{name} {getattr(self, name)} must be between {least} and {most}.")
+        for name, least in (("max_eval_samples", 1), ("show", 0)):
+            if (getattr(self, name) or least) < least:
+                raise InputError(f"--{name} {getattr(self, name)} must be at least {least}.")
+        self.lengths_and_shares = parse_phases(self.phases or f"{self.max_seq_length}:100%")
+
+    @property
+    def objective(self) -> Objective:
+        """What to predict."""
+        return "mlm" if self.no_nsp else "sop" if self.sentence_order else "nsp"
+
+    @property
+    def sentence_language(self) -> str | None:
+        """The language for splitting text into sentences. None if lines are sentences."""
+        return None if self.lines_are_sentences else self.language
+
+
+def parse_phases(text: str) -> list[tuple[int, float]]:
+    """Parses `--phases`: "128:90%,512:10%" -> [(128, 0.9), (512, 0.1)].
+
+    Raises:
+        InputError: the text has another form, or the shares do not add up to 100 %.
+    """
+    phases = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+(?:\.\d+)?)\s*%\s*", part)
+        if match is None:
+            raise InputError(f"--phases: {part.strip()!r} is not a length and its share of the steps, like 128:90%.")
+        phases.append((int(match[1]), float(match[2]) / 100))
+    total = sum(share for _, share in phases)
+    if abs(total - 1) > 1e-9:
+        raise InputError(f"--phases: the shares of {text!r} add up to {100 * total:g} %, not to 100 %.")
+    return phases

@@ -1,0 +1,77 @@
+"""The metrics of trivial predictions, for comparison: the most frequent label, and token frequencies."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.objectives import PAIR_TASKS, Objective
+from snugbert.trainers.pretraining.plot import FORMATS
+
+
+def compute_baselines(
+    dataset: PretrainingDataset, train: Corpus | None, validation: Corpus, vocab_size: int
+) -> dict[str, float]:
+    """The metrics of a model that ignores its input.
+
+    Args:
+        dataset: the validation examples.
+        train: the training text. Without it there is no [`unigram_baseline`].
+        validation: the validation text.
+        vocab_size: number of tokens in the vocabulary.
+
+    Returns:
+        `nsp_accuracy` of always predicting the more frequent label, if there are pairs; [`unigram_baseline`].
+    """
+    baselines: dict[str, float] = {}
+    if dataset.next_share is not None:
+        baselines["nsp_accuracy"] = max(dataset.next_share, 1 - dataset.next_share)
+    if train is not None:
+        baselines |= unigram_baseline(train, validation, vocab_size)
+    return baselines
+
+
+def unigram_baseline(train: Corpus, validation: Corpus, vocab_size: int) -> dict[str, float]:
+    """The metrics of a model that predicts tokens by their frequency in the training text.
+
+    Args:
+        train: gives the frequencies, with add-one (Laplace) smoothing.
+        validation: its tokens are predicted.
+        vocab_size: number of tokens in the vocabulary.
+
+    Returns:
+        `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
+    """
+    train_counts, counts = _count_tokens(train, vocab_size), _count_tokens(validation, vocab_size)
+    log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + vocab_size)
+    return {
+        "mlm_loss": float(-(counts * log_probabilities).sum() / counts.sum()),
+        "mlm_accuracy": float(counts[train_counts.argmax()] / counts.sum()),
+    }
+
+
+def _count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for block in corpus.blocks:
+        # A million at a time: bincount takes 8 bytes per input.
+        for tokens in np.array_split(block.tokens, len(block.tokens) // 10**6 + 1):
+            counts += np.bincount(tokens, minlength=vocab_size)
+    return counts
+
+
+def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], objective: Objective) -> str:
+    """A table of the metrics on the validation text next to the baselines."""
+    names = {
+        "mlm_loss": "masked token loss",
+        "mlm_accuracy": "masked token accuracy",
+        "nsp_accuracy": f"{PAIR_TASKS.get(objective)} accuracy",
+    }
+    lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
+    for name, text in names.items():
+        if name in metrics:
+            form = FORMATS[name.partition("_")[2]]
+            baseline = format(baselines[name], form) if name in baselines else ""
+            lines.append(f"{text:<26}{format(metrics[name], form):>12}{baseline:>12}".rstrip())
+    return "\n".join(lines)

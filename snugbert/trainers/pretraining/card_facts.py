@@ -1,0 +1,92 @@
+"""The facts of a run that its model card reports: text, settings and progress."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from snugbert.card_snugbert import find_base_model
+from snugbert.models import ModelArguments
+from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
+from snugbert.trainers.pretraining.card import write_pretraining_card
+from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.pretraining.objectives import PAIR_TASKS
+from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+from snugbert.trainers.splits import describe_dataset, hub_id
+
+LISTED_FILES = 5
+
+
+def write_run_card(
+    trainer: PretrainingTrainer,
+    model_args: ModelArguments,
+    data_args: PretrainingDataArguments,
+    train: Corpus | None,
+    validation: Corpus | None,
+    metrics: Mapping[str, float],
+    baselines: Mapping[str, float],
+) -> None:
+    """Writes the model card of a run, finished or not, into its output folder."""
+    output_dir = Path(trainer.args.output_dir or "")
+    write_pretraining_card(
+        output_dir,
+        name=trainer.hub_model_id or trainer.args.hub_model_id or output_dir.resolve().name,
+        language=data_args.sentence_language,
+        data=_describe_text(train, validation),
+        settings=_describe_training(trainer, model_args, data_args),
+        metrics=metrics,
+        baselines=baselines,
+        validation_name=_name_validation_text(data_args, validation),
+        dataset_name=hub_id(data_args.dataset_name),
+        base_model=model_args.model_name_or_path,
+        sentence_pairs=not data_args.no_nsp,
+    )
+
+
+def _name_validation_text(data_args: PretrainingDataArguments, validation: Corpus | None) -> str:
+    if validation is None:
+        return "validation text"
+    if data_args.dataset_name is not None and not data_args.validation_file:
+        return f"{describe_dataset(data_args.dataset_name)}, held out"
+    return _list_sources(validation)
+
+
+def _describe_text(train: Corpus | None, validation: Corpus | None) -> dict[str, str]:
+    corpora = {"training text": train, "validation text": validation}
+    return {name: f"{_list_sources(corpus)}: {corpus}" for name, corpus in corpora.items() if corpus is not None}
+
+
+def _list_sources(corpus: Corpus) -> str:
+    names = sorted(describe_dataset(name.removeprefix("dataset ")) for name in corpus.sources)
+    more = len(names) - LISTED_FILES
+    return ", ".join(names[:LISTED_FILES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _describe_training(
+    trainer: PretrainingTrainer, model_args: ModelArguments, data_args: PretrainingDataArguments
+) -> dict[str, str | int]:
+    args, model, state = trainer.args, trainer.model, trainer.state
+    config = model.config
+    size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
+    units = "words" if data_args.whole_word_mask else "tokens"
+    return {
+        "start": find_base_model(model_args.model_name_or_path)[1],
+        "model": f"{size}; {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens",
+        "objective": "masked tokens" + (f", {PAIR_TASKS[data_args.objective]}" if not data_args.no_nsp else ""),
+        "masking": f"{data_args.mlm_probability:.0%} of the {units}; {data_args.mask_replace_prob:.0%} [MASK], "
+        f"{data_args.random_replace_prob:.0%} random",
+        "steps": "; ".join(
+            f"{phase.steps:,} of {phase.batch_size:,} examples of at most {phase.max_seq_length} tokens"
+            for phase in trainer.phases
+        ),
+        "steps done": f"{state.global_step:,} of {state.max_steps:,}",
+        "tokens seen": f"{state.num_input_tokens_seen:,}",
+        "optimizer": f"{_name(args.optim)}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",
+        "schedule": f"{_name(args.lr_scheduler_type)}, warmup {args.warmup_steps:g}",
+        "dropout": f"{config.hidden_dropout_prob:g}, attention {config.attention_probs_dropout_prob:g}",
+        "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        "seed": args.seed,
+        "processes": args.world_size,
+    }
+
+
+def _name(choice: object) -> str:
+    return str(getattr(choice, "value", choice))

@@ -1,0 +1,125 @@
+"""The training and validation text of a run: corpora, and their examples."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
+from snugbert.trainers.pretraining.cache import prepare_in_cache
+from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.text_arguments import TextArguments
+
+logger = logging.getLogger(__name__)
+
+
+def load_corpora(
+    data_args: PretrainingDataArguments,
+    training_args: TrainingArguments,
+    cache_dir: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Corpus | None, Corpus | None]:
+    """Prepares the training and the validation text, or opens a prepared corpus.
+
+    Returns:
+        Training and validation corpus. None if the run does not need it.
+
+    Raises:
+        InputError: a text is missing or cannot be used for the objective.
+    """
+    has_text = bool(data_args.train_file) or data_args.dataset_name is not None
+    if not has_text and data_args.corpus is None and (training_args.do_train or not data_args.validation_file):
+        raise InputError("there is no text. Give --train_file, --dataset_name or --corpus.")
+    percentage = data_args.validation_split_percentage
+    hold_out = training_args.do_eval and not data_args.validation_file
+    if hold_out and data_args.corpus is not None:
+        raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
+
+    def is_held_out(number: int) -> bool:
+        # Spread evenly over the corpus, and the same documents in every run.
+        return number * percentage // 100 != (number + 1) * percentage // 100
+
+    def prepare(text: TextArguments, name: str, **documents: Any) -> Corpus:
+        folder, corpus = prepare_in_cache(
+            text,
+            tokenizer,
+            data_args.sentence_language,
+            cache_dir,
+            data_args.preprocessing_num_workers,
+            show_progress=training_args.should_log,
+            **documents,
+        )
+        logger.info("%s: %s (%s)", name, corpus, folder)
+        _check_corpus(corpus, name, data_args.objective)
+        return corpus
+
+    train = validation = None
+    if data_args.corpus is not None:
+        train = open_corpus(Path(data_args.corpus), tokenizer)
+        logger.info("training text: %s", train)
+        _check_corpus(train, "training text", data_args.objective)
+    elif hold_out:
+        train = prepare(
+            data_args,
+            "training text",
+            documents=f"all but {percentage} %",
+            keeps=lambda number: not is_held_out(number),
+        )
+        name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
+        validation = prepare(data_args, name, documents=f"{percentage} %", keeps=is_held_out)
+    elif has_text:
+        train = prepare(data_args, "training text")
+    if data_args.validation_file:
+        text = TextArguments(train_file=data_args.validation_file, text_column_name=data_args.text_column_name)
+        validation = prepare(text, "validation text")
+    return train, validation
+
+
+def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
+    documents, sentences = corpus.num_documents, corpus.num_sentences
+    if documents == 0:
+        raise InputError(f"{name}: it is empty.")
+    if objective != "nsp":
+        return
+    if documents == 1:
+        raise InputError(
+            f"{name}: it has a single document of {sentences:,} sentences, but random next sentences need another "
+            "document. Separate documents by blank lines, or pass --no_nsp."
+        )
+    if sentences == documents:
+        raise InputError(
+            f"{name}: every document is a single sentence, so there are no next sentences. Put the sentences of a "
+            "document on adjacent lines, with a blank line between documents, or pass --no_nsp."
+        )
+
+
+def make_dataset(
+    corpus: Corpus,
+    name: str,
+    max_seq_length: int,
+    data_args: PretrainingDataArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    epochs_dir: Path,
+    seed: int,
+) -> PretrainingDataset:
+    """The examples of a corpus, with a line in the log.
+
+    Raises:
+        InputError: the corpus yields no examples, or only pairs of one label. `name` says which text it is.
+    """
+    try:
+        dataset = PretrainingDataset(
+            corpus, tokenizer, max_seq_length, data_args.objective, data_args.short_seq_prob, seed, epochs_dir
+        )
+    except ValueError as error:
+        raise InputError(f"{name}: {error}") from error
+    share = "" if dataset.next_share is None else f", {dataset.next_share:.1%} of the pairs labeled 0 (next, in order)"
+    logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, share)
+    if dataset.next_share in (0, 1):
+        missing = "random" if dataset.next_share else "next"
+        raise InputError(f"{name}: it yields no pair of {missing} sentences. Add text, or pass --no_nsp.")
+    return dataset

@@ -1,0 +1,95 @@
+"""The settings that determine the examples of every step. Checkpoints store them, and resuming compares them."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.batches import Phase
+from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.pretraining.examples import RECIPE_VERSION
+from snugbert.trainers.splits import describe_dataset
+
+RECORD_NAME = "PretrainingTrainer"  # entry of a checkpoint's `trainer_state.json` with what Trainer does not store
+LISTED_CHANGES = 5  # changed entries of one setting that a message lists
+
+
+def collect_data_settings(
+    corpus: Corpus, phases: Sequence[Phase], data_args: PretrainingDataArguments, training_args: PretrainingArguments
+) -> dict[str, Any]:
+    """The settings of a run of `snugbert pretrain`, as JSON values."""
+    names = ("short_seq_prob", "mlm_probability", "mask_replace_prob", "random_replace_prob", "whole_word_mask")
+    settings: dict[str, Any] = {
+        "text": _remove_folders(corpus.sources),
+        **corpus.settings,
+        "objective": data_args.objective,
+        "recipe": RECIPE_VERSION,
+        "seed": training_args.examples_seed,
+        **{name: getattr(data_args, name) for name in names},
+        "lengths": [phase.max_seq_length for phase in phases],
+        "batch": phases[0].batch_size,
+    }
+    if len(phases) > 1:  # determines where a phase ends; a single phase may be extended
+        settings["steps"] = [phase.steps for phase in phases]
+    return settings
+
+
+def _remove_folders(sources: Mapping[str, str]) -> dict[str, str]:
+    """Makes paths relative to their common folder, because checkpoints may be published."""
+    if not all(map(os.path.isabs, sources)):  # a dataset
+        return {describe_dataset(name.removeprefix("dataset ")): digest for name, digest in sources.items()}
+    folder = os.path.commonpath([os.path.dirname(name) for name in sources])
+    return {os.path.relpath(name, folder): digest for name, digest in sources.items()}
+
+
+def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
+    """Checks that a resumed run gets the same examples as the run that wrote `checkpoint`.
+
+    Args:
+        checkpoint: the folder.
+        settings: `data_settings` of [`PretrainingTrainer`]. A value may be a dictionary from names to digests.
+
+    Raises:
+        InputError: settings changed. The message lists them, and the changed entries of dictionaries. A checkpoint
+            without settings, from another trainer, is not compared.
+    """
+    state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+    before = read_record(state).get("data_settings")
+    if not before:
+        return
+    now = json.loads(json.dumps(settings))
+    changes = []
+    for name in before | now:
+        changes += _describe_changes(name, before.get(name), now.get(name))
+    if changes:
+        raise InputError(
+            f"--resume_from_checkpoint: the training data differ from {checkpoint}: {'; '.join(changes)}. Restore "
+            "them, or pass --allow_changed_data."
+        )
+
+
+def read_record(state: TrainerState) -> dict[str, Any]:
+    """What [`PretrainingTrainer`] stored in a checkpoint. Empty in the checkpoint of another trainer."""
+    callbacks: Any = state.stateful_callbacks
+    return callbacks.get(RECORD_NAME, {})
+
+
+def _describe_changes(name: str, before: Any, now: Any) -> list[str]:
+    if before == now:
+        return []
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
+    if list(before.values()) == list(now.values()):  # the same content under other names
+        return []
+    changes = [f"{entry} is missing" for entry in before.keys() - now.keys()]
+    changes += [f"{entry} has changed" for entry in before.keys() & now.keys() if before[entry] != now[entry]]
+    changes += [f"{entry} is new" for entry in now.keys() - before.keys()]
+    changes.sort()
+    if len(changes) > LISTED_CHANGES:
+        changes[LISTED_CHANGES:] = [f"{len(changes) - LISTED_CHANGES} more changes of {name}"]
+    return changes

@@ -1,0 +1,15 @@
+"""The pretraining objectives, and how reports name them."""
+
+from typing import Literal
+
+# Masked tokens and next sentences, masked tokens and sentence order, or masked tokens alone.
+Objective = Literal["nsp", "sop", "mlm"]
+
+# The task that is trained besides masked tokens.
+PAIR_TASKS: dict[Objective, str] = {"nsp": "next sentence", "sop": "sentence order"}
+
+# The meaning of `next_sentence_label` 0 and 1.
+PAIR_LABELS: dict[Objective, tuple[str, str]] = {
+    "nsp": ("B is the next sentence", "B is random"),
+    "sop": ("A and B are in order", "A and B are swapped"),
+}

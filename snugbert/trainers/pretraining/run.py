@@ -1,0 +1,200 @@
+"""A run of `snugbert pretrain`, from its arguments to the model, its metrics, its plot and its card."""
+
+import logging
+import shlex
+import shutil
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Subset
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
+from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.baselines import compute_baselines, format_comparison
+from snugbert.trainers.pretraining.batches import Phase, plan_phases
+from snugbert.trainers.pretraining.card_facts import write_run_card
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpora import load_corpora, make_dataset
+from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
+from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
+from snugbert.trainers.pretraining.show import show_examples
+from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+from snugbert.trainers.pretraining.training_log import METRICS_NAME
+from snugbert.trainers.run_setup import set_up
+
+logger = logging.getLogger(__name__)
+
+VALIDATION_SEED = 0  # whatever the seed of the run, so that the metrics of several runs compare
+
+
+def run(model_args: ModelArguments, data_args: PretrainingDataArguments, training_args: PretrainingArguments) -> None:
+    """Trains, evaluates, or both, and prints a summary.
+
+    Raises:
+        InputError: an argument or a file cannot be used.
+    """
+    # --do_eval alone only evaluates. TrainingArguments also sets it for an --eval_strategy, which means training.
+    training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
+    training_args.do_eval |= bool(data_args.validation_file)
+    set_up(training_args)
+    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
+    tokenizer = load_tokenizer(model_args)
+    config = load_config(model_args, tokenizer)
+    _check_lengths(data_args, config)
+    collator = SnugBertDataCollatorForPretraining(
+        tokenizer,
+        data_args.mlm_probability,
+        data_args.mask_replace_prob,
+        data_args.random_replace_prob,
+        data_args.whole_word_mask,
+    )
+    if data_args.show:
+        show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
+        return
+
+    checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
+    set_seed(training_args.seed)
+    auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
+    model = load_model(auto_class, model_args, config)
+    logger.info("model: %s parameters", f"{model.num_parameters():,}")
+    train_corpus, validation_corpus = load_corpora(data_args, training_args, model_args.cache_dir, tokenizer)
+
+    epochs_dir = output_dir / "epochs"
+    phases: list[Phase] = []
+    validation: PretrainingDataset | None = None
+    data_settings: dict[str, Any] = {}
+    if do_train and train_corpus is not None:
+        phases = _plan(train_corpus, data_args, training_args, tokenizer, epochs_dir)
+        data_settings = collect_data_settings(train_corpus, phases, data_args, training_args)
+        if checkpoint is not None and not data_args.allow_changed_data:
+            check_data_settings(checkpoint, data_settings)
+    if validation_corpus is not None:
+        validation = make_dataset(
+            validation_corpus,
+            "validation text",
+            data_args.max_seq_length,
+            data_args,
+            tokenizer,
+            epochs_dir,
+            VALIDATION_SEED,
+        )
+    try:
+        trainer = PretrainingTrainer(
+            model=model,
+            args=training_args,
+            phases=phases,
+            eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
+            data_collator=collator,
+            processing_class=tokenizer,
+            data_settings=data_settings,
+        )
+    except (ValueError, RuntimeError) as error:  # arguments that Trainer rejects, such as a reporter not installed
+        raise InputError(str(error)) from error
+    write_card = partial(write_run_card, trainer, model_args, data_args, train_corpus, validation_corpus)
+    seconds = 0.0
+    if do_train:
+        trainer.write_card = lambda: write_card(trainer.last_figures(), {})
+        if checkpoint is None:
+            trainer.add_callback(ClearOutputDir())
+        result = trainer.train(resume_from_checkpoint=checkpoint)
+        if trainer.interrupted:
+            return
+        seconds = result.metrics["train_runtime"]
+        trainer.save_model(_internal_call=True)  # a call by users would push before the card is written
+        trainer.save_metrics("train", result.metrics)
+        trainer.save_state()
+    metrics: dict[str, float] = {}
+    baselines: dict[str, float] = {}
+    if validation is not None and validation_corpus is not None:
+        baselines = compute_baselines(validation, train_corpus, validation_corpus, len(tokenizer))
+        metrics = _evaluate(trainer, baselines)
+    if training_args.local_process_index == 0:
+        shutil.rmtree(epochs_dir, ignore_errors=True)
+    if training_args.should_save:
+        if do_train:
+            draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
+            write_card(metrics, baselines)
+            print(f"\nTrained {trainer.state.global_step:,} steps in {timedelta(seconds=round(seconds))}.")
+        if metrics:
+            print(f"\n{format_comparison(metrics, baselines, data_args.objective)}")
+        _print_files(output_dir, do_train, bool(metrics))
+    if do_train and training_args.push_to_hub:
+        trainer.push_to_hub()
+
+
+class ClearOutputDir(TrainerCallback):
+    """Removes the run in the output folder at the last moment: when the optimizer and the schedule are made."""
+
+    def on_train_begin(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step."""
+        clear_output_dir(args)
+
+
+def _check_lengths(data_args: PretrainingDataArguments, config: PreTrainedConfig) -> None:
+    for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
+        if not SHORTEST_EXAMPLE <= length <= config.max_position_embeddings:
+            flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
+            raise InputError(
+                f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the model's max_position_embeddings "
+                f"({config.max_position_embeddings})."
+            )
+
+
+def _plan(
+    corpus: Corpus,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    epochs_dir: Path,
+) -> list[Phase]:
+    """The phases of the run, logged."""
+    datasets = [
+        make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, training_args.examples_seed)
+        for length, _ in data_args.lengths_and_shares
+    ]
+    phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
+    for phase in phases:
+        logger.info(
+            "training: %s steps of %s examples of at most %s tokens, %.2f epochs",
+            f"{phase.steps:,}",
+            f"{phase.batch_size:,}",
+            phase.max_seq_length,
+            phase.steps * phase.batch_size / len(phase.dataset),
+        )
+    return phases
+
+
+def _evaluate(trainer: PretrainingTrainer, baselines: dict[str, float]) -> dict[str, float]:
+    """Saves and returns the metrics on the validation text."""
+    metrics = trainer.evaluate() | {f"eval_unigram_{name}": value for name, value in baselines.items()}
+    trainer.save_metrics("eval", metrics)
+    return {name.removeprefix("eval_"): value for name, value in metrics.items()}
+
+
+def _print_files(output_dir: Path, trained: bool, evaluated: bool) -> None:
+    files = {"model": "", "plot": PLOT_NAME, "model card": "README.md"} if trained else {}
+    if evaluated:
+        files["metrics"] = "eval_results.json"
+    print()
+    for name, file in files.items():
+        print(f"{name:<12}{output_dir / file}")
+    if trained:
+        print(
+            "\nNext, fine-tune it:\n"
+            f"  snugbert glue --model_name_or_path {shlex.quote(str(output_dir))} --task_name sst2 --output_dir sst2"
+        )

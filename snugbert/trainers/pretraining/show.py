@@ -1,0 +1,39 @@
+"""`snugbert pretrain --show`: prints examples as the model sees them."""
+
+import shutil
+import tempfile
+import textwrap
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpora import load_corpora, make_dataset
+
+
+def show_examples(
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    cache_dir: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    collator: SnugBertDataCollatorForPretraining,
+) -> None:
+    """Prints the first training examples with their masks.
+
+    Raises:
+        InputError: there is no training text.
+    """
+    data_args.validation_file, training_args.do_eval = [], False
+    corpus, _ = load_corpora(data_args, training_args, cache_dir, tokenizer)
+    if corpus is None:
+        raise InputError("--show: there is no training text. Give --train_file, --dataset_name or --corpus.")
+    (length, _), *_ = data_args.lengths_and_shares
+    with tempfile.TemporaryDirectory() as epochs_dir:
+        dataset = make_dataset(
+            corpus, "training text", length, data_args, tokenizer, Path(epochs_dir), training_args.examples_seed
+        )
+        print(f"\n{textwrap.fill(LEGEND, shutil.get_terminal_size().columns)}")
+        for index in range(min(data_args.show, len(dataset))):
+            print(f"\n{index + 1}. {collator.describe(dataset[index], data_args.objective)}")

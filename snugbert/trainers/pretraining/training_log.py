@@ -1,0 +1,213 @@
+"""The metrics of a training run: counts over the steps since the last log line, and totals of the run.
+
+Losses and accuracies come from the forward passes of training itself. The counts are part of a checkpoint, so the log
+of a resumed run equals that of an uninterrupted run.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig
+from transformers.utils import ModelOutput
+
+from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers.pretraining.scores import get_mlm_logits
+from snugbert.trainers.pretraining.throughput import count_tokens, training_flops
+
+METRICS_NAME = "metrics.jsonl"  # in the output folder: one JSON object per log line
+
+# Sums since the last log line. The sums of the model stay on its device until they are needed.
+MODEL_SUMS = ("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct")
+DATA_SUMS = ("labeled", "pairs", "tokens", "positions", "flops")
+
+
+class TrainingLog:
+    """Counts what a training run logs.
+
+    Args:
+        config: of the model.
+        device: of this process.
+        is_main_process: whether this process keeps the sums over all processes once they are collected.
+        reduce: adds up a tensor over all processes.
+
+    Attributes:
+        peak_flops: FLOPs per second that the devices of all processes reach together. Set it before training.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        device: torch.device,
+        is_main_process: bool,
+        reduce: Callable[[torch.Tensor], torch.Tensor],
+    ):
+        self._config = config
+        self._is_main_process = is_main_process
+        self._reduce = reduce
+        self.peak_flops = math.nan
+        # Float64 adds up float32 values without rounding, so their order and their process do not matter.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._model_sums = torch.zeros(len(MODEL_SUMS), dtype=dtype, device=device)
+        self._data_sums = np.zeros(len(DATA_SUMS))
+        self._steps = 0
+        self._seconds = 0.0
+        self._window_start: float | None = None
+        self._totals = {"loss": 0.0, "tokens": 0.0, "flops": 0.0}
+
+    # --- counting -----------------------------------------------------------------------------------------------
+
+    def start_step(self) -> None:
+        """Counts a step and starts the clock of the next log line."""
+        if self._window_start is None:
+            self._window_start = time.perf_counter()
+        self._steps += 1
+
+    def exclude_time(self, seconds: float) -> None:
+        """Excludes time that was not spent on training."""
+        if self._window_start is not None:
+            self._window_start += seconds
+
+    def add_batch(self, batch: Mapping[str, Any], max_seq_length: int | None) -> tuple[int, int]:
+        """Counts a batch that is still on the CPU.
+
+        Args:
+            batch: packed or padded, see [`count_tokens`].
+            max_seq_length: the length to which a packed batch would be padded, for `padding`. None: that of its
+                longest sequence.
+
+        Returns:
+            The numbers of labeled tokens and of labeled sentence pairs.
+        """
+        lengths, labeled = count_tokens(batch)
+        pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
+        positions = batch["input_ids"].numel()
+        if "cu_seq_lens_q" in batch:
+            positions = len(lengths) * (max_seq_length or int(lengths.max()))
+        flops = training_flops(self._config, batch)
+        sums = [labeled.sum().item(), pairs.item(), lengths.sum().item(), positions, flops.item()]
+        self._data_sums += np.array(sums, dtype=np.float64)
+        return int(labeled.sum()), int(pairs)
+
+    def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Adds the losses and correct predictions of a batch. Its losses are its share of its step's losses."""
+        with torch.no_grad():
+            targets = inputs["labels"][inputs["labels"] != IGNORE_INDEX]
+            mlm_correct = (get_mlm_logits(outputs).argmax(-1) == targets).sum()
+            if "next_sentence_label" in inputs:
+                predicted = outputs["seq_relationship_logits"].argmax(-1)
+                nsp_correct = (predicted == inputs["next_sentence_label"].flatten()).sum()
+                sums = [outputs["mlm_loss"], mlm_correct, outputs["nsp_loss"], nsp_correct]
+            else:
+                zero = torch.zeros_like(mlm_correct)
+                sums = [outputs["loss"], mlm_correct, zero, zero]
+            self._model_sums += torch.stack([value.float() for value in sums])
+
+    # --- reporting ----------------------------------------------------------------------------------------------
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of all steps that are collected so far: at a log line or a checkpoint."""
+        return int(self._totals["tokens"] + self._data_sums[DATA_SUMS.index("tokens")])
+
+    def next_line(self) -> dict[str, float]:
+        """The metrics of the steps since the last line. All processes must call it.
+
+        Returns:
+            `loss`, `mlm_loss` and `mlm_accuracy`, with sentence pairs `nsp_loss` and `nsp_accuracy`; `tokens` of the
+            run so far; `tokens_per_second`; `padding`, the share of padding in padded batches, or the share that
+            packing saves; `mfu`, the share of `peak_flops` that the model's FLOPs take.
+        """
+        sums, seconds, steps = self._collect(), self._elapsed_seconds(), self._steps
+        loss = sums["mlm_loss"] + sums["nsp_loss"]
+        for name, value in (("loss", loss), ("tokens", sums["tokens"]), ("flops", sums["flops"])):
+            self._totals[name] += value
+        self._model_sums.zero_()
+        self._data_sums[:] = 0
+        self._steps, self._seconds, self._window_start = 0, 0.0, None
+        line = {
+            "loss": loss / steps,
+            "mlm_loss": sums["mlm_loss"] / steps,
+            "mlm_accuracy": sums["mlm_correct"] / max(sums["labeled"], 1),
+        }
+        if sums["pairs"]:
+            line["nsp_loss"] = sums["nsp_loss"] / steps
+            line["nsp_accuracy"] = sums["nsp_correct"] / sums["pairs"]
+        return line | {
+            "tokens": int(self._totals["tokens"]),
+            "tokens_per_second": round(sums["tokens"] / seconds),
+            "padding": 1 - sums["tokens"] / sums["positions"],
+            "mfu": sums["flops"] / seconds / self.peak_flops,
+        }
+
+    def summarize(self, steps: int) -> dict[str, float]:
+        """The mean loss over all `steps` of the run, and its FLOPs. All processes must call it."""
+        sums = self._collect()
+        loss = self._totals["loss"] + sums["mlm_loss"] + sums["nsp_loss"]
+        return {"train_loss": loss / max(steps, 1), "total_flos": self._totals["flops"] + sums["flops"]}
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts and totals as JSON values. All processes must call it."""
+        return {
+            "sums": self._collect(),
+            "steps": self._steps,
+            "seconds": self._elapsed_seconds(),
+            "totals": dict(self._totals),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what [`state_dict`] returned. The main process takes the sums of all processes."""
+        sums = state["sums"] if self._is_main_process else {}
+        self._model_sums = self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS])
+        self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS])
+        self._steps = state["steps"]
+        self._seconds = state["seconds"]
+        self._window_start = None
+        self._totals = dict(state["totals"])
+
+    def _collect(self) -> dict[str, float]:
+        """Adds up the sums over all processes. Afterwards the main process holds them, and the others hold zeros."""
+        sums = self._reduce(torch.cat([self._model_sums, self._model_sums.new_tensor(self._data_sums)]))
+        kept = sums if self._is_main_process else torch.zeros_like(sums)
+        self._model_sums, data_sums = kept.split([len(MODEL_SUMS), len(DATA_SUMS)])
+        self._data_sums = data_sums.cpu().double().numpy()
+        return dict(zip(MODEL_SUMS + DATA_SUMS, sums.tolist(), strict=True))
+
+    def _elapsed_seconds(self) -> float:
+        """Training time since the last log line, including the time before a run was stopped and resumed."""
+        return self._seconds + (0.0 if self._window_start is None else time.perf_counter() - self._window_start)
+
+
+class MetricsFile:
+    """`metrics.jsonl`: the log of a run, one JSON object per line.
+
+    The first line written replaces the file. So a run that fails early leaves the file as it was, and a resumed run
+    drops the lines after its checkpoint, and a line that was cut off.
+
+    Args:
+        file: the path.
+        log_history: the lines before this run, from the checkpoint.
+    """
+
+    def __init__(self, file: Path, log_history: Sequence[Mapping[str, Any]]):
+        self._file = file
+        self._lines_before: str | None = "".join(map(_to_json_line, log_history))
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Writes a line."""
+        if self._lines_before is not None:
+            self._file.write_text(self._lines_before)
+            self._lines_before = None
+        with self._file.open("a") as file:
+            file.write(_to_json_line(line))
+
+
+def _to_json_line(line: Mapping[str, Any]) -> str:
+    return json.dumps(line) + "\n"

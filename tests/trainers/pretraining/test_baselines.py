@@ -1,0 +1,20 @@
+"""The metrics of trivial predictions."""
+
+import numpy as np
+import pytest
+
+from snugbert.trainers.pretraining.baselines import unigram_baseline
+from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.pretraining.part_files import Block
+
+
+def test_unigram_baseline_by_hand():
+    def corpus_of(tokens):
+        half = len(tokens) // 2
+        blocks = [np.array(tokens[:half]), np.array(tokens[half:])]
+        return Corpus([Block(block, np.array([0, len(block)]), np.array([0, 1])) for block in blocks], digest="")
+
+    baseline = unigram_baseline(corpus_of([3, 3, 3, 1]), corpus_of([3, 1]), vocab_size=4)
+    # Counts plus one: 1, 2, 1, 4 of 8.
+    assert baseline["mlm_loss"] == pytest.approx(-(np.log(4 / 8) + np.log(2 / 8)) / 2)
+    assert baseline["mlm_accuracy"] == 0.5
