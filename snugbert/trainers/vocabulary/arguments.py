@@ -44,14 +44,16 @@ class VocabularyArguments(TextArguments):
             "help": "Lowercase all text. Default: as --init does, else true, but false for byte-bpe.",
         },
     )
-    no_do_lower_case: bool = field(default=False, metadata={"help": "Do not lowercase text."})
+    no_do_lower_case: bool = field(
+        default=False, metadata={"advanced": True, "help": "Same as --do_lower_case false."}
+    )
     strip_accents: bool | None = field(default=None, metadata={"help": "Remove accents. Default: as do_lower_case."})
     tokenize_chinese_chars: bool | None = field(
         default=None,
         metadata={"nargs": "?", "const": True, "help": "Make each Chinese character a word. Default: true."},
     )
     no_tokenize_chinese_chars: bool = field(
-        default=False, metadata={"help": "Allow words of several Chinese characters."}
+        default=False, metadata={"advanced": True, "help": "Same as --tokenize_chinese_chars false."}
     )
 
     def __post_init__(self):

@@ -20,7 +20,11 @@ def main(argv: list[str]) -> None:
         InputError: An argument or the text cannot be used, see [`VocabularyArguments`] and [`run`].
     """
     (args,) = parse_arguments(
-        (VocabularyArguments,), argv, "snugbert vocabulary", "Learns a tokenizer from text, or adds tokens to one."
+        (VocabularyArguments,),
+        argv,
+        prog="snugbert vocabulary",
+        description="Learns a tokenizer from text, or adds tokens to one.",
+        example="snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer",
     )
     # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
     from snugbert.trainers.vocabulary.run import run
