@@ -1,5 +1,6 @@
 """Equalities of training: accumulated batches, data workers, processes, phases, runs that are killed and resumed."""
 
+import copy
 import json
 import os
 import random
@@ -15,7 +16,14 @@ import forked
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForPreTraining,
+    DataCollatorForTokenClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import snugbert
 from snugbert.errors import InputError
@@ -300,6 +308,79 @@ def test_changed_data_is_refused_by_name(material, straight, tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     with pytest.raises(InputError, match=f"from {tmp_path}: a has changed; b is missing; c is new\\. "):
         check_data_settings(str(tmp_path), {"parts": {"a": 0, "c": 3}, "length": 9})
+
+
+class KeepGradients(TrainerCallback):
+    """Keeps the gradients of the last step."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("collate", ["packed", "padded"])
+def test_a_plain_list_of_features_is_exact(tmp_path, collate):
+    """One batch of 32 = 8 accumulated batches of 4 = stock BERT on the whole batch, with ragged labels and pairs."""
+    generator = torch.Generator().manual_seed(0)
+    features = []
+    for index in range(32):
+        ids = torch.randint(5, 50, (6 + index % 11,), generator=generator)
+        labels = torch.full_like(ids, -100)
+        labels[1 : 2 + index % 5] = ids[1 : 2 + index % 5]  # 1 to 5 labels
+        pair = -100 if index % 7 == 0 else index % 3 % 2  # some sequences are no pair
+        types = torch.arange(len(ids)) // 4 % 2
+        features.append(
+            {
+                "input_ids": ids.masked_fill(labels >= 0, 4).tolist(),
+                "token_type_ids": types.tolist(),
+                "labels": labels.tolist(),
+                "next_sentence_label": pair,
+            }
+        )
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45))]
+    tokenizer = snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)})
+    pad = DataCollatorForTokenClassification(tokenizer)
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=50, hidden_dropout_prob=0.0)
+    config.attention_probs_dropout_prob = 0.0
+    torch.manual_seed(0)
+    model = snugbert.SnugBertForPreTraining(config)
+
+    stock = BertForPreTraining(BertConfig(**{**config.to_dict(), "model_type": "bert"}))
+    stock.load_state_dict(model.state_dict())
+    reference = stock(**pad(features))
+    reference.loss.backward()
+
+    for size in (32, 4):
+        keeper = KeepGradients()
+        trainer = snugbert.PretrainingTrainer(
+            model=copy.deepcopy(model),
+            args=snugbert.PretrainingArguments(
+                str(tmp_path / str(size)),
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=32 // size,
+                per_device_eval_batch_size=5,
+                max_steps=1,
+                max_grad_norm=0,  # no clipping
+                learning_rate=0,
+                logging_steps=1,
+                save_strategy="no",
+                use_cpu=True,
+                disable_tqdm=True,
+            ),
+            train_dataset=features,
+            eval_dataset=features,
+            data_collator=snugbert.SnugBertDataCollatorWithPacking() if collate == "packed" else pad,
+            callbacks=[keeper],
+        )
+        trainer.train()
+        line = trainer.state.log_history[0]
+        assert line["loss"] == pytest.approx(reference.loss.item(), rel=1e-5)
+        assert line["tokens"] == sum(len(feature["input_ids"]) for feature in features)
+        for name, parameter in stock.named_parameters():
+            torch.testing.assert_close(keeper.gradients[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
+        metrics = trainer.evaluate()
+        assert metrics["eval_loss"] == pytest.approx(reference.loss.item(), rel=1e-5)
+        for name in ("mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss"):
+            assert metrics[f"eval_{name}"] == pytest.approx(line[name], rel=1e-5)
 
 
 def test_every_head_is_exact_under_plain_trainer(tmp_path):
