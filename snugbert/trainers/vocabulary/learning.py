@@ -145,7 +145,7 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, show_p
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     characters = 0
-    for line in tqdm(lines, desc="counting words", unit=" lines", disable=not show_progress):
+    for line in tqdm(lines, desc="counting words", unit=" lines", disable=None if show_progress else True):
         # Neither normalizer nor pre-tokenizer looks across a space between two other characters, so a chunk between
         # such spaces needs them once, however often it occurs.
         found = line.split()

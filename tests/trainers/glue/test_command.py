@@ -183,7 +183,7 @@ def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, wor
 def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):
     output_dir = shutil.copytree(run, tmp_path / "run")
     before = (output_dir / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match="already contains a run"):
         glue.main(arguments(workshop, output_dir))
     assert (output_dir / "model.safetensors").read_bytes() == before
     glue.main(arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1))
@@ -384,7 +384,7 @@ def test_the_suite_goes_on_where_it_was_interrupted(glue_folder, workshop, tmp_p
     with pytest.raises(InputError, match="out was begun with other --learning_rate, --seeds; choose another folder"):
         glue.main([*of_all, "--learning_rate", "1e-3", "--seeds", "2"])
     (output_dir / "plan.json").unlink()
-    with pytest.raises(InputError, match="out already holds a run"):
+    with pytest.raises(InputError, match="out already contains a run"):
         glue.main(of_all)
 
 
