@@ -39,14 +39,14 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.errors import InputError
 from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import find_files, read_lines
-from snugbert.trainers.vocabulary.extension import extend_tokenizer, learn_extension, pieces_per_word
+from snugbert.trainers.vocabulary.extension import extend_tokenizer, learn_extension, tokens_per_word
 from snugbert.trainers.vocabulary.learning import (
-    ALPHABET,
+    ALPHABET_SIZE,
     KINDS,
     SPECIAL_TOKENS,
     Kind,
     count_words,
-    learn_pieces,
+    learn_tokens,
     make_tokenizer,
 )
 
@@ -81,13 +81,13 @@ def train(row: str, side: str, args: argparse.Namespace) -> PreTrainedTokenizerB
     tokenizer = make_tokenizer(kind)
     if side == "ours":
         words = count_words(lines, tokenizer, show_progress=False)
-        return make_tokenizer(kind, *learn_pieces(words, args.vocab_size, kind=kind, show_progress=False))
+        return make_tokenizer(kind, *learn_tokens(words, args.vocab_size, kind=kind, show_progress=False))
     options: dict[str, Any] = {"special_tokens": list(SPECIAL_TOKENS), "vocab_size": args.vocab_size}
     options |= {"min_frequency": 2, "show_progress": False}
     if kind == "wordpiece":
-        trainer: Any = WordPieceTrainer(limit_alphabet=ALPHABET, **options)
+        trainer: Any = WordPieceTrainer(limit_alphabet=ALPHABET_SIZE, **options)
     elif kind == "bpe":
-        trainer = BpeTrainer(limit_alphabet=ALPHABET, continuing_subword_prefix="##", **options)
+        trainer = BpeTrainer(limit_alphabet=ALPHABET_SIZE, continuing_subword_prefix="##", **options)
     else:
         trainer = BpeTrainer(initial_alphabet=ByteLevel.alphabet(), **options)
     batches = iter(lambda: list(islice(lines, LINES_AT_ONCE)), [])
@@ -104,7 +104,7 @@ def run(row: str, side: str, args: argparse.Namespace) -> dict[str, Any]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     held_out = count_words(read_lines(find_files(args.validation_file)), tokenizer, show_progress=False)
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-    pieces = pieces_per_word(held_out, tokenizer)
+    pieces = tokens_per_word(held_out, tokenizer)
     result = {"seconds": seconds, "cpu_seconds": cpu_seconds, "memory": peak, "pieces": pieces}
     return result | {"digest": digest, "size": len(tokenizer)}
 

@@ -29,9 +29,9 @@ def format_help(command: str) -> str:
     """The output of `snugbert <command> --help-all` as a code block."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        main([command, "--help"])
+        main([command, "--help-all"])
     if not output.getvalue():
-        logger.warning("snugbert %s --help prints nothing.", command)
+        logger.warning("snugbert %s --help-all prints nothing.", command)
     return f"```text\n{output.getvalue().rstrip()}\n```"
 
 

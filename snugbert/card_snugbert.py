@@ -54,8 +54,8 @@ class Head(NamedTuple):
 
 
 CLASSIFIES = (
-    "The model always chooses among the labels above, even if none fits. A score is the model's confidence, not the "
-    "probability that the answer is correct."
+    "The model predicts only the labels above, whether they fit a text or not. A score is the model's confidence, not "
+    "the probability that the label is correct."
 )
 FILLS_MASKS = "The predicted words are likely in the training text. They are not checked facts."
 FILL_MASK = """

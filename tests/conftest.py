@@ -6,6 +6,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import forked
 import pytest
 
 # Nothing in the tests may reach for the Hub, or leave prepared text in somebody's cache. Set before transformers is
@@ -14,16 +15,18 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHE = tempfile.TemporaryDirectory()
 os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-# Threads that wait by spinning take the cores from the other processes of a test.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# One thread for each process. The models are small, and `make test` already runs a process on each core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Takes what has been imported out of garbage collection, which Trainer asks for after every run: 0.3 s each."""
+    """Excludes imported modules from garbage collection, which Trainer requests after every run (0.3 s each)."""
     gc.collect()
     gc.freeze()
+    if session.items and not session.config.option.collectonly:
+        forked.start_server()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def make_tokenizer() -> SnugBertTokenizer:
 
 
 def examples(head: str, number: int, seed: int = 0) -> Dataset:
-    """Sequences of 3 to 30 tokens; the label of a sequence tells how many of its tokens are high."""
+    """Returns sequences of 3 to 30 tokens. The label of a sequence counts its high tokens: few, some or many."""
     generator = random.Random(seed)
     rows = []
     for _ in range(number):
@@ -64,7 +64,7 @@ def new_trainer(head: str, tokenizer, folder, data=None, weights=None, model=Non
 
 
 def make_task(tokenizer, number: int = 60) -> FineTuningTask:
-    """Whether a sequence has few, some or many high tokens."""
+    """Returns the task of classifying whether a sequence has few, some or many high tokens."""
     train_features, eval_features = examples(HEADS[0], number), examples(HEADS[0], 30, seed=1)
     references = np.array(eval_features["label"])
 

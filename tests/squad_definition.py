@@ -1,4 +1,4 @@
-"""SQuAD's metrics written down once more from their definition, to compare ours with."""
+"""A second implementation of SQuAD's metrics, from their definition, to compare with."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ def words(text: str) -> list[str]:
 
 
 def definition_1(predictions: dict[str, str], golds: dict[str, list[str]]) -> dict[str, float]:
-    """What evaluate-v1.1.py counts."""
+    """The metrics of evaluate-v1.1.py."""
     total = exact = f1 = 0
     for question in golds:
         total += 1
@@ -20,36 +20,39 @@ def definition_1(predictions: dict[str, str], golds: dict[str, list[str]]) -> di
     return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
 
 
-def definition_f1(predicted: list[str], right: list[str]) -> float:
-    shared = Counter(predicted) & Counter(right)
+def definition_f1(predicted: list[str], gold: list[str]) -> float:
+    shared = Counter(predicted) & Counter(gold)
     if not shared:
         return 0
-    precision, recall = shared.total() / len(predicted), shared.total() / len(right)
+    precision, recall = shared.total() / len(predicted), shared.total() / len(gold)
     return 2 * precision * recall / (precision + recall)
 
 
 def definition_2(predictions, golds, odds, threshold) -> dict[str, float]:
-    """What evaluate-v2.0.py counts, given a file of odds."""
+    """The metrics of evaluate-v2.0.py with a file of odds."""
     exact, f1 = {}, {}
     for question, answers in golds.items():
         answers = [answer for answer in answers if words(answer)] or [""]
-        said = words(predictions[question])
-        exact[question] = max([1 if said == words(answer) else 0 for answer in answers])
+        predicted = words(predictions[question])
+        exact[question] = max([1 if predicted == words(answer) else 0 for answer in answers])
         f1[question] = max(
-            [definition_f1(said, words(a)) if said and words(a) else int(said == words(a)) for a in answers]
+            [
+                definition_f1(predicted, words(a)) if predicted and words(a) else int(predicted == words(a))
+                for a in answers
+            ]
         )
     counted = {}
     for name, scores in (("exact", exact), ("f1", f1)):
         counted[name] = {q: float(not golds[q]) if odds[q] > threshold else score for q, score in scores.items()}
-    figures = {}
+    metrics = {}
     for prefix, questions in (
         ("", list(golds)),
         ("HasAns_", [q for q in golds if golds[q]]),
         ("NoAns_", [q for q in golds if not golds[q]]),
     ):
         for name in ("exact", "f1"):
-            figures[prefix + name] = 100.0 * sum([counted[name][q] for q in questions]) / len(questions)
-        figures[prefix + "total"] = len(questions)
+            metrics[prefix + name] = 100.0 * sum([counted[name][q] for q in questions]) / len(questions)
+        metrics[prefix + "total"] = len(questions)
     for name, scores in (("exact", exact), ("f1", f1)):
         best = now = sum([not answers for answers in golds.values()])
         best_threshold = 0.0
@@ -58,6 +61,6 @@ def definition_2(predictions, golds, odds, threshold) -> dict[str, float]:
                 now += scores[question] if golds[question] else (-1 if predictions[question] else 0)
                 if now > best:
                     best, best_threshold = now, value
-        figures[f"best_{name}"] = 100.0 * best / len(scores)
-        figures[f"best_{name}_thresh"] = best_threshold
-    return figures
+        metrics[f"best_{name}"] = 100.0 * best / len(scores)
+        metrics[f"best_{name}_thresh"] = best_threshold
+    return metrics

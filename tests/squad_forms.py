@@ -1,13 +1,14 @@
-"""The forms of SQuAD's files, for tests."""
+"""The forms of SQuAD's files."""
 
 
 def flat(row: dict) -> dict:
+    """The flat form of a row."""
     texts, starts = [text for text, _ in row["answers"]], [start for _, start in row["answers"]]
     return {**row, "answers": {"text": texts, "answer_start": starts}}
 
 
 def nested(rows: list[dict]) -> dict:
-    """SQuAD's own form, a paragraph for each row."""
+    """SQuAD's nested form, with one paragraph per row."""
     articles = []
     for row in rows:
         answers = [{"text": text, "answer_start": start} for text, start in row["answers"]]

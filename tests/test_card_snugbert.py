@@ -1,4 +1,4 @@
-"""The cards of what is pushed, as the Hub and people read them: every way to push, caught just before the network."""
+"""The model cards of pushed models, for every way to push. Uploads are intercepted just before the network."""
 
 import html
 import json
@@ -54,7 +54,7 @@ def tokenizer():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Repositories: what is pushed goes in, and a card that lies there is read."""
+    """A fake Hub: repositories that pushes write to, and whose cards can be read."""
     monkeypatch.setenv("HF_TOKEN", "")  # commands set it; restored after the test
     repositories: dict[str, dict[str, bytes]] = {}
 
@@ -97,7 +97,7 @@ def new_model(head: str, **fields):
 
 
 @pytest.mark.parametrize("head", [*HEADS, "regression"])
-def test_a_pushed_model_says_what_it_is_and_how_to_load_it(head, hub, tokenizer, tmp_path, capsys):
+def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
     labels = {"num_labels": 1} if head == "regression" else {"num_labels": 2}
     if head == "ForTokenClassification":
         labels = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}}
@@ -114,9 +114,9 @@ def test_a_pushed_model_says_what_it_is_and_how_to_load_it(head, hub, tokenizer,
     assert ("3 labels: `O`, `B-PER`, `I-PER`" in card.text) == (head == "ForTokenClassification")
     assert ("predicts a number for a text or a pair of texts" in card.text) == (head == "regression")
     assert "The maximum input length is 40 tokens." in card.text.partition("## Limitations")[2]
-    assert "card_snugbert.py" in hub["me/model"]  # so whoever pushes it again writes a card, too
+    assert "card_snugbert.py" in hub["me/model"]  # so that pushing it again writes a card, too
 
-    # What it says runs, on what was pushed, in both ways.
+    # Its code runs on the pushed files, with and without the package.
     for name, content in hub["me/model"].items():
         (tmp_path / name).write_bytes(content)
     tokenizer.save_pretrained(tmp_path)
@@ -131,10 +131,10 @@ def test_a_pushed_model_says_what_it_is_and_how_to_load_it(head, hub, tokenizer,
 
 @pytest.fixture
 def trained(tmp_path, tokenizer):
-    """The folder of a model that a command fine-tuned, with its card."""
+    """The folder of a fine-tuned model with its card."""
     folder = tmp_path / "secret" / "tagger"
     new_model("ForSequenceClassification", id2label={0: "bad", 1: "good"}).save_pretrained(folder)
-    (folder / "learning_curve.png").write_bytes(b"a picture")
+    (folder / "learning_curve.png").write_bytes(b"a plot")
     write_card(folder, **TRAINED)
     card: Any = ModelCard.load(folder / "README.md")
     card.data.language = "en"  # as a user may
@@ -143,7 +143,7 @@ def trained(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("way", ["push_to_hub", "save_pretrained"])
-def test_a_card_with_figures_goes_along_with_its_weights(way, hub, trained, tmp_path):
+def test_a_card_with_metrics_is_pushed_with_its_weights(way, hub, trained, tmp_path):
     def push(model):
         hub.clear()
         if way == "push_to_hub":
@@ -159,9 +159,9 @@ def test_a_card_with_figures_goes_along_with_its_weights(way, hub, trained, tmp_
     assert card.data.eval_results == before.data.eval_results and card.data.eval_results[0].metric_value == 0.93
     assert card.data.model_name == "me/sst2" and card.data.tags == ["snugbert", "bert", "mine"]
     assert card.text == before.text.replace("# tagger", "# me/sst2").replace('"tagger"', '"me/sst2"')
-    assert hub["me/sst2"]["learning_curve.png"] == b"a picture"
+    assert hub["me/sst2"]["learning_curve.png"] == b"a plot"
 
-    # Trained on, it is another model: its figures are not known.
+    # After further training, the metrics are no longer true.
     with torch.no_grad():
         model.classifier.bias[0] += 1e-6
     card = push(model)
@@ -171,24 +171,24 @@ def test_a_card_with_figures_goes_along_with_its_weights(way, hub, trained, tmp_
     assert "2 labels: `bad`, `good`" in card.text and "secret" not in card.content
 
 
-def test_only_plots_of_a_card_go_along(hub, trained, tmp_path):
-    """A card of somebody else may name any file of the repository, and a folder may hold links to any file."""
+def test_only_plots_of_a_card_are_pushed(hub, trained, tmp_path):
+    """A stranger's card may name any file of the repository, and a folder may contain links to any file."""
     (tmp_path / "token").write_text(SECRET)
     (trained / "eval_thresholds.png").symlink_to(tmp_path / "token")
     for name in ("modeling_snugbert.py", "notes.png", "trainer_state.json"):
-        (trained / name).write_text("of somebody else")
+        (trained / name).write_text("a stranger's")
     named = ("modeling_snugbert.py", "notes.png", "trainer_state.json", "eval_thresholds.png")
     with (trained / "README.md").open("a") as card:
         card.write("".join(f"\n![x]({name})" for name in named))
     transformers.AutoModelForSequenceClassification.from_pretrained(trained).push_to_hub("me/copy")
     files = hub["me/copy"]
-    assert "0.93" in card_of(files).content and files["learning_curve.png"] == b"a picture"
+    assert "0.93" in card_of(files).content and files["learning_curve.png"] == b"a plot"
     assert not {"notes.png", "trainer_state.json", "eval_thresholds.png"} & files.keys()
     assert files["modeling_snugbert.py"] == Path(snugbert.__file__).with_name("modeling_snugbert.py").read_bytes()
 
 
-def test_the_plots_of_all_commands_go_along():
-    plots = {PLOT_NAME, *CAPTIONS, *(f"{of_set}_{name}" for of_set in ("eval", "predict_mm") for name in CAPTIONS)}
+def test_the_plots_of_all_commands_are_pushed():
+    plots = {PLOT_NAME, *CAPTIONS, *(f"{set_name}_{name}" for set_name in ("eval", "predict_mm") for name in CAPTIONS)}
     assert all(PLOT.fullmatch(name) for name in plots)
 
 
@@ -204,7 +204,7 @@ HOSTILE = [
 
 
 def rendered(text: str) -> tuple[list[str], str]:
-    """The HTML tags and the text of Markdown, by an independent renderer; code blocks left out."""
+    """Returns the HTML tags and the text of Markdown without code blocks, from an independent renderer."""
     text = re.sub(r"```python\n.*?\n```\n", "", text, flags=re.DOTALL)
     page = MarkdownIt("gfm-like", {"linkify": False}).render(text)
     tags = re.findall(r"<(\w+)", page)
@@ -212,7 +212,7 @@ def rendered(text: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_no_markdown_comes_from_labels_and_names(hostile, hub, tmp_path):
+def test_labels_and_names_are_escaped(hostile, hub, tmp_path):
     def harmless(text: str, expected: int) -> bool:
         tags, words = rendered(text)
         return (
@@ -242,13 +242,13 @@ def test_no_markdown_comes_from_labels_and_names(hostile, hub, tmp_path):
 @pytest.mark.parametrize(
     "text, stays",
     [
-        ("# My words\n\nMy figures.", True),
+        ("# My words\n\nMy metrics.", True),
         (f"{TRAINERS_CARD} the Trainer had access to. -->\n\n# run\n\n- Accuracy: 0.93", True),
         (f"{OWN_CARD}\n\n# me/model\n\nOf another model.", False),
     ],
-    ids=["somebody's", "Trainer's", "ours"],
+    ids=["user's", "Trainer's", "ours"],
 )
-def test_a_card_that_lies_there_is_replaced_only_if_it_is_ours(text, stays, hub):
+def test_only_our_own_card_is_replaced(text, stays, hub):
     hub["me/model"] = {"README.md": f"---\nlicense: mit\ntags:\n- old\n---\n{text}\n".encode()}
     new_model("ForMaskedLM").push_to_hub("me/model", tags=["mine"])
     card = card_of(hub["me/model"])
@@ -256,8 +256,8 @@ def test_a_card_that_lies_there_is_replaced_only_if_it_is_ours(text, stays, hub)
     assert [tag for tag in card.data.tags if tag not in ("snugbert", "bert")] == ["old", "mine"]
 
 
-def test_a_model_of_the_hub_is_named_as_the_base(hub):
-    """One that lies in the cache, as after a download: of BERT, whose own card says what it may be used for."""
+def test_the_card_names_the_base_model(hub):
+    """A BERT checkpoint in the cache, as after a download. Its card has a license and a language."""
     torch.manual_seed(0)
     snapshot = Path(constants.HF_HUB_CACHE) / "models--org--base" / "snapshots" / ("0" * 40)
     transformers.BertForMaskedLM(transformers.BertConfig(**CONFIG)).save_pretrained(snapshot)
@@ -282,7 +282,7 @@ def test_a_model_of_the_hub_is_named_as_the_base(hub):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory, tokenizer):
-    """A tokenizer, documents, and texts with labels, of its words."""
+    """A tokenizer, documents and labeled texts with words of its vocabulary."""
     folder = tmp_path_factory.mktemp("texts")
     tokenizer.save_pretrained(folder)
     choose = random.Random(0)
@@ -341,7 +341,7 @@ def check_parts(card: ModelCard, step, auto_class: str) -> None:
     assert card.data.model_name == "me/model" and card.data.library_name == "transformers"
 
 
-def test_every_push_of_a_pretraining_has_a_card_and_the_code(hub, texts, tmp_path):
+def test_every_push_of_a_pretraining_run_has_card_and_code(hub, texts, tmp_path):
     run = {"train_file": texts / "books.txt", "validation_file": texts / "books.txt", "lines_are_sentences": True}
     log = tmp_path / "metrics.jsonl"
     for step, files in pushes(hub, "pretrain", tmp_path, texts, max_seq_length=32, **run).items():
@@ -351,24 +351,24 @@ def test_every_push_of_a_pretraining_has_a_card_and_the_code(hub, texts, tmp_pat
         assert "books.txt: 60 documents" in card.text and "from random weights" in card.text
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         last = 4 if step == "end" else step
-        figures = next(line for line in lines if "eval_mlm_loss" in line and line["step"] == last)
+        metrics = next(line for line in lines if "eval_mlm_loss" in line and line["step"] == last)
         results = {(result.task_type, result.metric_type): result for result in card.data.eval_results}
         assert {kind: result.metric_value for kind, result in results.items()} == {
-            ("fill-mask", "accuracy"): pytest.approx(figures["eval_mlm_accuracy"], rel=1e-5),
-            ("fill-mask", "loss"): pytest.approx(figures["eval_mlm_loss"], rel=1e-5),
-            ("text-classification", "accuracy"): pytest.approx(figures["eval_nsp_accuracy"], rel=1e-5),
+            ("fill-mask", "accuracy"): pytest.approx(metrics["eval_mlm_accuracy"], rel=1e-5),
+            ("fill-mask", "loss"): pytest.approx(metrics["eval_mlm_loss"], rel=1e-5),
+            ("text-classification", "accuracy"): pytest.approx(metrics["eval_nsp_accuracy"], rel=1e-5),
         }
         assert results["fill-mask", "loss"].dataset_type == "books-txt"
 
 
-def test_every_push_of_a_fine_tuning_has_a_card_and_the_code(hub, texts, tmp_path):
+def test_every_push_of_a_fine_tuning_run_has_card_and_code(hub, texts, tmp_path):
     run = {"train_file": texts / "reviews.csv", "validation_file": texts / "reviews.csv"}
-    run |= {"load_best_model_at_end": True}  # whose path must not be published
+    run |= {"load_best_model_at_end": True}  # its path must not be published
     for step, files in pushes(hub, "glue", tmp_path, texts, **run).items():
         assert {"config.json", "model.safetensors", "modeling_snugbert.py", "tokenizer.json"} <= files.keys()
         card = card_of(files)
         check_parts(card, step, "AutoModelForSequenceClassification")
-        assert "fine-tuned it from random weights" in card.text and "`bad`, `good`" in card.text
+        assert "with SnugBERT, starting from random weights." in card.text and "`bad`, `good`" in card.text
         (result,) = [result for result in card.data.eval_results if result.metric_type == "accuracy"]
         history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
         last = [line["eval_accuracy"] for line in history if "eval_accuracy" in line and line["step"] == step]
@@ -376,7 +376,7 @@ def test_every_push_of_a_fine_tuning_has_a_card_and_the_code(hub, texts, tmp_pat
         assert result.metric_value == last[0] and result.dataset_split == "validation"
 
 
-def test_the_trainer_without_a_command_has_its_own_card(hub, tokenizer, tmp_path):
+def test_the_stock_trainer_writes_its_own_card(hub, tokenizer, tmp_path):
     args = transformers.TrainingArguments(
         str(tmp_path), push_to_hub=True, hub_model_id="me/model", use_cpu=True, max_steps=1, disable_tqdm=True
     )

@@ -1,12 +1,12 @@
-"""Texts to learn from, and shortcuts."""
+"""Texts and helpers for the tests of vocabularies."""
 
 from collections import Counter
 from pathlib import Path
 
 from snugbert.trainers.vocabulary.command import main
-from snugbert.trainers.vocabulary.learning import learn_pieces
+from snugbert.trainers.vocabulary.learning import learn_tokens
 
-# Accents, tabs, a no-break space, a control character, a combining mark, Chinese, punctuation: what words hang on.
+# Accents, tabs, a no-break space, a control character, a combining mark, Chinese and punctuation affect words.
 DOCUMENTS = [
     ["The café's naïve  façade,\ttwo tabs\u00a0and more.", "Zo\u0308e\x07s 北京 city: 3.5% (half-open]"],
     ["The house; the mouse -- THE END"],
@@ -18,12 +18,12 @@ def train(output_dir: Path, *arguments: str | Path) -> list[str]:
     return (output_dir / "vocab.txt").read_text(encoding="utf-8").splitlines()
 
 
-def learn_word_pieces(words: Counter[str], vocab_size: int, min_frequency: int = 2) -> list[str]:
-    return learn_pieces(words, vocab_size, min_frequency, show_progress=False)[0]
+def learn_wordpiece(words: Counter[str], vocab_size: int, min_frequency: int = 2) -> list[str]:
+    return learn_tokens(words, vocab_size, min_frequency, show_progress=False)[0]
 
 
 def many_ties() -> Counter[str]:
-    """Words of four letters' alphabet, all equally frequent, so that nearly every merge is a tie."""
+    """Equally frequent words of four letters, so that nearly every merge is a tie."""
     return Counter({f"{a}{b}{c}{d}": 3 for a in "abcd" for b in "efgh" for c in "abgh" for d in "cdef"})
 
 
@@ -32,11 +32,11 @@ def write_ties(folder: Path) -> Path:
     return folder / "ties.txt"
 
 
-def longest_pieces_first(piece: str, old: dict[str, int]) -> list[int]:
-    """WordPiece, written out: the ids of the old pieces of a new one."""
-    prefix, text, ids = "", piece, []
-    if piece.startswith("##"):
-        prefix, text = "##", piece[2:]
+def split_longest_first(token: str, old: dict[str, int]) -> list[int]:
+    """A plain WordPiece: the ids of the old tokens that spell a new one."""
+    prefix, text, ids = "", token, []
+    if token.startswith("##"):
+        prefix, text = "##", token[2:]
     while text:
         end = next(end for end in range(len(text), 0, -1) if prefix + text[:end] in old)
         ids.append(old[prefix + text[:end]])

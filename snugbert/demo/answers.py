@@ -6,7 +6,7 @@ is an [`InputError`] for the page to show.
 Shapes in comments: T tokens.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -16,7 +16,7 @@ from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.question_answering.answerer import QuestionAnswerer
+from snugbert.question_answering.answerer import ExtractedAnswer, QuestionAnswerer
 
 # A text in pieces, each with its label, or None: the form of Gradio's HighlightedText.
 Marked = list[tuple[str, str | None]]
@@ -206,11 +206,10 @@ def answer(
         InputError: a question or a text without a word, or a question that is too long.
     """
     try:
-        found: list[dict[str, Any]] = answerer(
-            question, context, top_k=MOST_ANSWERS, handle_impossible_answer=may_be_none
-        )
+        answers = answerer(question, context, top_k=MOST_ANSWERS, handle_impossible_answer=may_be_none)
     except ValueError as error:
         raise InputError(str(error)) from error
+    found = cast(list[ExtractedAnswer], answers)  # a list, because `top_k` is above 1
     start, end = found[0]["start"], found[0]["end"]
     pieces = [(context[:start], None), (context[start:end], "answer"), (context[end:], None)]
     return [piece for piece in pieces if piece[0]], {each["answer"] or NO_ANSWER: each["score"] for each in found}

@@ -1,11 +1,11 @@
-"""Questions on texts of any length -> answers cut out of them: what transformers' question answering pipeline was.
+"""`QuestionAnswerer` extracts answers from texts of any length, as transformers 4's question answering pipeline did.
 
     answerer = QuestionAnswerer("out-squad")
     answerer(question="Who wrote it?", context="It was written by Ada in 1843.")
     {"score": 0.97, "start": 18, "end": 21, "answer": "Ada"}
 
-A text that is too long is read in windows that overlap. Windows of similar length share a batch, and SnugBERT gets it
-packed, without padding.
+A long text is read in overlapping windows. Windows of similar length share a batch. SnugBERT gets packed batches,
+without padding.
 
 Shapes in comments: N windows of at most L tokens.
 """
@@ -13,7 +13,7 @@ Shapes in comments: N windows of at most L tokens.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, overload
 
 import numpy as np
 import torch
@@ -31,23 +31,31 @@ from snugbert.question_answering.answers import best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 
 
+class ExtractedAnswer(TypedDict):
+    """An answer that [`QuestionAnswerer`] extracted from a context."""
+
+    score: float
+    start: int
+    end: int
+    answer: str
+
+
 class QuestionAnswerer:
-    """A model that answers questions on texts with words of the texts.
+    """Answers questions with parts of a text.
 
     Args:
-        model: folder or Hub name of a model with a head for question answering, as `snugbert squad` makes it. A BERT
-            runs as SnugBERT, in float32. Or a model, which is put into evaluation mode.
-        tokenizer: the model's, or a folder or name of it; default: that of the model's folder.
-        device: where the model is to run; default: an accelerator if there is one, and for a model that is handed over
-            the device it is on.
-        batch_size: windows the model reads at once.
-        max_seq_length: most tokens of a window, or as many as the model takes.
-        doc_stride: tokens that neighbouring windows have in common; default: 128, a third of a window at most.
-        max_query_length: most tokens of a question.
+        model: folder or Hub name of a model with a question answering head, such as the output of `snugbert squad`. A
+            BERT checkpoint runs as SnugBERT, in float32. Or a model, which is switched to evaluation mode.
+        tokenizer: a tokenizer, or its folder or Hub name. Default: the tokenizer in the model's folder.
+        device: the device to run on. Default: an accelerator if there is one. A model object stays on its device.
+        batch_size: windows per batch.
+        max_seq_length: maximum tokens of a window, limited by the model and the tokenizer.
+        doc_stride: tokens that neighboring windows share. Default: 128, but at most a third of a window.
+        max_query_length: maximum tokens of a question.
 
     Raises:
-        ValueError: the model or the tokenizer cannot be opened, the model has no head for question answering, or the
-            tokenizer does not make pairs as BERT's does.
+        ValueError: the model or the tokenizer cannot be loaded, the model has no question answering head, or the
+            tokenizer does not encode pairs like BERT's tokenizer.
     """
 
     def __init__(
@@ -66,20 +74,51 @@ class QuestionAnswerer:
             model, tokenizer = _load(str(model), tokenizer)
             if device is None:
                 device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-        elif "QuestionAnswering" not in type(model).__name__:  # so do transformers know these models
-            raise ValueError(f"A {type(model).__name__} has no head for question answering.")
+        elif "QuestionAnswering" not in type(model).__name__:  # the naming convention of transformers
+            raise ValueError(f"`model`: a {type(model).__name__} has no question answering head.")
         if tokenizer is None:
-            raise ValueError("A model that is handed over needs its `tokenizer`.")
+            raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
         self.model = (model if device is None else model.to(device)).eval()  # type: ignore[arg-type]
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.max_seq_length = min(max_seq_length, model.config.max_position_embeddings, tokenizer.model_max_length)
         self.doc_stride = min(128, self.max_seq_length // 3) if doc_stride is None else doc_stride
         self.max_query_length = max_query_length
-        if self._windows(["a"], ["b"]).features["input_ids"][0] != tokenizer("a", "b")["input_ids"]:
+        if self._make_windows(["a"], ["b"]).features["input_ids"][0] != tokenizer("a", "b")["input_ids"]:
             raise ValueError(
-                f"A {type(tokenizer).__name__} makes other pairs than [CLS] question [SEP] context [SEP]."
+                f"`tokenizer`: a {type(tokenizer).__name__} does not encode pairs as [CLS] question [SEP] context "
+                "[SEP]."
             )
+
+    @overload
+    def __call__(
+        self,
+        question: str,
+        context: str,
+        top_k: Literal[1] = 1,
+        handle_impossible_answer: bool = False,
+        max_answer_len: int = 30,
+    ) -> ExtractedAnswer: ...
+
+    @overload
+    def __call__(
+        self,
+        question: list[str] | tuple[str, ...],
+        context: str | Sequence[str],
+        top_k: Literal[1] = 1,
+        handle_impossible_answer: bool = False,
+        max_answer_len: int = 30,
+    ) -> list[ExtractedAnswer]: ...
+
+    @overload
+    def __call__(
+        self,
+        question: str | Sequence[str],
+        context: str | Sequence[str],
+        top_k: int = 1,
+        handle_impossible_answer: bool = False,
+        max_answer_len: int = 30,
+    ) -> ExtractedAnswer | list[ExtractedAnswer] | list[list[ExtractedAnswer]]: ...
 
     def __call__(
         self,
@@ -88,47 +127,49 @@ class QuestionAnswerer:
         top_k: int = 1,
         handle_impossible_answer: bool = False,
         max_answer_len: int = 30,
-    ) -> Any:
-        """Answers questions.
+    ) -> ExtractedAnswer | list[ExtractedAnswer] | list[list[ExtractedAnswer]]:
+        """Answers one or several questions.
 
         Args:
-            question: a question, or several.
-            context: the text to look for the answer in; for several questions one for all, or as many texts.
-            top_k: how many answers to a question, of different texts; fewer where there are no more.
-            handle_impossible_answer: "" may be an answer: the text does not tell. Only a model that was trained on
-                such questions (SQuAD v2.0) knows.
-            max_answer_len: tokens of the longest answer.
+            question: a question, or a sequence of questions.
+            context: the text to extract the answer from. For several questions one text for all, or one for each.
+            top_k: maximum number of answers to a question, with different texts.
+            handle_impossible_answer: allow the answer "": the context does not answer the question. Use it only with a
+                model that was trained on such questions (SQuAD v2.0).
+            max_answer_len: maximum tokens of an answer.
 
         Returns:
-            A dict, for `top_k` above 1 a list of dicts, best first, and for a sequence of questions a list of these:
+            A dict. With `top_k` above 1, a list of dicts, best first. For a sequence of questions, a list with the
+            result of each question. The dict contains
 
-            - score: probability of the answer's first token as a start times that of its last token as an end. Both
-              are softmaxes over the tokens of the text, in all windows, and [CLS].
-            - start, end: characters, `context[start:end]` is the answer; 0 and 0 if there is none.
-            - answer: its text.
+            - score: the probability that the answer starts at its first token times the probability that it ends at
+              its last token. Both softmaxes run over [CLS] and the context tokens of all windows.
+            - start, end: characters: `context[start:end]` is the answer. Both are 0 if there is no answer.
+            - answer: the text of the answer.
 
         Raises:
-            ValueError: a question or a text without a word, a question longer than `max_query_length` or so long that
-                a window has no room beside it, not as many texts as questions, `top_k` or `max_answer_len` below 1.
+            ValueError: a question or context has no words, a question is longer than `max_query_length` or leaves no
+                room for context in a window, the numbers of questions and contexts differ, or `top_k` or
+                `max_answer_len` is below 1.
         """
         questions = [question] if isinstance(question, str) else list(question)
         contexts = [context] * len(questions) if isinstance(context, str) else list(context)
         if len(contexts) != len(questions):
-            raise ValueError(f"There are {len(questions)} questions, but {len(contexts)} contexts.")
+            raise ValueError(
+                f"`context`: expected one text or {len(questions)}, one per question, not {len(contexts)}."
+            )
         if min(top_k, max_answer_len) < 1:
             raise ValueError(f"`top_k` {top_k} and `max_answer_len` {max_answer_len} must be at least 1.")
         if not questions:
             return []
         self._check_questions(questions)
-        windows = self._windows(questions, contexts)
-        for number, starts in zip(windows.question.tolist(), windows.starts, strict=True):
-            if not len(starts):
-                raise ValueError(
-                    f"The context of question {questions[number]!r} holds no words: {contexts[number]!r}."
-                )
-        start_logits, end_logits = self._logits(windows)
+        windows = self._make_windows(questions, contexts)
+        for index, char_starts in zip(windows.question_indices.tolist(), windows.char_starts, strict=True):
+            if not len(char_starts):
+                raise ValueError(f"The context of question {questions[index]!r} has no words: {contexts[index]!r}.")
+        start_logits, end_logits = self._compute_logits(windows)
         answers = best_answers(
-            _as_squad(questions, contexts),
+            _make_questions(questions, contexts),
             windows,
             start_logits,
             end_logits,
@@ -136,8 +177,8 @@ class QuestionAnswerer:
             max_answer_length=max_answer_len,
             version_2=handle_impossible_answer,
         )
-        totals = _log_totals(windows, start_logits) + _log_totals(windows, end_logits)
-        found = [
+        totals = _log_sum_exp(windows, start_logits) + _log_sum_exp(windows, end_logits)
+        found: list[list[ExtractedAnswer]] = [
             [
                 {
                     "score": float(np.exp(candidate.score - total)),
@@ -156,40 +197,37 @@ class QuestionAnswerer:
         encoded = self.tokenizer(questions, add_special_tokens=False, verbose=False)
         for question, ids in zip(questions, encoded["input_ids"], strict=True):
             if not ids:
-                raise ValueError(f"There is no word in the question {question!r}.")
+                raise ValueError(f"The question {question!r} has no words.")
             if len(ids) > self.max_query_length:
-                raise ValueError(
-                    f"A question has {len(ids)} tokens, more than `max_query_length` {self.max_query_length}: "
-                    f"{question!r}"
-                )
+                limit = f"`max_query_length` is {self.max_query_length}"
+                raise ValueError(f"The question {question!r} is too long: it has {len(ids)} tokens, {limit}.")
 
-    def _windows(self, questions: list[str], contexts: list[str]) -> ContextWindows:
-        return make_windows(
-            _as_squad(questions, contexts), self.tokenizer, self.max_seq_length, self.doc_stride, self.max_query_length
-        )
+    def _make_windows(self, questions: list[str], contexts: list[str]) -> ContextWindows:
+        pairs = _make_questions(questions, contexts)
+        return make_windows(pairs, self.tokenizer, self.max_seq_length, self.doc_stride, self.max_query_length)
 
     @torch.inference_mode()
-    def _logits(self, windows: ContextWindows) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of the tokens as starts and as ends, zeros behind a window; [N, L] each."""
+    def _compute_logits(self, windows: ContextWindows) -> tuple[np.ndarray, np.ndarray]:
+        """Computes start and end logits, with zeros after the end of a window. *Shape:* (N, L) each"""
         packs = isinstance(self.model.config, SnugBertConfig)
-        # Padding on the left would move the positions of the tokens.
+        # Padding on the left would shift the tokens.
         pad = partial(self.tokenizer.pad, padding_side="right", return_tensors="pt")
         collate: Callable[..., Any] = SnugBertDataCollatorWithPacking() if packs else pad
         lengths = np.array([len(ids) for ids in windows.features["input_ids"]])
-        scores = np.zeros((2, len(lengths), lengths.max()))
-        rows = np.argsort(-lengths, kind="stable")
-        for batch in np.split(rows, range(self.batch_size, len(rows), self.batch_size)):
+        all_logits = np.zeros((2, len(lengths), lengths.max()))
+        order = np.argsort(-lengths, kind="stable")
+        for batch in np.split(order, range(self.batch_size, len(order), self.batch_size)):
             inputs = {
                 name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
-                for name, value in collate([windows.features[row] for row in batch.tolist()]).items()
+                for name, value in collate([windows.features[i] for i in batch.tolist()]).items()
             }
             outputs = self.model(**inputs)
             logits = torch.stack((outputs.start_logits, outputs.end_logits)).float()
-            tokens = logits[:, 0] if packs else logits[:, inputs["attention_mask"] != 0]  # those of the batch in a row
-            of_batch = np.zeros((2, len(batch), scores.shape[2]))
-            of_batch[:, np.arange(scores.shape[2]) < lengths[batch, None]] = tokens.cpu().numpy()
-            scores[:, batch] = of_batch
-        return scores[0], scores[1]
+            packed = logits[:, 0] if packs else logits[:, inputs["attention_mask"] != 0]  # [2, tokens of the batch]
+            padded = np.zeros((2, len(batch), all_logits.shape[2]))
+            padded[:, np.arange(all_logits.shape[2]) < lengths[batch, None]] = packed.cpu().numpy()
+            all_logits[:, batch] = padded
+        return all_logits[0], all_logits[1]
 
 
 def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -199,23 +237,24 @@ def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrai
     return load_model(AutoModelForQuestionAnswering, args, config, trained=True), tokenizer
 
 
-def _as_squad(questions: list[str], contexts: list[str]) -> list[Question]:
+def _make_questions(questions: list[str], contexts: list[str]) -> list[Question]:
     pairs = zip(questions, contexts, strict=True)
     return [Question(id=repr(question), question=question, context=context) for question, context in pairs]
 
 
-def _log_totals(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
-    """Logarithm of what a question's softmax divides by: that of [CLS] and the context's tokens in all its windows.
+def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
+    """Computes the logarithm of each question's softmax denominator, over [CLS] and context tokens of all its windows.
 
     Args:
-        windows: of the questions, each of which has some.
-        logits: of the starts or of the ends. *Shape:* (N, L)
+        windows: at least one for each question.
+        logits: start or end logits. *Shape:* (N, L)
 
     Returns:
         *Shape:* (questions,)
     """
-    column = np.arange(logits.shape[1])
-    behind = windows.first + [len(starts) for starts in windows.starts]
-    counts = (column == 0) | ((column >= windows.first[:, None]) & (column < behind[:, None]))
-    of_windows = logsumexp(np.where(counts, logits, -np.inf), axis=1)
-    return np.logaddexp.reduceat(of_windows, np.flatnonzero(np.diff(windows.question, prepend=-1)))
+    token_indices = np.arange(logits.shape[1])
+    first = windows.context_offsets
+    end = first + [len(char_starts) for char_starts in windows.char_starts]
+    included = (token_indices == 0) | ((token_indices >= first[:, None]) & (token_indices < end[:, None]))
+    by_window = logsumexp(np.where(included, logits, -np.inf), axis=1)
+    return np.logaddexp.reduceat(by_window, np.flatnonzero(np.diff(windows.question_indices, prepend=-1)))

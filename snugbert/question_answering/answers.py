@@ -1,11 +1,11 @@
-"""The model's scores of the windows -> an answer to each question, cut out of its context.
+"""Finds the answer to each question from the model's logits for its windows.
 
-The score of a span is that of its first token as a start plus that of its last token as an end, and the best span of
-all windows is the answer (Devlin et al., 2018, section 4.2). Every span is weighed. The original release
-(`run_squad.py`) and transformers' `utils_qa.py` weigh the 20 best starts with the 20 best ends of a window, the
-question's own tokens among them; where none of these go together they find nothing.
+The score of a span is the start logit of its first token plus the end logit of its last token. The best span of all
+windows is the answer (Devlin et al., 2018, section 4.2). Every span is compared. The original release (`run_squad.py`)
+and transformers' `utils_qa.py` combine only the 20 best starts and the 20 best ends of a window, question tokens
+included. If none of these form a span, they find no answer.
 
-Shapes in comments: N windows of L columns; n windows of a batch, with at most C tokens of context.
+Shapes in comments: N windows of L tokens; n windows in a batch with at most C tokens of context.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,19 +18,19 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from snugbert.question_answering.windows import ContextWindows, Question
 
-# The odds of a context without a token: "no answer" whatever the threshold. JSON has no infinity.
+# The odds of "no answer" for a context without tokens: above any threshold. JSON cannot represent infinity.
 SURELY_NULL = float(np.finfo(np.float32).max)
-WINDOWS_AT_ONCE = 500  # the scores of 20 starts with 30 ends each take 2.4 MB and stay in the cache
+WINDOWS_PER_BATCH = 500  # 20 starts with 30 ends each take 2.4 MB, which stay in the processor's cache
 
 
 class Candidate(NamedTuple):
-    """A possible answer; `_asdict()` is an entry of `nbest_predictions.json`.
+    """A possible answer. `_asdict()` is an entry of `nbest_predictions.json`.
 
     Attributes:
-        text: words of the context; "" for "no answer".
-        probability: softmax of the scores over the candidates of a question.
-        start_logit, end_logit: the model's two scores; their sum is the candidate's.
-        start, end: characters, `context[start:end]` is the text; 0 and 0 for "no answer".
+        text: a part of the context, or "" for "no answer".
+        probability: softmax of the scores over the question's candidates.
+        start_logit, end_logit: the model's logits. Their sum is the score.
+        start, end: characters of the context: `context[start:end]` is the text. Both are 0 for "no answer".
     """
 
     text: str
@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Sum of both scores."""
+        """The sum of both logits."""
         return self.start_logit + self.end_logit
 
 
@@ -53,10 +53,10 @@ class Answer(NamedTuple):
     """The answer to a question.
 
     Attributes:
-        text: words of the context; "" for "no answer".
-        null_odds: the score of "no answer" minus that of the best span; None without `version_2`.
-        best_span: the text of the best span, whatever the odds of "no answer"; "" if the context has no tokens.
-        n_best: the candidates, best first; at least one.
+        text: a part of the context, or "" for "no answer".
+        null_odds: the score of "no answer" minus the score of the best span. None without `version_2`.
+        best_span: the text of the best span, whatever the odds of "no answer". "" if the context has no tokens.
+        n_best: at least one candidate, best first.
     """
 
     text: str
@@ -75,134 +75,139 @@ def best_answers(
     version_2: bool = False,
     null_threshold: float = 0.0,
 ) -> list[Answer]:
-    """Finds the answers.
+    """Finds the best answer to each question.
 
-    A span begins with a token that has its maximum context in the window, so no span is found in two windows. As in
-    the original release, only the best of spans with the same text is a candidate. Of spans with equal scores, that
-    of the earlier window comes first, then the one that begins, then the one that ends earlier.
+    A span counts only in the window in which its first token has its maximum context, so no span counts twice. As in
+    the original release, spans with the same text make one candidate, the best of them. Spans with equal scores are
+    ordered by window, then by start, then by end.
 
     Args:
-        questions: their contexts are looked at.
-        windows: of these questions.
-        start_logits, end_logits: the model's scores. Only those of the first token, [CLS], and of the context are
-            read; padding may hold anything. *Shape:* (N, L)
-        n_best_size: candidates of a question; 20 in the original release. In v2.0 the best span and "no answer" are
-            always among them.
-        max_answer_length: tokens of the longest answer; 30 in the original release.
-        version_2: questions may have no answer, as in SQuAD v2.0. The score of "no answer" is the sum of both scores
-            of [CLS], the least of all windows: a question has no answer if every window says so.
-        null_threshold: the answer is "" if the odds of "no answer" are more than this.
+        questions: the questions with their contexts.
+        windows: the windows of these questions.
+        start_logits, end_logits: the model's logits. Only [CLS] and the context tokens are read; padding can hold
+            anything. *Shape:* (N, L)
+        n_best_size: candidates per question. Default: 20, as in the original release. With `version_2` the best span
+            and "no answer" are always included.
+        max_answer_length: maximum tokens of an answer. Default: 30, as in the original release.
+        version_2: questions may have no answer, as in SQuAD v2.0. The score of "no answer" is the sum of both logits
+            of [CLS], the minimum over the windows: a question has no answer only if no window has one.
+        null_threshold: the answer is "" if the odds of "no answer" exceed this.
 
     Returns:
-        One for each question. If its context has no tokens: "", in v2.0 with the odds [`SURELY_NULL`].
+        One answer per question. If the context has no tokens, it is "", with `version_2` at the odds [`SURELY_NULL`].
 
     Raises:
-        ValueError: `n_best_size` or `max_answer_length` is not positive, the rows are not as many as the windows, or a
-            score is NaN or infinite; that of a token of the context may be minus infinity.
+        ValueError: `n_best_size` or `max_answer_length` is not positive, the number of logits and windows differs, or
+            a logit is NaN or infinite. The logit of a context token can be minus infinity.
     """
     if min(n_best_size, max_answer_length) < 1:
         raise ValueError(f"`n_best_size` {n_best_size} and `max_answer_length` {max_answer_length} must be positive.")
-    if not len(start_logits) == len(end_logits) == len(windows.question):
+    if not len(start_logits) == len(end_logits) == len(windows.question_indices):
         raise ValueError(
-            f"There are {len(windows.question)} windows, but {len(start_logits)} and {len(end_logits)} rows of scores."
+            f"Expected logits of {len(windows.question_indices)} windows, but `start_logits` has {len(start_logits)} "
+            f"and `end_logits` has {len(end_logits)}."
         )
     spans: list[list[Candidate]] = [[] for _ in questions]
-    counts = np.bincount(windows.question, minlength=len(questions))
-    pending, wanted = np.flatnonzero(counts), n_best_size
+    counts = np.bincount(windows.question_indices, minlength=len(questions))
+    pending, num_spans = np.flatnonzero(counts), n_best_size
     while len(pending):
-        short = []
-        borders = np.flatnonzero(np.diff(np.cumsum(counts[pending]) // WINDOWS_AT_ONCE)) + 1
+        incomplete = []
+        borders = np.flatnonzero(np.diff(np.cumsum(counts[pending]) // WINDOWS_PER_BATCH)) + 1
         for batch in np.split(pending, borders):
-            rows = np.flatnonzero(np.isin(windows.question, batch))
-            found = _best_spans(questions, windows, rows, start_logits, end_logits, wanted, max_answer_length)
+            indices = np.flatnonzero(np.isin(windows.question_indices, batch))
+            found = _find_best_spans(
+                questions, windows, indices, start_logits, end_logits, num_spans, max_answer_length
+            )
             for question, candidates in found:
-                distinct = _distinct(candidates)
+                distinct = _remove_repeated_texts(candidates)
                 spans[question] = distinct[:n_best_size]
-                if len(distinct) < n_best_size and len(candidates) == wanted:
-                    short.append(question)
-        # Texts that occur again have taken the places of others: for these questions, further down the list.
-        pending, wanted = np.array(short, np.int64), 4 * wanted
+                if len(distinct) < n_best_size and len(candidates) == num_spans:
+                    incomplete.append(question)
+        # Repeated texts left too few candidates for these questions. Search again with more spans.
+        pending, num_spans = np.array(incomplete, np.int64), 4 * num_spans
     if not version_2:
-        return [_answer(best, None, n_best_size, null_threshold) for best in spans]
-    nulls = _null_answers(questions, windows, start_logits, end_logits)
+        return [_choose_answer(best, None, n_best_size, null_threshold) for best in spans]
+    nulls = _score_no_answer(questions, windows, start_logits, end_logits)
     return [
-        _answer(best, nulls.get(number, NO_ANSWER), n_best_size, null_threshold) for number, best in enumerate(spans)
+        _choose_answer(best, nulls.get(index, NO_ANSWER), n_best_size, null_threshold)
+        for index, best in enumerate(spans)
     ]
 
 
-def _best_spans(
+def _find_best_spans(
     questions: Sequence[Question],
     windows: ContextWindows,
-    rows: np.ndarray,
+    window_indices: np.ndarray,
     start_logits: np.ndarray,
     end_logits: np.ndarray,
-    wanted: int,
+    num_spans: int,
     max_answer_length: int,
 ) -> Iterator[tuple[int, list[Candidate]]]:
-    """The best spans of some questions.
+    """Finds the best spans of some questions.
 
     Args:
-        questions, windows, start_logits, end_logits, max_answer_length: as in [`best_answers`].
-        rows: all windows of these questions. *Shape:* (n,)
-        wanted: how many spans of each question.
+        questions, windows, start_logits, end_logits, max_answer_length: see [`best_answers`].
+        window_indices: all windows of these questions. *Shape:* (n,)
+        num_spans: maximum spans per question.
 
     Yields:
-        The question's number and its spans, best first, for each that has any.
+        Index and spans, best first, of each question that has spans.
     """
-    lengths = np.array([len(windows.starts[row]) for row in rows])
+    lengths = np.array([len(windows.char_starts[i]) for i in window_indices])
     inside = np.arange(lengths.max(initial=1)) < lengths[:, None]  # [n, C]
-    columns = np.where(inside, windows.first[rows, None] + np.arange(inside.shape[1]), 0)
+    token_indices = np.where(inside, windows.context_offsets[window_indices, None] + np.arange(inside.shape[1]), 0)
     start, end = (
-        np.where(inside, logits[rows[:, None], columns].astype(np.float64), -np.inf)
+        np.where(inside, logits[window_indices[:, None], token_indices].astype(np.float64), -np.inf)
         for logits in (start_logits, end_logits)
     )
-    numbers = (np.maximum(start, end) < np.inf).all(axis=1)
-    if not numbers.all():
-        number = windows.question[rows[numbers.argmin()]]
-        raise ValueError(f"A score of the context of question {questions[number].id} is no number.")
-    start[~_padded(windows.max_context, rows, inside).astype(bool)] = -np.inf
+    valid = (np.maximum(start, end) < np.inf).all(axis=1)
+    if not valid.all():
+        index = windows.question_indices[window_indices[valid.argmin()]]
+        raise ValueError(f"A logit for the context of question {questions[index].id} is NaN or infinite.")
+    start[~_pad(windows.max_context, window_indices, inside).astype(bool)] = -np.inf
 
     width = min(max_answer_length, inside.shape[1])
     ends = sliding_window_view(np.pad(end, ((0, 0), (0, width - 1)), constant_values=-np.inf), width, axis=1)
-    # A span among the best `wanted` begins with one of the `wanted` starts whose own best span is best.
-    starts = np.argsort(-(start + ends.max(axis=2)), axis=1, kind="stable")[:, :wanted]
+    # The best `num_spans` spans begin at the `num_spans` starts whose best spans score highest.
+    starts = np.argsort(-(start + ends.max(axis=2)), axis=1, kind="stable")[:, :num_spans]
     starts.sort(axis=1)
-    window = np.arange(len(rows))[:, None]
-    scores = (start[window, starts][:, :, None] + ends[window, starts]).reshape(len(rows), -1)  # [n, starts x width]
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :wanted]
+    window = np.arange(len(window_indices))[:, None]
+    scores = (start[window, starts][:, :, None] + ends[window, starts]).reshape(len(window), -1)  # [n, starts x width]
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :num_spans]
 
+    # From here on, all arrays have one value per span, in the same order.
     window, rank = np.nonzero(scores[window, order] > -np.inf)
-    span = order[window, rank]  # one a span from here on, in this order
+    span = order[window, rank]
     first = starts[window, span // width]
     last = first + span % width
-    question = windows.question[rows[window]]
+    question = windows.question_indices[window_indices[window]]
     by_question = np.lexsort((-scores[window, span], question))
-    values = (
+    columns = (
         question,
         start[window, first],
         end[window, last],
-        _padded(windows.starts, rows, inside)[window, first],
-        _padded(windows.ends, rows, inside)[window, last],
+        _pad(windows.char_starts, window_indices, inside)[window, first],
+        _pad(windows.char_ends, window_indices, inside)[window, last],
     )
-    table = zip(*(column[by_question].tolist() for column in values), strict=True)
-    for number, group in groupby(table, key=itemgetter(0)):
-        context = questions[number].context
+    table = zip(*(column[by_question].tolist() for column in columns), strict=True)
+    for index, group in groupby(table, key=itemgetter(0)):
+        context = questions[index].context
         candidates = [
-            Candidate(context[begin:behind], 0.0, start_logit, end_logit, begin, behind)
-            for _, start_logit, end_logit, begin, behind in islice(group, wanted)
+            Candidate(context[char_start:char_end], 0.0, start_logit, end_logit, char_start, char_end)
+            for _, start_logit, end_logit, char_start, char_end in islice(group, num_spans)
         ]
-        yield number, candidates
+        yield index, candidates
 
 
-def _padded(values: list[np.ndarray], rows: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """The values of some windows, with zeros where a window has no token; -> [n, C]."""
+def _pad(values: list[np.ndarray], window_indices: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Pads the values of some windows with zeros. `inside` marks their context tokens. *Shape:* (n, C)"""
     padded = np.zeros(inside.shape, np.int64)
-    padded[inside] = np.concatenate([values[row] for row in rows])
+    padded[inside] = np.concatenate([values[i] for i in window_indices])
     return padded
 
 
-def _distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """The first candidate of each text; tokens that cover no characters make none."""
+def _remove_repeated_texts(candidates: list[Candidate]) -> list[Candidate]:
+    """Keeps the first candidate of each text, and drops empty texts (tokens without characters)."""
     by_text: dict[str, Candidate] = {}
     for candidate in candidates:
         by_text.setdefault(candidate.text, candidate)
@@ -210,34 +215,34 @@ def _distinct(candidates: list[Candidate]) -> list[Candidate]:
     return list(by_text.values())
 
 
-def _null_answers(
+def _score_no_answer(
     questions: Sequence[Question], windows: ContextWindows, start_logits: np.ndarray, end_logits: np.ndarray
 ) -> dict[int, Candidate]:
-    """By number of the question, "no answer" with the scores of [CLS] in the window that is least in favour of it."""
+    """Returns "no answer" for each question index, with the logits of [CLS] from the window with their lowest sum."""
     answers: dict[int, Candidate] = {}
-    for number, start, end in zip(
-        windows.question.tolist(), start_logits[:, 0].tolist(), end_logits[:, 0].tolist(), strict=True
+    for index, start, end in zip(
+        windows.question_indices.tolist(), start_logits[:, 0].tolist(), end_logits[:, 0].tolist(), strict=True
     ):
         if not start + end < np.inf:
-            raise ValueError(f"A score of [CLS] for question {questions[number].id} is no number.")
-        if number not in answers or start + end < answers[number].score:
-            answers[number] = NO_ANSWER._replace(start_logit=start, end_logit=end)
+            raise ValueError(f"A logit of [CLS] for question {questions[index].id} is NaN or infinite.")
+        if index not in answers or start + end < answers[index].score:
+            answers[index] = NO_ANSWER._replace(start_logit=start, end_logit=end)
     return answers
 
 
-def _answer(spans: list[Candidate], null: Candidate | None, n_best_size: int, null_threshold: float) -> Answer:
-    """The answer to a question.
+def _choose_answer(spans: list[Candidate], null: Candidate | None, n_best_size: int, null_threshold: float) -> Answer:
+    """Chooses the answer to a question.
 
     Args:
         spans: the best spans, best first.
-        null: "no answer"; None where every question has one.
-        n_best_size: how many of all these are candidates.
-        null_threshold: the odds from which on "no answer" is the answer.
+        null: the candidate "no answer". None if every question has an answer.
+        n_best_size: maximum number of candidates.
+        null_threshold: odds above which "no answer" is chosen.
     """
     listed, odds = spans or [NO_ANSWER], None
     if null is not None:
         rank = sum(span.score >= null.score for span in spans)
-        # The last one counts though it be "no answer", the second though it be the only span.
+        # Always keep "no answer", and at least two candidates.
         listed = [*spans[:rank], null, *spans[rank:]][: max(n_best_size, rank + 1, 2)]
         odds = null.score - spans[0].score if spans else SURELY_NULL
     weights = np.exp([candidate.score - listed[0].score for candidate in listed])

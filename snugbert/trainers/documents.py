@@ -38,9 +38,7 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
             raise InputError(f"there is no file {pattern}.")
         for match in matches:
             if not match.endswith(TEXT_SUFFIXES):
-                raise InputError(
-                    f"{match}: unknown suffix. Use {', '.join(TEXT_SUFFIXES[:-1])} or {TEXT_SUFFIXES[-1]}."
-                )
+                raise InputError(f"{match}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
             files[Path(match)] = None
     return list(files)
 

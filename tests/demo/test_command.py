@@ -1,12 +1,15 @@
 """`snugbert demo`, the command."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from urllib.request import urlopen
 
+import forked
 import pytest
 from browser import CALL, PATIENCE, TYPED, ask
 from demo_checkpoints import SIZE, VOCABULARY
@@ -22,43 +25,45 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def test_a_process_serves_until_ctrl_c(checkpoints):
-    """To this machine, or to all: there by any name, and with a warning."""
-    model = str(checkpoints["tags"])
-    processes = {}
-    for host in ("127.0.0.1", "0.0.0.0"):
-        port = free_port()
-        command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", host, "--port", str(port)]
-        processes[port] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    ended = []
-    try:
-        for port, process in processes.items():
-            served_at = process.stdout.readline()
-            with urlopen(f"http://127.0.0.1:{port}/") as response:
-                assert "tags · SnugBERT" in response.read().decode()
-            statuses = [
-                ask(port, CALL, TYPED, Host="a.lan:1", Origin=origin)
-                for origin in ("http://a.lan:1", "http://b.lan:1")
-            ]
+def visit(port: int) -> list[int]:
+    """Opens the page. Returns the status of two calls with another host name, the second from a foreign page."""
+    with urlopen(f"http://127.0.0.1:{port}/") as response:
+        assert "tags · SnugBERT" in response.read().decode()
+    return [ask(port, CALL, TYPED, Host="a.lan:1", Origin=origin) for origin in ("http://a.lan:1", "http://b.lan:1")]
+
+
+def test_a_process_serves_all_hosts_until_ctrl_c(checkpoints):
+    model, port = str(checkpoints["tags"]), free_port()
+    command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", "0.0.0.0", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == f"{model} is on http://localhost:{port}/ until Ctrl-C.\n"
+            assert visit(port) == [200, 403]
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=PATIENCE)
-            ended.append((served_at, statuses, process.returncode, output, errors))
-    finally:
-        for process in processes.values():
+        finally:
             process.kill()
-    local, open_to_all = processes
-    assert ended == [
-        (f"{model} is on http://127.0.0.1:{local}/ until Ctrl-C.\n", [400, 400], 130, "", ""),
-        (
-            f"{model} is on http://localhost:{open_to_all}/ until Ctrl-C.\n",
-            [200, 403],
-            130,
-            "",
-            "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
-            "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
-            f"ssh -L {open_to_all}:127.0.0.1:{open_to_all} THIS_MACHINE.\n",
-        ),
-    ]
+    assert (process.returncode, output) == (130, "")
+    assert errors == (
+        "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
+        "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
+        f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE.\n"
+    )
+
+
+def test_a_process_serves_only_this_machine_by_default(checkpoints):
+    model, port = str(checkpoints["tags"]), free_port()
+    process = forked.start(main, ["demo", "--model", model, "--port", str(port)])
+    try:
+        end = time.monotonic() + PATIENCE
+        while "\n" not in process.stdout and time.monotonic() < end:
+            time.sleep(0.05)
+        assert visit(port) == [400, 400]
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        status = process.wait()
+    served_at = f"{model} is on http://127.0.0.1:{port}/ until Ctrl-C.\n"
+    assert (status, process.stdout, process.stderr) == (130, served_at, "")
 
 
 def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):

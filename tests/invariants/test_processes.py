@@ -1,35 +1,26 @@
-"""One process, two under DDP and two under FSDP2 train the same model, and go on from each other's checkpoints.
-
-Run as a script, this file trains in each of several processes; see `main`.
-"""
+"""One process, two under DDP and two under FSDP2 train the same model and resume each other's checkpoints."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from synthetic import RandomExamples, make_trainer
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForPreTraining
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for a script; pytest has it already
-from synthetic import RandomExamples, make_trainer
-
 pytestmark = pytest.mark.slow
 
-# `--cpu` instead of `--multi_gpu` would start one process; the CPU is for the trainer's `use_cpu` to choose.
-LAUNCHER = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 STEPS = 6
 FIGURES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "learning_rate")
 EVALUATED = tuple(f"eval_{name}" for name in FIGURES[:5])
 
 
-def main(runs: list[dict]) -> None:
+def train(runs: list[dict]) -> None:
     """Trains, run after run: `folder`, checkpoint to `resume` from, and arguments for `make_trainer`."""
     for run in runs:
         # As a new process would find it: accelerate remembers that a model was sharded.
@@ -78,7 +69,7 @@ def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
     bf16 = {"bf16": True, "gradient_accumulation_steps": 1}
-    main([{"folder": tmp_path / "one"}, {"folder": tmp_path / "one-bf16", "per_device_train_batch_size": 140} | bf16])
+    train([{"folder": tmp_path / "one"}, {"folder": tmp_path / "one-bf16", "per_device_train_batch_size": 140} | bf16])
     runs = [
         {"folder": tmp_path / "ddp"} | ddp,
         {"folder": tmp_path / "fsdp"} | fsdp,
@@ -88,10 +79,9 @@ def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
         {"folder": tmp_path / "fsdp-bf16"} | fsdp | bf16 | {"per_device_train_batch_size": 70},
         {"folder": tmp_path / "ddp-fsdp", "resume": tmp_path / "ddp/checkpoint-3"} | fsdp,
     ]
-    command = [sys.executable, "-m", *LAUNCHER, __file__, json.dumps(runs, default=str)]
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = forked.run(train, runs, processes=2)
     assert process.returncode == 0, process.stderr
-    main([{"folder": tmp_path / "fsdp-one", "resume": tmp_path / "fsdp/checkpoint-3"}])
+    train([{"folder": tmp_path / "fsdp-one", "resume": tmp_path / "fsdp/checkpoint-3"}])
 
     for name in ("ddp", "one-ddp", "fsdp-ddp"):
         assert_same_run(tmp_path / name, tmp_path / "one", processes=2, sharded=False)
@@ -111,8 +101,3 @@ def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
     expected = AutoModelForPreTraining.from_pretrained(tmp_path / "one")
     assert type(model) is type(expected)
     assert model.config.to_dict() | {"_name_or_path": ""} == expected.config.to_dict() | {"_name_or_path": ""}
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
-    PartialState().destroy_process_group()

@@ -1,8 +1,6 @@
-"""Equalities of training: accumulated batches, data workers, processes, phases, runs that are killed and resumed.
+"""Equalities of training: accumulated batches, data workers, processes, phases, runs that are killed and resumed."""
 
-Run as a script, this file trains in a process of its own, which can be killed, or in several; see `main`.
-"""
-
+import copy
 import json
 import os
 import random
@@ -14,11 +12,18 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from accelerate import PartialState
 from safetensors.torch import load_file
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForPreTraining,
+    DataCollatorForTokenClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import snugbert
 from snugbert.errors import InputError
@@ -38,7 +43,6 @@ pytestmark = pytest.mark.slow
 STEPS = 12
 PHASES = "24:67%,48:33%"  # 8 steps of 18 sequences and 4 of 9, which two processes cannot share evenly
 EVAL_EXAMPLES = 7  # an odd number, too
-TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +131,8 @@ class Killer(TrainerCallback):
             os.killpg(os.getpgid(0), self.signal) if self.group else os.kill(os.getpid(), self.signal)
 
 
-def main(runs: list[dict]) -> None:
-    """Trains with `make_trainer`'s arguments, run after run, and leaves what it saw in `seen-<rank>.json`."""
+def train(runs: list[dict]) -> None:
+    """Trains with `make_trainer`'s arguments, one run after another. Writes the sequences to `seen-<rank>.json`."""
     for run in runs:
         resume = run.pop("resume", None)
         trainer = make_trainer(Path(run.pop("material")), **run)
@@ -137,12 +141,6 @@ def main(runs: list[dict]) -> None:
             trainer.save_model()
         file = f"seen-{trainer.args.process_index}{'-resumed' if resume else ''}.json"
         (Path(run["folder"]) / file).write_text(json.dumps(trainer.seen))
-
-
-def run_script(runs: list[dict], launcher=()) -> subprocess.CompletedProcess:
-    arguments = [sys.executable, *launcher, __file__, json.dumps(runs, default=str)]
-    # A session of its own, or a signal to the group would reach the tests.
-    return subprocess.run(arguments, capture_output=True, text=True, start_new_session=True)
 
 
 def figures(log: list[dict]) -> list[dict]:
@@ -231,7 +229,7 @@ def test_a_killed_and_resumed_run_is_the_straight_run_bit_for_bit(material, stra
         run | {"kill": [stopped, "SIGTERM", True]},
         run | {"kill": [killed, "SIGKILL"], "resume": tmp_path / f"checkpoint-{stopped}"},
     ]
-    process = run_script(runs)
+    process = forked.run(train, runs)
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert f"SIGTERM: stopped after step {stopped} of {STEPS}" in process.stderr
     assert not (tmp_path / "model.safetensors").exists()
@@ -260,7 +258,7 @@ def test_one_process_is_two_and_goes_on_where_two_stopped(material, tmp_path):
         run | {"folder": stop, "kill": [4, "SIGTERM", False, 1]},
         run | {"folder": stop, "resume": stop / "checkpoint-4"},
     ]
-    process = run_script(runs, TWO_PROCESSES)
+    process = forked.run(train, runs, processes=2)
     assert process.returncode == 0, process.stderr
 
     one = make_trainer(material, tmp_path / "one", dropout=0.0, save_strategy="no")
@@ -310,6 +308,79 @@ def test_changed_data_is_refused_by_name(material, straight, tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     with pytest.raises(InputError, match=f"from {tmp_path}: a has changed; b is missing; c is new\\. "):
         check_data_settings(str(tmp_path), {"parts": {"a": 0, "c": 3}, "length": 9})
+
+
+class KeepGradients(TrainerCallback):
+    """Keeps the gradients of the last step."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("collate", ["packed", "padded"])
+def test_a_plain_list_of_features_is_exact(tmp_path, collate):
+    """One batch of 32 = 8 accumulated batches of 4 = stock BERT on the whole batch, with ragged labels and pairs."""
+    generator = torch.Generator().manual_seed(0)
+    features = []
+    for index in range(32):
+        ids = torch.randint(5, 50, (6 + index % 11,), generator=generator)
+        labels = torch.full_like(ids, -100)
+        labels[1 : 2 + index % 5] = ids[1 : 2 + index % 5]  # 1 to 5 labels
+        pair = -100 if index % 7 == 0 else index % 3 % 2  # some sequences are no pair
+        types = torch.arange(len(ids)) // 4 % 2
+        features.append(
+            {
+                "input_ids": ids.masked_fill(labels >= 0, 4).tolist(),
+                "token_type_ids": types.tolist(),
+                "labels": labels.tolist(),
+                "next_sentence_label": pair,
+            }
+        )
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45))]
+    tokenizer = snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)})
+    pad = DataCollatorForTokenClassification(tokenizer)
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=50, hidden_dropout_prob=0.0)
+    config.attention_probs_dropout_prob = 0.0
+    torch.manual_seed(0)
+    model = snugbert.SnugBertForPreTraining(config)
+
+    stock = BertForPreTraining(BertConfig(**{**config.to_dict(), "model_type": "bert"}))
+    stock.load_state_dict(model.state_dict())
+    reference = stock(**pad(features))
+    reference.loss.backward()
+
+    for size in (32, 4):
+        keeper = KeepGradients()
+        trainer = snugbert.PretrainingTrainer(
+            model=copy.deepcopy(model),
+            args=snugbert.PretrainingArguments(
+                str(tmp_path / str(size)),
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=32 // size,
+                per_device_eval_batch_size=5,
+                max_steps=1,
+                max_grad_norm=0,  # no clipping
+                learning_rate=0,
+                logging_steps=1,
+                save_strategy="no",
+                use_cpu=True,
+                disable_tqdm=True,
+            ),
+            train_dataset=features,
+            eval_dataset=features,
+            data_collator=snugbert.SnugBertDataCollatorWithPacking() if collate == "packed" else pad,
+            callbacks=[keeper],
+        )
+        trainer.train()
+        line = trainer.state.log_history[0]
+        assert line["loss"] == pytest.approx(reference.loss.item(), rel=1e-5)
+        assert line["tokens"] == sum(len(feature["input_ids"]) for feature in features)
+        for name, parameter in stock.named_parameters():
+            torch.testing.assert_close(keeper.gradients[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
+        metrics = trainer.evaluate()
+        assert metrics["eval_loss"] == pytest.approx(reference.loss.item(), rel=1e-5)
+        for name in ("mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss"):
+            assert metrics[f"eval_{name}"] == pytest.approx(line[name], rel=1e-5)
 
 
 def test_every_head_is_exact_under_plain_trainer(tmp_path):
@@ -374,9 +445,12 @@ def test_one_process_is_two_processes(data_dir, tmp_path):
         if processes == 1:
             assert snugbert_command(["pretrain", *flags]) == 0
         else:
-            launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-            command = [sys.executable, "-m", *launcher, "-m", "snugbert", "pretrain", *flags]
-            process = subprocess.run(command, capture_output=True, text=True)
+            if "fsdp" in more:
+                process = forked.run(snugbert_command, ["pretrain", *flags], processes=2)
+            else:
+                launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+                command = [sys.executable, "-m", *launcher, "-m", "snugbert", "pretrain", *flags]
+                process = subprocess.run(command, capture_output=True, text=True)
             assert process.returncode == 0, process.stderr
             assert process.stderr.count("3 steps of 8 examples") == 1
             assert process.stdout.count("baseline") == 1
@@ -394,8 +468,3 @@ def test_one_process_is_two_processes(data_dir, tmp_path):
             assert evaluation_of_two[name] == pytest.approx(evaluation[name], rel=1e-4)
         for name, tensor in weights.items():
             torch.testing.assert_close(weights_of_two[name], tensor, atol=2e-5, rtol=0)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
-    PartialState().destroy_process_group()

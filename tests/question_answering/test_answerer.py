@@ -1,4 +1,4 @@
-"""`QuestionAnswerer`: a model made by hand, stock BERT beside SnugBERT, the old pipeline's numbers, and bad input."""
+"""`QuestionAnswerer`: a handmade model, stock BERT and SnugBERT, the former pipeline's values, and bad input."""
 
 import numpy as np
 import pytest
@@ -29,13 +29,13 @@ def tokenizer() -> SnugBertTokenizer:
     return SnugBertTokenizer(vocab=VOCABULARY)
 
 
-def made_by_hand(starts: dict[str, float], ends: dict[str, float]) -> SnugBertForQuestionAnswering:
-    """A model that scores each token by its word alone, wherever it is: so much as a start and as an end, others 0."""
+def handmade(starts: dict[str, float], ends: dict[str, float]) -> SnugBertForQuestionAnswering:
+    """A model whose logits depend only on the word: these start and end logits, and 0 for other words."""
     model = SnugBertForQuestionAnswering(SnugBertConfig(**SMALL))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "LayerNorm" not in name:
-                parameter.zero_()  # the layers add nothing
+                parameter.zero_()  # the layers change nothing
         model.bert.embeddings.word_embeddings.weight.copy_(torch.eye(len(VOCABULARY), 32))
         one, other = torch.nn.functional.layer_norm(torch.eye(32)[0], (32,))[:2].tolist()
         for row, scores in enumerate((starts, ends)):
@@ -45,16 +45,16 @@ def made_by_hand(starts: dict[str, float], ends: dict[str, float]) -> SnugBertFo
     return model
 
 
-def by_chance(model_class: type, config_class: type, seed: int = 0, **config: int) -> torch.nn.Module:
+def random_model(model_class: type, config_class: type, seed: int = 0, **config: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     model = model_class(config_class(**(SMALL | config), initializer_range=0.5))
     return model.eval()
 
 
-def test_answers_of_a_model_made_by_hand(tokenizer):
-    model = made_by_hand({"ada": 8.0, "london": 7.0, "who": 20.0, "byron": 1.0}, {"byron": 6.0, "london": 6.0})
+def test_answers_of_a_handmade_model(tokenizer):
+    model = handmade({"ada": 8.0, "london": 7.0, "who": 20.0, "byron": 1.0}, {"byron": 6.0, "london": 6.0})
     answerer = QuestionAnswerer(model.train(), tokenizer)
-    answer = answerer(question="Who wrote it?", context=TEXT)  # the question has a better start
+    answer = answerer(question="Who wrote it?", context=TEXT)  # the question contains a higher start logit
     assert not model.training
     assert (answer["start"], answer["end"], answer["answer"]) == (22, 32, "Ada  Byron")
     assert answer["answer"] == TEXT[answer["start"] : answer["end"]]
@@ -72,8 +72,8 @@ def test_answers_of_a_model_made_by_hand(tokenizer):
     assert [len(answerer("Who?", "Ada Byron.", top_k=k)) for k in (2, 6, 50)] == [2, 6, 6]
 
 
-def test_forms_of_input_and_output(tokenizer):
-    answerer = QuestionAnswerer(made_by_hand({"ada": 8.0, "1843": 9.0}, {"byron": 6.0, "1843": 8.0}), tokenizer)
+def test_one_question_or_several(tokenizer):
+    answerer = QuestionAnswerer(handmade({"ada": 8.0, "1843": 9.0}, {"byron": 6.0, "1843": 8.0}), tokenizer)
     texts = [TEXT, "In 1843.", "by Ada"]
     one = answerer(question="When?", context=texts[0])
     assert isinstance(one, dict) and answerer(["When?"], texts[0]) == [one] == answerer(["When?"], texts[:1])
@@ -85,73 +85,71 @@ def test_forms_of_input_and_output(tokenizer):
 
 
 def test_no_answer(tokenizer):
-    surely = QuestionAnswerer(made_by_hand({"[CLS]": 9.0, "ada": 8.0}, {"[CLS]": 9.0, "byron": 6.0}), tokenizer)
-    assert surely("Who?", TEXT)["answer"] == "Ada  Byron"
-    null, second = surely("Who?", TEXT, top_k=2, handle_impossible_answer=True)
+    certain = QuestionAnswerer(handmade({"[CLS]": 9.0, "ada": 8.0}, {"[CLS]": 9.0, "byron": 6.0}), tokenizer)
+    assert certain("Who?", TEXT)["answer"] == "Ada  Byron"
+    null, second = certain("Who?", TEXT, top_k=2, handle_impossible_answer=True)
     assert (null["answer"], null["start"], null["end"]) == ("", 0, 0) and second["answer"] == "Ada  Byron"
     assert null["score"] == pytest.approx(second["score"] * np.exp(18 - 14), rel=0.01)
-    hardly = QuestionAnswerer(made_by_hand({"[CLS]": 7.0, "ada": 8.0}, {"byron": 6.0}), tokenizer)
-    answers = hardly("Who?", TEXT, top_k=20, handle_impossible_answer=True)
+    uncertain = QuestionAnswerer(handmade({"[CLS]": 7.0, "ada": 8.0}, {"byron": 6.0}), tokenizer)
+    answers = uncertain("Who?", TEXT, top_k=20, handle_impossible_answer=True)
     assert answers[0]["answer"] == "Ada  Byron" and [a["answer"] for a in answers].count("") == 1
 
 
 def test_a_long_context_is_read_in_windows(tokenizer):
     context = "the book was written in London. " * 60 + "It was  Ada Byron, " + "by the book. " * 40
-    model = made_by_hand({"ada": 8.0}, {"byron": 8.0})
+    model = handmade({"ada": 8.0}, {"byron": 8.0})
     answerer = QuestionAnswerer(model, tokenizer, max_seq_length=384)
-    assert (answerer.max_seq_length, answerer.doc_stride) == (48, 16)  # the model takes no more
+    assert (answerer.max_seq_length, answerer.doc_stride) == (48, 16)  # the model's maximum
     answer = answerer("Who wrote it?", context)
     assert answer["answer"] == "Ada Byron" == context[answer["start"] : answer["end"]]
     small = QuestionAnswerer(model, tokenizer, max_seq_length=16, doc_stride=3, batch_size=7)
     assert small("Who wrote it?", context)["start"] == answer["start"]
-    # The shares of all windows together, not of each: 1920 windowless tokens beside "Ada" would be certain there.
+    # The softmax runs over all windows. In its own window the answer would have a probability near 1.
     assert answer["score"] < 0.9
 
 
-def old_pipeline(model, tokenizer, question: str, context: str, top_k: int, length: int) -> list[dict]:
-    """transformers 4 on a text that fits: softmax over [CLS] and context, products, the best of the triangle."""
+def former_pipeline(model, tokenizer, question: str, context: str, top_k: int, length: int) -> list[dict]:
+    """The pipeline of transformers 4 on a text in one window: softmax over [CLS] and context, best products."""
     encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
     offsets = encoded.pop("offset_mapping")[0].tolist()
     is_context = np.array([sequence == 1 for sequence in encoded.sequence_ids(0)])
     with torch.no_grad():
         output = model(**encoded)
-    shares = []
+    probabilities = []
     for logits in (output.start_logits, output.end_logits):
         masked = np.where(is_context | (np.arange(len(offsets)) == 0), logits[0].double().numpy(), -10000.0)
-        share = np.exp(masked) / np.exp(masked).sum()
-        shares.append(np.where(is_context, share, 0.0))
-    products = np.tril(np.triu(np.outer(*shares)), length - 1)
+        probability = np.exp(masked) / np.exp(masked).sum()
+        probabilities.append(np.where(is_context, probability, 0.0))
+    products = np.tril(np.triu(np.outer(*probabilities)), length - 1)
     found, seen = [], set()
     for flat in np.argsort(-products.ravel()):
         start, end = divmod(int(flat), len(offsets))
-        begin, behind = offsets[start][0], offsets[end][1]
-        if products[start, end] > 0 and context[begin:behind] not in seen:
-            seen.add(context[begin:behind])
-            found.append(
-                {"score": products[start, end], "start": begin, "end": behind, "answer": context[begin:behind]}
-            )
+        begin, stop = offsets[start][0], offsets[end][1]
+        if products[start, end] > 0 and context[begin:stop] not in seen:
+            seen.add(context[begin:stop])
+            found.append({"score": products[start, end], "start": begin, "end": stop, "answer": context[begin:stop]})
     return found[:top_k]
 
 
-def test_numbers_of_the_old_pipeline(tokenizer):
-    model = by_chance(SnugBertForQuestionAnswering, SnugBertConfig)
+def test_answers_equal_the_former_pipeline(tokenizer):
+    model = random_model(SnugBertForQuestionAnswering, SnugBertConfig)
     answerer = QuestionAnswerer(model, tokenizer)
     for question in ("Who wrote it?", "when", "the book was by Ada ?"):
         found = answerer(question, TEXT, top_k=10, max_answer_len=5)
-        expected = old_pipeline(model, tokenizer, question, TEXT, top_k=10, length=5)
+        expected = former_pipeline(model, tokenizer, question, TEXT, top_k=10, length=5)
         for ours, theirs in zip(found, expected, strict=True):
             assert list(ours) == list(theirs)
             assert ours == {**theirs, "score": pytest.approx(theirs["score"], rel=1e-4)}
 
 
-def test_packed_is_padded_is_one_by_one(tokenizer, tmp_path):
-    """Stock BERT, padded, and SnugBERT, packed, on the same weights; in any batch, from either side."""
-    stock = by_chance(BertForQuestionAnswering, BertConfig)
+def test_packed_equals_padded_equals_one_by_one(tokenizer, tmp_path):
+    """Stock BERT with padding, on either side, and SnugBERT with packing give the same answers in any batch."""
+    stock = random_model(BertForQuestionAnswering, BertConfig)
     stock.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    chance = np.random.default_rng(0)
-    contexts = [" ".join(chance.choice(WORDS[:-1], chance.integers(1, 200))) for _ in range(12)]
-    questions = [" ".join(chance.choice(WORDS[:-1], chance.integers(1, 8))) for _ in range(12)]
+    generator = np.random.default_rng(0)
+    contexts = [" ".join(generator.choice(WORDS[:-1], generator.integers(1, 200))) for _ in range(12)]
+    questions = [" ".join(generator.choice(WORDS[:-1], generator.integers(1, 8))) for _ in range(12)]
     ours = QuestionAnswerer(tmp_path, batch_size=5, device="cpu")
     assert isinstance(ours.model, SnugBertForQuestionAnswering) and ours.model.dtype == torch.float32
     answers = ours(questions, contexts, top_k=3, handle_impossible_answer=True)
@@ -165,13 +163,13 @@ def test_packed_is_padded_is_one_by_one(tokenizer, tmp_path):
             assert mine == [{**answer, "score": pytest.approx(answer["score"], rel=1e-4)} for answer in theirs]
 
 
-def test_what_cannot_be_answered(tokenizer):
-    answerer = QuestionAnswerer(made_by_hand({}, {}), tokenizer, max_query_length=6)
+def test_questions_and_contexts_that_are_refused(tokenizer):
+    answerer = QuestionAnswerer(handmade({}, {}), tokenizer, max_query_length=6)
     for question, context, message in (
-        (" ", TEXT, "There is no word in the question ' '"),
-        ("who wrote the book in 1843 ?", TEXT, "A question has 7 tokens, more than `max_query_length` 6: 'who"),
-        ("who", " \n", r"The context of question 'who' holds no words: ' \\n'"),
-        (["who", "when"], [TEXT], "There are 2 questions, but 1 contexts"),
+        (" ", TEXT, "The question ' ' has no words"),
+        ("who wrote the book in 1843 ?", TEXT, "'who wrote .* is too long: it has 7 tokens, `max_query_length` is 6"),
+        ("who", " \n", r"The context of question 'who' has no words: ' \\n'"),
+        (["who", "when"], [TEXT], "`context`: expected one text or 2, one per question, not 1"),
     ):
         with pytest.raises(ValueError, match=message):
             answerer(question, context)
@@ -179,14 +177,14 @@ def test_what_cannot_be_answered(tokenizer):
         answerer("who", TEXT, top_k=0)
 
 
-def test_what_is_no_question_answering_model(tokenizer, tmp_path):
-    by_chance(BertForSequenceClassification, BertConfig).save_pretrained(tmp_path)
+def test_models_that_are_refused(tokenizer, tmp_path):
+    random_model(BertForSequenceClassification, BertConfig).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"lacks qa_outputs.bias, qa_outputs.weight"):
         QuestionAnswerer(tmp_path)
-    with pytest.raises(ValueError, match="A BertForSequenceClassification has no head for question answering"):
-        QuestionAnswerer(by_chance(BertForSequenceClassification, BertConfig), tokenizer)
+    with pytest.raises(ValueError, match="`model`: a BertForSequenceClassification has no question answering head"):
+        QuestionAnswerer(random_model(BertForSequenceClassification, BertConfig), tokenizer)
     with pytest.raises(ValueError, match="the folder /no/such/folder does not exist"):
         QuestionAnswerer("/no/such/folder")
-    with pytest.raises(ValueError, match="needs its `tokenizer`"):
-        QuestionAnswerer(made_by_hand({}, {}))
+    with pytest.raises(ValueError, match="`tokenizer` is missing"):
+        QuestionAnswerer(handmade({}, {}))

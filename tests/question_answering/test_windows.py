@@ -1,4 +1,4 @@
-"""Windows of contexts, against plain references."""
+"""Windows of questions and contexts, compared with simple references."""
 
 import logging
 import random
@@ -8,7 +8,13 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert.question_answering.windows import ContextWindows, Question, best_windows, find_best_spans, make_windows
+from snugbert.question_answering.windows import (
+    ContextWindows,
+    Question,
+    find_max_context,
+    make_windows,
+    split_into_spans,
+)
 from snugbert.trainers.squad.arguments import SquadDataArguments
 from snugbert.trainers.squad.data import load_questions, read_questions
 
@@ -19,7 +25,7 @@ def tokenizer(minilm) -> PreTrainedTokenizerBase:
 
 
 def run_qa_features(question: Question, tokenizer: PreTrainedTokenizerBase, length: int, overlap: int) -> list[dict]:
-    """Windows and positions of a question, by the tokenizer's own truncation and token by token."""
+    """Windows and answer positions of a question from the tokenizer's own truncation, token by token."""
     encoded = tokenizer(
         question.question,
         question.context,
@@ -50,7 +56,7 @@ def run_qa_features(question: Question, tokenizer: PreTrainedTokenizerBase, leng
 
 
 def check_is_max_context(spans: list[tuple[int, int]], window: int, position: int) -> bool:
-    """The definition of the original release's run_squad.py; spans: first token and number of tokens."""
+    """The definition in the original release's run_squad.py. Spans are (first token, number of tokens)."""
     best_score, best_span = None, None
     for number, (start, length) in enumerate(spans):
         end = start + length - 1
@@ -63,7 +69,7 @@ def check_is_max_context(spans: list[tuple[int, int]], window: int, position: in
 
 
 @pytest.mark.parametrize(("length", "overlap"), [(384, 128), (128, 32), (96, 0)])
-def test_windows_are_those_of_the_tokenizer(length, overlap, data_dir, tokenizer):
+def test_windows_equal_the_tokenizers_truncation(length, overlap, data_dir, tokenizer):
     file = data_dir / "squad" / "dev-v2.0-half.jsonl.gz"
     questions = random.Random(1).sample(read_questions(file, "dev"), 150)
     windows = make_windows(questions, tokenizer, length, overlap, training=True)
@@ -72,30 +78,33 @@ def test_windows_are_those_of_the_tokenizer(length, overlap, data_dir, tokenizer
         for number, question in enumerate(questions)
         for feature in run_qa_features(question, tokenizer, length, overlap)
     ]
-    assert windows.question.tolist() == [number for number, _ in expected]
-    assert windows.first.tolist() == [feature["first"] for _, feature in expected]
+    assert windows.question_indices.tolist() == [number for number, _ in expected]
+    assert windows.context_offsets.tolist() == [feature["first"] for _, feature in expected]
     names = [*tokenizer.model_input_names, "start_positions", "end_positions"]
     assert windows.features[:] == {name: [feature[name] for _, feature in expected] for name in names}
     offsets = [
         list(zip(*map(np.ndarray.tolist, pair), strict=True))
-        for pair in zip(windows.starts, windows.ends, strict=True)
+        for pair in zip(windows.char_starts, windows.char_ends, strict=True)
     ]
     assert offsets == [feature["offsets"] for _, feature in expected]
     assert sum(feature["start_positions"] > 0 for _, feature in expected) > 50
 
 
-def found_again(questions: list[Question], windows: ContextWindows) -> int:
-    """How many windows hold an answer; it must stand there."""
+def count_answers(questions: list[Question], windows: ContextWindows) -> int:
+    """Counts the windows with an answer, and checks that their positions cover exactly the answer."""
     found = 0
     positions = zip(windows.features["start_positions"], windows.features["end_positions"], strict=True)
-    for row, (start, end) in enumerate(positions):
+    for window, (start, end) in enumerate(positions):
         if start:
-            question, first = questions[windows.question[row]], windows.first[row]
-            begin, behind = windows.starts[row][start - first], windows.ends[row][end - first]
+            question, first = questions[windows.question_indices[window]], windows.context_offsets[window]
+            begin, stop = windows.char_starts[window][start - first], windows.char_ends[window][end - first]
             answer = question.answer_starts[0], question.answer_starts[0] + len(question.answers[0])
-            assert begin <= answer[0] and answer[1] <= behind
-            # No further token is needed for it.
-            assert windows.ends[row][start - first] > answer[0] and windows.starts[row][end - first] < answer[1]
+            assert begin <= answer[0] and answer[1] <= stop
+            # Neither end has a token too many.
+            assert (
+                windows.char_ends[window][start - first] > answer[0]
+                and windows.char_starts[window][end - first] < answer[1]
+            )
             found += 1
     return found
 
@@ -104,15 +113,15 @@ def test_every_answer_is_in_a_window(data_dir, tokenizer):
     file = str(data_dir / "tydiqa_goldp_en" / "train.jsonl.gz")
     questions = load_questions(SquadDataArguments(train_file=[file], max_train_samples=300), ("train",))["train"]
     windows = make_windows(questions, tokenizer, max_seq_length=192, doc_stride=64, training=True)
-    assert found_again(questions, windows) > len(questions)
-    answered = windows.question[np.array(windows.features["start_positions"][:]) > 0]
+    assert count_answers(questions, windows) > len(questions)
+    answered = windows.question_indices[np.array(windows.features["start_positions"][:]) > 0]
     assert set(answered.tolist()) == set(range(len(questions)))
-    # Every token of a context has its most context in just one window.
+    # Every context token has its maximum context in exactly one window.
     for number, question in enumerate(questions):
-        rows = np.flatnonzero(windows.question == number)
-        most = np.concatenate([windows.starts[row][windows.max_context[row]] for row in rows])
+        indices = np.flatnonzero(windows.question_indices == number)
+        starts = np.concatenate([windows.char_starts[i][windows.max_context[i]] for i in indices])
         tokens = tokenizer(question.context, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        assert sorted(most.tolist()) == [start for start, _ in tokens["offset_mapping"]]
+        assert sorted(starts.tolist()) == [start for start, _ in tokens["offset_mapping"]]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +136,11 @@ def test_every_answer_is_in_a_window(data_dir, tokenizer):
         (23, 9, 7, [(0, 9), (2, 11), (4, 13), (6, 15), (8, 17), (10, 19), (12, 21), (14, 23)]),
     ],
 )
-def test_spans_and_their_best(tokens, size, overlap, expected):
-    spans = find_best_spans(tokens, size, overlap)
+def test_spans_and_maximum_context(tokens, size, overlap, expected):
+    spans = split_into_spans(tokens, size, overlap)
     assert spans == expected
     lengths = [(begin, end - begin) for begin, end in spans]
-    for window, ((begin, end), best) in enumerate(zip(spans, best_windows(spans), strict=True)):
+    for window, ((begin, end), best) in enumerate(zip(spans, find_max_context(spans), strict=True)):
         assert best.tolist() == [check_is_max_context(lengths, window, token) for token in range(begin, end)]
 
 
@@ -144,23 +153,29 @@ def test_unusual_questions(tokenizer, caplog):
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         windows = make_windows(questions, tokenizer, training=True)
     assert (
-        "1 questions have more than 64 tokens (--max_query_length) and lose their ends; the first: dev.jsonl, row 3"
-        in (caplog.text)
+        "1 questions have more than 64 tokens (max_query_length) and are truncated. The first: dev.jsonl, row 3."
+        in caplog.text
     )
     pieces = [tokenizer.convert_ids_to_tokens(ids) for ids in windows.features["input_ids"]]
     assert pieces[0] == ["[CLS]", "[SEP]", "anna", "slept", ".", "[SEP]"]
     assert pieces[1] == ["[CLS]", "who", "slept", "?", "[SEP]", "[SEP]"]
     assert windows.features["token_type_ids"][1] == [0, 0, 0, 0, 0, 1]
-    assert [len(values) for values in (windows.starts[1], windows.ends[1], windows.max_context[1])] == [0, 0, 0]
+    assert [len(values) for values in (windows.char_starts[1], windows.char_ends[1], windows.max_context[1])] == [
+        0,
+        0,
+        0,
+    ]
     assert pieces[2][:66] == ["[CLS]", *["who"] * 64, "[SEP]"]
-    # Part of a word: the pieces that hold it.
+    # The answer is a part of a word: the sub-tokens that cover it.
     start, end = windows.features["start_positions"][2], windows.features["end_positions"][2]
     assert "".join(pieces[2][start : end + 1]).replace("##", "") in "unbelievably"
-    assert found_again(questions, windows) == 1
+    assert count_answers(questions, windows) == 1
 
 
-def test_windows_that_are_too_small(tokenizer):
+def test_windows_without_room_for_context(tokenizer):
     question = Question("0", "Who slept?", "Anna slept.")
-    with pytest.raises(InputError, match=r"beside a question of 3 tokens, a window of 128 .* has room for 122 of"):
+    with pytest.raises(
+        InputError, match="max_seq_length 128 leaves 122 tokens for the context next to a question of 3"
+    ):
         make_windows([question], tokenizer, max_seq_length=128)
-    assert len(make_windows([question], tokenizer, max_seq_length=128, doc_stride=121).question) == 1
+    assert len(make_windows([question], tokenizer, max_seq_length=128, doc_stride=121).question_indices) == 1

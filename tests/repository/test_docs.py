@@ -38,7 +38,7 @@ def test_the_examples_cover_the_commands():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_flags_exist(command, capsys):
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([command, "--help-all"])
     known = set(re.findall(r"--\w+", capsys.readouterr().out))
     lines = [line for line in read_command_lines() if line[0] == command]
     assert lines
@@ -102,3 +102,15 @@ def test_the_index_has_every_decision():
     index = re.findall(r"^- \[.+?\]\((.+?\.md)\): ", PAGES["docs/decisions/README.md"], flags=re.MULTILINE)
     files = [file.name for file in (DOCS / "decisions").glob("*.md") if file.name != "README.md"]
     assert sorted(index) == sorted(files)
+
+
+def test_the_reference_has_every_file_of_an_output_folder():
+    """Every file name in the sources of the commands, except the two that `snugbert vocabulary` only removes."""
+    names = {
+        name
+        for file in (ROOT / "snugbert/trainers").rglob("*.py")
+        for name in re.findall(r"\b[A-Za-z]\w*\.(?:png|jsonl?|md)\b", file.read_text(encoding="utf-8"))
+    }
+    page = PAGES["docs/reference/output-folders.md"]
+    missing = {name for name in names - {"special_tokens_map.json", "added_tokens.json"} if f"`{name}`" not in page}
+    assert "learning_curve.png" in names and not missing

@@ -86,7 +86,8 @@ def write_finetuning_card(
     dataset = escape(task.dataset.name)
     sections = [
         f"# {escape(name)}",
-        f"A BERT encoder that {head.ability}. SnugBERT fine-tuned it from {escape(base_name)} on {dataset}.",
+        f"A BERT encoder that {head.ability}. It was fine-tuned on {dataset} with SnugBERT, starting from "
+        f"{escape(base_name)}.",
         how_to_load(name, head),
     ]
     if task.labels is not None:

@@ -1,7 +1,8 @@
-"""Examples -> a masked, packed batch, or text that shows what is in it."""
+"""The pretraining collator: masks examples and packs them into a batch, or prints them."""
 
 import shutil
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,29 +16,30 @@ from snugbert.packed_batches import pack
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
 
-# How to read what `describe` gives.
+# Explains the output of `describe`.
 LEGEND = (
-    "seen{to say}: [MASK]{word} is hidden, other{word} has another word in its place, word{word} stays as it is and "
-    "must be said all the same; nothing is asked where there are no braces."
+    "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
+    "must be predicted. Tokens without braces have no label."
 )
 
 
 @dataclass
 class SnugBertDataCollatorForPretraining:
-    """Masks the examples of a [`PretrainingDataset`] and packs them: no padding, whatever their lengths.
+    """Masks examples and packs them into a batch without padding.
 
-    An example's masks are a function of its `mask_seed` alone, not of the batch, the worker or the process it comes
-    in. Special tokens are never masked, and never stand in for another token.
+    The masks of an example depend only on its `mask_seed`, which a [`PretrainingDataset`] sets. They do not depend on
+    the batch, the data worker or the process. Examples without `mask_seed` get masks from torch's random state.
+    Special tokens are never masked, and never replace another token.
 
     Args:
         tokenizer: a fast tokenizer with [CLS], [SEP] and [MASK].
-        mlm_probability: share of the tokens to predict; 0.15 in the paper (section 3.1).
-        mask_replace_prob: share of these that become [MASK]; 0.8 in the paper (A.1).
-        random_replace_prob: share of these that become a random word piece; 0.1 in the paper, the others stay.
-        whole_word_mask: whether the word pieces of a word are predicted together.
+        mlm_probability: share of the tokens to predict, 0.15 in the paper (section 3.1).
+        mask_replace_prob: share of these to replace by [MASK], 0.8 in the paper (A.1).
+        random_replace_prob: share of these to replace by a random token, 0.1 in the paper. The others stay unchanged.
+        whole_word_mask: whether to mask all tokens of a word or none.
 
     Raises:
-        InputError: shares that are none, or whole words and a tokenizer that does not mark where words go on.
+        InputError: a share is not between 0 and 1, or `whole_word_mask` is set for a tokenizer other than WordPiece.
     """
 
     tokenizer: Any
@@ -45,8 +47,8 @@ class SnugBertDataCollatorForPretraining:
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
     whole_word_mask: bool = False
-    mask_token_id: int = field(init=False, repr=False)  # a tokenizer takes microseconds to say it
-    # By token id.
+    mask_token_id: int = field(init=False, repr=False)  # cached: looking it up takes microseconds
+    # Indexed by token id.
     is_special: np.ndarray = field(init=False, repr=False)
     continues_word: np.ndarray | None = field(init=False, repr=False, default=None)
     replacements: np.ndarray = field(init=False, repr=False)
@@ -58,7 +60,7 @@ class SnugBertDataCollatorForPretraining:
         if self.mask_replace_prob + self.random_replace_prob > 1:
             raise InputError(
                 f"mask_replace_prob {self.mask_replace_prob} and random_replace_prob {self.random_replace_prob} must "
-                "be at most 1 together; what they leave is the share of tokens that stay."
+                "add up to at most 1."
             )
         self.mask_token_id = self.tokenizer.mask_token_id
         self.is_special = np.isin(np.arange(len(self.tokenizer)), self.tokenizer.all_special_ids)
@@ -67,32 +69,38 @@ class SnugBertDataCollatorForPretraining:
             model = self.tokenizer.backend_tokenizer.model
             if not isinstance(model, WordPiece):
                 raise InputError(
-                    "whole_word_mask needs a WordPiece tokenizer, whose pieces show where a word goes on; this one is "
-                    f"of type {type(model).__name__}."
+                    f"whole_word_mask needs a WordPiece tokenizer, but this one is of type {type(model).__name__}. "
+                    "Leave it out."
                 )
-            pieces = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
-            self.continues_word = np.array([piece.startswith(model.continuing_subword_prefix) for piece in pieces])
+            tokens = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+            self.continues_word = np.array([token.startswith(model.continuing_subword_prefix) for token in tokens])
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """N examples of T tokens together -> a packed batch.
+        """Makes a packed batch of N examples with T tokens in total.
+
+        Args:
+            examples: with `input_ids`; optionally `token_type_ids`, `next_sentence_label` and `mask_seed`. All have
+                the same names.
 
         Returns:
-            `input_ids`, `token_type_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q`,
-            see [`pack`]; `next_sentence_label` (N,) if the examples have one.
+            `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,) and `max_length_q`, see [`pack`];
+            `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them.
         """
-        masked = [self._mask(example["input_ids"], example["mask_seed"]) for example in examples]
-        batch = pack(
-            {
-                "input_ids": [input_ids for input_ids, _ in masked],
-                "token_type_ids": [example["token_type_ids"] for example in examples],
-                "labels": [labels for _, labels in masked],
-            }
-        )
+        masked = [self._mask(example) for example in examples]
+        token_arrays = {
+            "input_ids": [input_ids for input_ids, _ in masked],
+            "labels": [labels for _, labels in masked],
+        }
+        if "token_type_ids" in examples[0]:
+            token_arrays["token_type_ids"] = [np.asarray(example["token_type_ids"]) for example in examples]
+        batch = pack(token_arrays)
         if "next_sentence_label" in examples[0]:
             batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
         return batch
 
-    def _mask(self, ids: np.ndarray, seed: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def _mask(self, example: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.asarray(example["input_ids"])
+        seed = example["mask_seed"] if "mask_seed" in example else int(torch.randint(2**63 - 1, ()))
         return mask_tokens(
             ids,
             candidates=~self.is_special[ids],
@@ -106,20 +114,20 @@ class SnugBertDataCollatorForPretraining:
         )
 
     def describe(self, example: dict[str, Any], objective: Objective) -> str:
-        """An example as the model sees it, wrapped to the width of the terminal; [`LEGEND`] says how to read it.
+        """The masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains it.
 
         Args:
-            example: of a [`PretrainingDataset`].
-            objective: the dataset's.
+            example: an example of a [`PretrainingDataset`].
+            objective: the objective of the dataset.
         """
-        seen, labels = self._mask(example["input_ids"], example["mask_seed"])
+        seen, labels = self._mask(example)
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]
         if is_pair := "next_sentence_label" in example:
             facts.insert(0, PAIR_LABELS[objective][example["next_sentence_label"]])
         lines = [", ".join(facts)]
         ends = np.flatnonzero(example["input_ids"] == self.tokenizer.sep_token_id).tolist()
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            text = self._text(*(ids[start + 1 : end] for ids in (example["input_ids"], seen, labels)))
+            text = self._format_span(*(ids[start + 1 : end] for ids in (example["input_ids"], seen, labels)))
             lines += textwrap.wrap(
                 f"{'AB'[number] if is_pair else '-'}  {text}",
                 width=shutil.get_terminal_size().columns,
@@ -129,15 +137,15 @@ class SnugBertDataCollatorForPretraining:
             )
         return "\n".join(lines)
 
-    def _text(self, true: np.ndarray, seen: np.ndarray, labels: np.ndarray) -> str:
+    def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray) -> str:
         prefix = getattr(self.tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None) or "##"
-        pieces, seen_pieces = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (true, seen))
+        tokens, seen_tokens = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (original, seen))
         text = ""
-        for piece, seen_piece, label in zip(pieces, seen_pieces, labels, strict=True):
-            goes_on = piece.startswith(prefix) and text != ""
-            text += "" if goes_on or not text else " "
+        for token, seen_token, label in zip(tokens, seen_tokens, labels, strict=True):
+            continues_word = token.startswith(prefix) and text != ""
+            text += "" if continues_word or not text else " "
             if label == IGNORE_INDEX:
-                text += piece.removeprefix(prefix) if goes_on else piece
+                text += token.removeprefix(prefix) if continues_word else token
             else:
-                text += f"{seen_piece}{{{piece}}}"
+                text += f"{seen_token}{{{token}}}"
         return text

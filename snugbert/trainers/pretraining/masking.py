@@ -1,4 +1,4 @@
-"""Masked tokens (Devlin et al., 2018, section 3.1 and A.1), one by one or whole words."""
+"""Masks tokens (Devlin et al., 2018, section 3.1 and A.1), one by one or whole words."""
 
 import numpy as np
 
@@ -16,58 +16,59 @@ def mask_tokens(
     random_replace_prob: float = 0.1,
     continues_word: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses tokens to predict and hides them.
+    """Chooses tokens to predict, and masks them.
 
     Args:
-        input_ids: a sequence, not changed. *Shape:* (tokens,)
-        candidates: whether a token may be chosen: all but the special ones. *Shape:* (tokens,)
+        input_ids: token ids of a sequence. They are not changed. *Shape:* (tokens,)
+        candidates: which tokens may be chosen: all but special ones. *Shape:* (tokens,)
         mask_token_id: id of [MASK].
-        replacements: ids that a random word piece is drawn from. *Shape:* (ids,)
-        rng: the only source of chance.
-        mlm_probability: share of the candidates that is chosen, rounded, and at least one token; 0.15 in the paper.
-        mask_replace_prob: share of the chosen that become [MASK]; 0.8 in the paper.
-        random_replace_prob: share of the chosen that become a random word piece, 0.1 in the paper; the others stay.
-        continues_word: whether a token goes on with the word of the token before it; words are then chosen whole. One
-            that would go over the number is passed over, as in the original release, so that the number is exact
-            unless no word is short enough; if none at all is, a single word is chosen. *Shape:* (tokens,)
+        replacements: ids to draw random tokens from. *Shape:* (ids,)
+        rng: the source of all random choices.
+        mlm_probability: share of the candidates to choose, rounded, at least one token; 0.15 in the paper.
+        mask_replace_prob: share of the chosen tokens to replace by [MASK]; 0.8 in the paper.
+        random_replace_prob: share of the chosen tokens to replace by a random token; 0.1 in the paper. The others stay
+            unchanged.
+        continues_word: which tokens continue the word of the token before. If given, words are chosen as a whole. A
+            word that would exceed the number of tokens to choose is skipped, as in the original release. So the number
+            is exact unless no word is short enough. If no word fits at all, one is chosen anyway. *Shape:* (tokens,)
 
     Returns:
-        The sequence with its tokens hidden, and the labels: the original ids of chosen tokens, -100 elsewhere.
-        *Shape:* (tokens,) each
+        The masked sequence, and the labels: the original ids of the chosen tokens, -100 elsewhere. *Shape:* (tokens,)
+        each
     """
-    positions = np.flatnonzero(candidates)
-    number = min(len(positions), max(1, round(len(positions) * mlm_probability)))
+    token_indices = np.flatnonzero(candidates)
+    budget = min(len(token_indices), max(1, round(len(token_indices) * mlm_probability)))
     if continues_word is None:
-        chosen = rng.permutation(positions)[:number]
+        chosen = rng.permutation(token_indices)[:budget]
     else:
-        chosen = _choose_words(positions, continues_word, number, rng)
+        chosen = _choose_words(token_indices, continues_word, budget, rng)
     labels = np.full(len(input_ids), IGNORE_INDEX, dtype=input_ids.dtype)
     labels[chosen] = input_ids[chosen]
-    fate, word = rng.random((2, len(chosen)))
-    hidden = input_ids.copy()
-    hidden[chosen[fate < mask_replace_prob]] = mask_token_id
-    is_random = fate >= 1 - random_replace_prob
-    hidden[chosen[is_random]] = replacements[(word[is_random] * len(replacements)).astype(np.int64)]
-    return hidden, labels
+    action, replacement = rng.random((2, len(chosen)))
+    masked = input_ids.copy()
+    masked[chosen[action < mask_replace_prob]] = mask_token_id
+    is_random = action >= 1 - random_replace_prob
+    masked[chosen[is_random]] = replacements[(replacement[is_random] * len(replacements)).astype(np.int64)]
+    return masked, labels
 
 
 def _choose_words(
-    positions: np.ndarray, continues_word: np.ndarray, number: int, rng: np.random.Generator
+    token_indices: np.ndarray, continues_word: np.ndarray, budget: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Positions of random whole words, `number` of them or fewer."""
-    begins_word = np.ones(len(positions) + 1, dtype=bool)  # the end, too
-    # Behind a special token begins what truncation left of a word.
-    begins_word[1:-1] = ~continues_word[positions[1:]] | (positions[1:] != positions[:-1] + 1)
-    bounds = np.flatnonzero(begins_word)
+    """The token indices of random whole words, at most `budget` tokens if any word is that short."""
+    starts_word = np.ones(len(token_indices) + 1, dtype=bool)  # with the end of the last word
+    # Truncation can cut a word. What is left after a special token is a word of its own.
+    starts_word[1:-1] = ~continues_word[token_indices[1:]] | (token_indices[1:] != token_indices[:-1] + 1)
+    bounds = np.flatnonzero(starts_word)
     sizes = bounds[1:] - bounds[:-1]
     lengths, order = sizes.tolist(), rng.permutation(len(sizes))
     words = []
     for word in order.tolist():
-        if lengths[word] <= number:
+        if lengths[word] <= budget:
             words.append(word)
-            number -= lengths[word]
-            if not number:
+            budget -= lengths[word]
+            if not budget:
                 break
     is_chosen = np.zeros(len(sizes), dtype=bool)
     is_chosen[words or order[:1]] = True
-    return positions[is_chosen.repeat(sizes)]
+    return token_indices[is_chosen.repeat(sizes)]

@@ -150,10 +150,10 @@ def prepare_parts(
                 )
                 if part.describe_sources(sources) != sources:
                     (folder / part.name).unlink()
-                    raise InputError(f"The text of {part.name} changed while it was read. Run the same command again.")
+                    raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
     except BrokenProcessPool as error:
         raise InputError(
-            "A process that tokenizes was killed, probably because memory ran out. Run the same command again with "
+            "a process that tokenizes was killed, probably because memory ran out. Run the same command again with "
             "fewer processes (--preprocessing_num_workers). Finished parts are kept."
         ) from error
     except OSError as error:

@@ -31,7 +31,8 @@ def main(argv: list[str]) -> None:
         (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments),
         argv,
         prog="snugbert prepare",
-        description="Tokenizes a corpus once, to pretrain on it many times.",
+        description="Tokenizes text once, to pretrain on it many times.",
+        example="snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared",
     )
     # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
     from snugbert.trainers.pretraining.cache import cache_folder, clean_cache, list_cache

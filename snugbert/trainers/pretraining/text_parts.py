@@ -95,7 +95,7 @@ def plan_parts(text: TextArguments, num_shards: int = 1, keeps: Callable[[int], 
         return [Part(number, num_shards, text, (), keeps) for number in range(num_shards)]
     files = find_files(text.train_file)
     if not files:
-        raise InputError("no text. Give --train_file or --dataset_name.")
+        raise InputError("no text. Name text files (--train_file) or a dataset (--dataset_name).")
     if len(files) < num_shards:
         raise InputError(f"--shard: {len(files)} files cannot be shared among {num_shards} shards. Use more files.")
     sizes = [file.stat().st_size for file in files]

@@ -1,4 +1,4 @@
-"""Arguments of `snugbert squad` about the data, and its settings of training."""
+"""Arguments of `snugbert squad` that select and read the data, and its training defaults."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,21 +10,22 @@ from snugbert.trainers.splits import check_sources
 
 @dataclass
 class SquadDataArguments(ExampleLimits):
-    """Which questions to use, and how to read and answer them. The names are those of `run_qa.py`.
+    """Which questions to use, and how to read and answer them.
 
-    Windows, lengths and the number of answers: the defaults of the original release's `run_squad.py`.
+    The names are those of transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers are
+    those of the original release's `run_squad.py`.
 
     Raises:
-        InputError: a value out of range, a file that does not exist, or both files and a data set.
+        InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.
     """
 
     dataset_name: str | None = field(
-        default=None, metadata={"help": "A data set of the Hub, or a folder that the datasets library reads."}
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of that data set."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     train_file: list[str] | None = field(
         default=None,
-        metadata={"help": "Questions to train on: SQuAD's JSON or JSON lines, also .gz or .zst; one or more files."},
+        metadata={"help": "Questions to train on, one or more files: SQuAD's JSON or JSON lines, also .gz or .zst."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Questions to score the model on."})
     test_file: str | None = field(default=None, metadata={"help": "Questions to answer, with or without answers."})
@@ -33,22 +34,22 @@ class SquadDataArguments(ExampleLimits):
     )
     on_bad_answer: Literal["stop", "skip"] = field(
         default="stop",
-        metadata={"help": "What to do if an answer is not in its paragraph where it should be: stop, or go on."},
+        metadata={"help": "If an answer is not in its context at the given position: stop, or skip the answer."},
     )
-    max_seq_length: int = field(default=384, metadata={"help": "Tokens of a window of question and paragraph."})
-    doc_stride: int = field(default=128, metadata={"help": "Tokens that two windows of a paragraph have in common."})
+    max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
+    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
     max_query_length: int = field(
-        default=64, metadata={"help": "Longest question in tokens; a longer one loses its end."}
+        default=64, metadata={"help": "Maximum tokens of a question. Longer questions are truncated."}
     )
-    n_best_size: int = field(default=20, metadata={"help": "Answers to a question to weigh, and to write down."})
-    max_answer_length: int = field(default=30, metadata={"help": "Longest answer in tokens."})
+    n_best_size: int = field(default=20, metadata={"help": "Candidate answers to compare and to write per question."})
+    max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
     null_score_diff_threshold: float = field(
         default=0.0,
-        metadata={"help": "No answer is given if its score is so much above that of the best answer (v2.0)."},
+        metadata={"help": 'Predict "no answer" if its score exceeds the best answer\'s by more than this (v2.0).'},
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted; nothing is cached."})
+    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted and ignored: nothing is cached."})
     preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Accepted; the tokenizer uses all cores."}
+        default=None, metadata={"help": "Accepted and ignored: the tokenizer uses all cores."}
     )
 
     def __post_init__(self):
@@ -57,17 +58,17 @@ class SquadDataArguments(ExampleLimits):
 
     @property
     def files(self) -> dict[str, list[Path]]:
-        """The files of each split that has any."""
-        named = {
+        """The files of each split that was given as files."""
+        names = {
             "train": self.train_file or [],
             "validation": [self.validation_file] if self.validation_file else [],
             "test": [self.test_file] if self.test_file else [],
         }
-        return {split: [Path(name) for name in names] for split, names in named.items() if names}
+        return {split: [Path(name) for name in files] for split, files in names.items() if files}
 
 
 @dataclass
 class SquadTrainingArguments(FineTuningArguments):
     """[`FineTuningArguments`] with the paper's learning rate for SQuAD (Devlin et al., 2018, section 4.2)."""
 
-    learning_rate: float = field(default=5e-5, metadata={"help": "The peak learning rate."})
+    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})

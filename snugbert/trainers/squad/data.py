@@ -1,12 +1,12 @@
-"""Questions on paragraphs: SQuAD's own nested JSON, flat JSON, or a datasets name; versions 1.1 and 2.0.
+"""Reads questions on contexts: SQuAD's nested JSON, flat JSON, or a dataset; versions 1.1 and 2.0.
 
-Questions are held in memory, 130,000 at most in SQuAD (v2.0).
+Questions are kept in memory; SQuAD v2.0 has 130,000 training questions.
 """
 
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +25,39 @@ logger = logging.getLogger(__name__)
 def load_questions(
     data_args: SquadDataArguments, wanted: tuple[str, ...] | None, **download: Any
 ) -> dict[str, list[Question]]:
-    """Reads the questions that the arguments name.
+    """Reads the questions that the arguments select.
 
     Args:
-        data_args: what to read.
-        wanted: those of "train", "validation" and "test" to read; None: all files, of a data set train and validation.
-        download: goes to `datasets.load_dataset`.
+        data_args: the data to read.
+        wanted: which of "train", "validation" and "test" to read. None: all files, or train and validation of a
+            dataset.
+        download: passed on to `datasets.load_dataset`.
 
     Raises:
-        InputError: a split or a data set does not exist, ids of questions to answer are not unique; or as in
-            [`read_questions`] and [`check_answers`].
+        InputError: a split or a dataset does not exist, or validation or test ids repeat; or see [`read_questions`]
+            and [`check_answers`].
     """
     found = data_args.files or _load_dataset_splits(data_args, **download)
     wanted = choose_splits(wanted, found, bool(data_args.files), "questions")
-    loaded = {}
+    splits = {}
     for split in wanted:
         names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
-        pairs = zip(found[split], names, strict=True)
-        questions = [question for source, name in pairs for question in read_questions(source, name)]
+        sources = zip(found[split], names, strict=True)
+        questions = [question for source, name in sources for question in read_questions(source, name)]
         questions = questions[: data_args.max_samples[split]]
         if split != "train":
             _check_ids(questions)
-        loaded[split] = check_answers(
+        splits[split] = check_answers(
             questions,
             " and ".join(names),
             training=split == "train",
             version_2=data_args.version_2_with_negative,
             skip=data_args.on_bad_answer == "skip",
         )
-    return loaded
+    return splits
 
 
-def _load_dataset_splits(data_args: SquadDataArguments, **download: Any) -> dict[str, list[Dataset]]:
+def _load_dataset_splits(data_args: SquadDataArguments, **download: Any) -> Mapping[str, Sequence[Path | Dataset]]:
     splits = load_dataset_splits(str(data_args.dataset_name), data_args.dataset_config_name, **download)
     return {split: [splits[split]] for split in SPLITS if split in splits}
 
@@ -65,38 +66,41 @@ def _load_dataset_splits(data_args: SquadDataArguments, **download: Any) -> dict
 
 
 def read_questions(source: Path | Dataset, name: str) -> list[Question]:
-    """The questions of a file or a data set, with their answers as they are told.
+    """Reads the questions of a file or a dataset, with unchecked answers.
 
-    JSON may be SQuAD's own, `{"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers":
-    [{"text", "answer_start"}]}]}]}]}`, or flat, `{"id", "title", "context", "question", "answers": {"text": [...],
-    "answer_start": [...]}}`: an object a line, a list of them, or a list under "data". A question without an id has
-    its number as one. Blank answers are none: a question with no other is one without an answer.
+    JSON is nested, as SQuAD's, or flat. Nested:
+
+        {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
+            {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}]}]}]}]}
+
+    Flat, with one object per line, a list of objects, or a list under "data":
+
+        {"id": ..., "title": ..., "context": ..., "question": ...,
+         "answers": {"text": [...], "answer_start": [...]}}
+
+    Blank answers are dropped. The id of a question without one is its position, counted from 1.
 
     Args:
-        source: a file, also .gz or .zst, or a data set with the columns of the flat form.
-        name: of the source, for messages.
+        source: a file, also .gz or .zst, or a dataset with the columns of the flat form.
+        name: the source, for messages.
 
     Raises:
-        InputError: no JSON, no questions, or another form than these; with file and row.
+        InputError: the source is not JSON, has another form, or has no questions. The message names source and row.
     """
-    rows = enumerate(_rows(source, name), start=1)
-    questions = [_question(values, row, number) for number, (row, values) in rows]
+    rows = enumerate(_read_rows(source, name), start=1)
+    questions = [_make_question(values, where, number) for number, (where, values) in rows]
     if not questions:
-        raise InputError(f"{name} holds no questions.")
+        raise InputError(f"{name}: no questions.")
     empty = [question for question in questions if not (question.question.strip() and question.context.strip())]
     if empty:
-        logger.warning(
-            "%s: %d questions or contexts are empty; without a context there is no answer; the first: %s",
-            name,
-            len(empty),
-            empty[0].row,
-        )
+        message = "%s: %d questions have no text or no context; the first: %s. Without a context there is no answer."
+        logger.warning(message, name, len(empty), empty[0].row)
     return questions
 
 
-def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each question stands, and its values in the flat form."""
-    content = _object_in(source) if isinstance(source, Path) else None
+def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the location of each question, for messages, and its values in the flat form."""
+    content = _read_object(source) if isinstance(source, Path) else None
     if content is None:
         rows = read_json_rows(source) if isinstance(source, Path) else read_rows(source)
         yield from ((f"{name}, row {row}", values) for row, values in rows)
@@ -104,50 +108,48 @@ def _rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, dict[str, An
     if not isinstance(content.get("data"), list):
         yield f"{name}, row 1", content
         return
-    for number, article in enumerate(content["data"]):
-        where = f"{name}, data[{number}]"
+    for i, article in enumerate(content["data"]):
+        where = f"{name}, data[{i}]"
         if isinstance(article, dict) and "paragraphs" not in article:  # flat, as run_qa.py reads it
             yield where, article
             continue
-        for place, paragraph in _list_of(article, "paragraphs", where):
-            for row, question in _list_of(paragraph, "qas", place):
+        for paragraph_where, paragraph in _read_list(article, "paragraphs", where):
+            for question_where, question in _read_list(paragraph, "qas", paragraph_where):
                 if not isinstance(question, dict):
-                    raise InputError(f"{row}: a {type(question).__name__} where a question should be.")
-                yield row, {"title": article.get("title"), "context": paragraph.get("context"), **question}
+                    raise InputError(f"{question_where}: a {type(question).__name__}. Expected a question object.")
+                yield question_where, {"title": article.get("title"), "context": paragraph.get("context"), **question}
 
 
-def _object_in(file: Path) -> dict[str, Any] | None:
-    """The object that a JSON file is; None if it is made of lines, or is a list."""
+def _read_object(file: Path) -> dict[str, Any] | None:
+    """Reads a JSON file with a single object. Returns None for JSON lines or a list."""
     text = "".join(read_text_lines(file, LONGEST_LINE_OF_JSON)).strip()
     try:
         content = parse_json(text or "null")
     except ValueError as error:
-        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":  # after the first line's object
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":  # JSON lines
             return None
-        raise InputError(
-            f"{file}: not JSON ({error}); questions are in SQuAD's own JSON or in lines of JSON objects."
-        ) from error
+        raise InputError(f"{file}: not JSON ({error}). Expected SQuAD's JSON or JSON lines.") from error
     return content if isinstance(content, dict) else None
 
 
-def _list_of(values: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
+def _read_list(values: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(values, dict) or not isinstance(values.get(name), list):
         found = ", ".join(values) if isinstance(values, dict) else f"a {type(values).__name__}"
-        raise InputError(f"{where}: expected a list {name!r}, as in SQuAD's own files, and found {found}.")
-    for number, value in enumerate(values[name]):
-        yield f"{where}.{name}[{number}]", value
+        raise InputError(f"{where}: no list {name!r} as in SQuAD's files. Found: {found}.")
+    for i, value in enumerate(values[name]):
+        yield f"{where}.{name}[{i}]", value
 
 
-def _question(values: dict[str, Any], row: str, number: int) -> Question:
+def _make_question(values: Mapping[str, Any], where: str, number: int) -> Question:
     for name in ("question", "context"):
         if not isinstance(values.get(name), str):
-            raise InputError(
-                f"{row}: no text in {name!r}; expected are id, question, context and answers, "
-                f"and found {', '.join(values)}."
-            )
-    answers = [(text, start) for text, start in _answers(values.get("answers"), row) if text.strip()]
+            found = ", ".join(values)
+            raise InputError(f"{where}: no text in {name!r}. Expected id, question, context, answers. Found: {found}.")
+    answers = [(text, start) for text, start in _read_answers(values.get("answers"), where) if text.strip()]
     if answers and values.get("is_impossible"):
-        raise InputError(f"{row}: 'is_impossible' says that there is no answer, but 'answers' has {answers[0][0]!r}.")
+        raise InputError(
+            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Remove one of them."
+        )
     return Question(
         id=str(number if values.get("id") is None else values["id"]),
         question=values["question"],
@@ -155,26 +157,26 @@ def _question(values: dict[str, Any], row: str, number: int) -> Question:
         answers=tuple(text for text, _ in answers),
         answer_starts=tuple(start for _, start in answers),
         title=str(values.get("title") or ""),
-        row=row,
+        row=where,
         is_impossible=bool(values.get("is_impossible")),
     )
 
 
-def _answers(told: Any, row: str) -> list[tuple[str, int]]:
-    """Text and place of each answer, from a list of answers or from two lists, those of texts and of places."""
-    if told is None:
+def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:
+    """Reads text and start of each answer from a list of answers, or from a list of texts and a list of starts."""
+    if value is None:
         return []
     try:
-        if isinstance(told, dict):
-            answers = list(zip(told["text"], told["answer_start"], strict=True))
+        if isinstance(value, dict):
+            answers = list(zip(value["text"], value["answer_start"], strict=True))
         else:
-            answers = [(answer["text"], answer["answer_start"]) for answer in told]
+            answers = [(answer["text"], answer["answer_start"]) for answer in value]
     except (KeyError, TypeError, ValueError):
         answers = [(None, None)]
     if not all(isinstance(text, str) and isinstance(start, int) for text, start in answers):
         raise InputError(
-            f'{row}: \'answers\' must be {{"text": [...], "answer_start": [...]}} or a list of such pairs, '
-            f"not {str(told)[:80]}."
+            f"{where}: cannot read 'answers': {str(value)[:80]}. Expected "
+            '{"text": [...], "answer_start": [...]} or [{"text": ..., "answer_start": ...}].'
         )
     return answers
 
@@ -186,40 +188,43 @@ def _check_ids(questions: list[Question]) -> None:
     rows: dict[str, str] = {}
     for question in questions:
         if question.id in rows:
-            raise InputError(f"{question.row}: the id {question.id} is also that of {rows[question.id]}.")
+            raise InputError(
+                f"{question.row}: {rows[question.id]} has the same id, {question.id}. Ids must be unique."
+            )
         rows[question.id] = question.row
 
 
 def check_answers(questions: list[Question], name: str, training: bool, version_2: bool, skip: bool) -> list[Question]:
-    """Makes sure that answers are there and stand where they should, white space apart.
+    """Checks that answers exist and are in their context at the given position, ignoring white space.
 
     Args:
         questions: from [`read_questions`].
-        name: where they are from, for messages.
-        training: whether the model is to learn them. Otherwise there may be no answers at all.
-        version_2: whether a question may have no answer.
-        skip: go on if an answer is not there. It is not learned, nor is a question that has no other, but scoring,
-            which looks only at texts, has it still, as the official scripts do.
+        name: their source, for messages.
+        training: the questions are for training, so there must be answers.
+        version_2: questions may have no answer.
+        skip: warn about an answer that is not at its position instead of stopping. For training such an answer is
+            dropped, and so is a question whose answers are all dropped. For scoring, which compares only texts, it is
+            kept, as in the official scripts.
 
     Returns:
-        The questions, each answer as the context has it, without white space around it.
+        The questions, with each answer written as in the context, without surrounding white space.
 
     Raises:
-        InputError: questions without answers where there must be some, or answers in the wrong place.
+        InputError: required answers are missing, or an answer is not at its position.
     """
-    without = [question for question in questions if not question.answers]
-    logger.info("%s: %d questions, %d of them without an answer", name, len(questions), len(without))
-    if training and len(without) == len(questions):
-        raise InputError(f"{name}: no question has an answer to learn; 'answers' must tell them.")
-    if not answers_are_told(questions):
-        logger.warning("%s: no answers are told; the questions are answered and not scored", name)
+    unanswered = [question for question in questions if not question.answers]
+    logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))
+    if training and len(unanswered) == len(questions):
+        raise InputError(f"{name}: no question has an answer. Training needs 'answers'.")
+    if not can_be_scored(questions):
+        logger.warning("%s: no answers. The questions are answered but not scored.", name)
         return questions
-    if without and not version_2:
+    if unanswered and not version_2:
         raise InputError(
-            f"{without[0].row}: question {without[0].id} has no answer, like {len(without)} of {len(questions)}; "
-            "give --version_2_with_negative (SQuAD v2.0), or remove them."
+            f"{unanswered[0].row}: question {unanswered[0].id} has no answer, like {len(unanswered)} of "
+            f"{len(questions)}. Set --version_2_with_negative (SQuAD v2.0), or remove these questions."
         )
-    checked, bad = [], []
+    checked, misplaced = [], []
     for question in questions:
         answers = []
         for text, start in zip(question.answers, question.answer_starts, strict=True):
@@ -227,41 +232,42 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
             if span is not None:
                 answers.append((question.context[slice(*span)], span[0]))
                 continue
-            stands = question.context[max(start, 0) : max(start, 0) + len(text)]
-            bad.append(f"{question.row}, question {question.id}: {text!r} should be at {start}, where {stands!r} is")
+            found = question.context[max(start, 0) : max(start, 0) + len(text)]
+            misplaced.append(f"{question.row}, question {question.id}: expected {text!r} at {start}, found {found!r}")
             if not training:
                 answers.append((text, start))
         if answers or not question.answers:
             texts, starts = tuple(text for text, _ in answers), tuple(start for _, start in answers)
             checked.append(question._replace(answers=texts, answer_starts=starts))
-    if bad:
-        message = f"{name}: {len(bad)} answers are not in their context at their place; the first: {bad[0]}"
+    if misplaced:
+        message = f"{len(misplaced)} answers are not in their context at their position"
         if not skip:
-            raise InputError(f"{message}; correct them, or go on all the same: --on_bad_answer skip.")
-        lost = f"left out, and {len(questions) - len(checked)} questions with them"
-        logger.warning("%s; they are %s", message, lost if training else "scored by their text all the same")
+            raise InputError(f"{misplaced[0]}. {message}. Fix them, or set --on_bad_answer skip.")
+        dropped = f"They and {len(questions) - len(checked)} questions are skipped"
+        outcome = dropped if training else "They are scored by their text"
+        logger.warning("%s: %s. %s. The first: %s.", name, message, outcome, misplaced[0])
     if training and not any(question.answers for question in checked):
-        raise InputError(f"{name}: no question has an answer left to learn.")
+        raise InputError(f"{name}: no answer is at its position, so there is nothing to train on.")
     return checked
 
 
-def answers_are_told(questions: list[Question]) -> bool:
-    """Whether there is anything to score: answers, or questions all of which are said to have none."""
+def can_be_scored(questions: list[Question]) -> bool:
+    """Whether the questions can be scored: some have answers, or all are marked as impossible."""
     return any(question.answers for question in questions) or all(question.is_impossible for question in questions)
 
 
 def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:
-    """Where an answer that is said to begin at `start` stands, white space apart.
+    """Finds an answer at character `start` of the context, ignoring white space.
 
     Returns:
-        Its first character and the one behind its last, neither of them white space; None if it is not there.
+        Start and end of the answer without surrounding white space: `context[start:end]`. None: it is not there.
     """
     if not 0 <= start <= len(context):
         return None
     begin = start + len(text) - len(text.lstrip())
     if context.startswith(text.strip(), begin):
         return begin, begin + len(text.strip())
-    # run_squad.py of the original release compares words, too: a line end in a paragraph may be a space in the answer.
+    # run_squad.py of the original release also compares words: the answer may have a space for a line break.
     words = r"\s+".join(map(re.escape, text.split()))
     match = re.compile(rf"\s*({words})").match(context, start)
     return match.span(1) if match else None

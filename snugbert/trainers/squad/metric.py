@@ -1,11 +1,11 @@
 """Exact match and F1 of SQuAD, equal to the official scripts `evaluate-v1.1.py` and `evaluate-v2.0.py`.
 
-    predictions {id: text}, golds {id: texts} -> squad_scores -> squad_figures, squad_v2_figures
+    predictions {id: text}, golds {id: texts} -> squad_scores -> squad_metrics or squad_v2_metrics
 
-`evaluate.load("squad_v2")` fetches a script from the Hub and runs it. The same metric, by the same names, is here the
-class `SquadMetric("squad_v2")`.
+`evaluate.load("squad_v2")` downloads a script from the Hub and runs it. `SquadMetric("squad_v2")` is the same metric,
+with the same names, without a download.
 
-Figures are equal to the last digit, so numbers are added in the scripts' order, and what is an int there is one here.
+Values are equal to the last digit: sums run in the scripts' order, and integers stay integers.
 """
 
 import logging
@@ -21,7 +21,7 @@ from datasets import Features, List, Value
 
 logger = logging.getLogger(__name__)
 
-Scores = dict[str, float]  # by question
+Scores = dict[str, float]  # question id -> score
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -31,15 +31,15 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Lower case, without punctuation and English articles, words separated by one space.
+    """Lowercases the text, removes ASCII punctuation and English articles, and puts one space between words.
 
-    Punctuation is that of ASCII. It goes first: "a-b" is the word "ab", and "a." an article.
+    Punctuation is removed first: "a-b" becomes "ab", and "a." becomes an article.
     """
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def word_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
-    """F1 of the words that two answers have in common, each as often as both have it; 0 if there are none."""
+    """Returns the F1 of the words of two answers, counting repeated words. Without a common word it is 0."""
     common = sum((Counter(predicted) & Counter(gold)).values())
     if common == 0:
         return 0
@@ -51,74 +51,75 @@ def word_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
 def squad_scores(
     predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]], version_2: bool = False
 ) -> tuple[Scores, Scores]:
-    """Exact match and F1 of each question: of its right answers the one that agrees most counts.
+    """Scores each question by exact match and F1, against its best matching gold answer.
 
-    In v2.0 right answers without a word (such as "The") do not count, a question that has no other wants the answer
-    "", and an answer without a word has F1 1 there. In v1.1 such an answer has F1 0, though it may be an exact match.
+    Some answers have no words after normalization, such as "The". In v2.0 such gold answers are ignored. If a question
+    has no others, the correct prediction is "", or any prediction without words, with F1 1. In v1.1 a prediction
+    without words has F1 0, although it can be an exact match.
 
     Args:
-        predictions: the answer to each question, by its id; "" for "no answer".
-        golds: the right answers to each question; none if it has no answer.
-        version_2: score as `evaluate-v2.0.py` does, not as `evaluate-v1.1.py`.
+        predictions: question id -> answer; "" for "no answer".
+        golds: question id -> correct answers; empty if the question has no answer.
+        version_2: score as `evaluate-v2.0.py`, not as `evaluate-v1.1.py`.
 
     Returns:
-        Exact match, 0 or 1, and F1, from 0 to 1, by question, in the order of `golds`. In v1.1 a question without a
-        prediction scores 0, which is logged.
+        Exact match (0 or 1) and F1 (from 0 to 1) of each question, in the order of `golds`. In v1.1 a question without
+        a prediction scores 0, with a warning.
 
     Raises:
-        ValueError: a question without right answers in v1.1; or without a prediction in v2.0, whose script leaves it
-            out of some figures and fails at others.
+        ValueError: a question has no gold answers in v1.1, or no prediction in v2.0. The official script of v2.0 drops
+            such a question from some metrics and fails in others.
     """
     missing = [question for question in golds if question not in predictions]
     if missing:
-        message = f"{len(missing)} questions have no prediction; the first: {missing[0]}"
+        message = f"{len(missing)} questions have no prediction, the first is {missing[0]}"
         if version_2:
             raise ValueError(message)
         logger.warning("%s. They score 0.", message)
     exact: Scores = {}
     f1: Scores = {}
     for question, texts in golds.items():
-        right = {normalize(text) for text in texts}
+        gold_texts = {normalize(text) for text in texts}
         if version_2:
-            right = (right - {""}) or {""}
-        elif not right:
-            raise ValueError(f"Question {question} has no right answers; SQuAD v2.0's metric scores such questions.")
+            gold_texts = (gold_texts - {""}) or {""}
+        elif not gold_texts:
+            raise ValueError(f"Question {question} has no correct answers. Use the metric of SQuAD v2.0.")
         if question not in predictions:
             exact[question] = f1[question] = 0
             continue
         predicted = normalize(predictions[question])
-        exact[question] = int(predicted in right)
-        if version_2 and (predicted == "" or right == {""}):
+        exact[question] = int(predicted in gold_texts)
+        if version_2 and (predicted == "" or gold_texts == {""}):
             f1[question] = exact[question]
         else:
-            f1[question] = max(word_f1(predicted.split(), answer.split()) for answer in right)
+            f1[question] = max(word_f1(predicted.split(), gold.split()) for gold in gold_texts)
     return exact, f1
 
 
-# --- figures of all questions -----------------------------------------------------------------------------------
+# --- metrics of all questions -----------------------------------------------------------------------------------
 
 
-def squad_figures(exact: Scores, f1: Scores) -> dict[str, float]:
-    """The figures of `evaluate-v1.1.py`.
+def squad_metrics(exact: Scores, f1: Scores) -> dict[str, float]:
+    """Computes the metrics of `evaluate-v1.1.py`.
 
     Args:
         exact, f1: from [`squad_scores`].
 
     Returns:
-        exact_match and f1, means in percent.
+        exact_match and f1: means over all questions, in percent.
     """
     return {"exact_match": 100.0 * sum(exact.values()) / len(exact), "f1": 100.0 * _running_sum(f1.values()) / len(f1)}
 
 
 def _running_sum(numbers: Iterable[float]) -> float:
-    """The sum as a loop makes it; since Python 3.12 `sum` is more exact."""
+    """Adds the numbers one by one. Since Python 3.12 `sum` rounds differently."""
     total: float = 0
     for number in numbers:
         total += number
     return total
 
 
-def squad_v2_figures(
+def squad_v2_metrics(
     exact: Scores,
     f1: Scores,
     predictions: Mapping[str, str],
@@ -126,42 +127,43 @@ def squad_v2_figures(
     null_odds: Mapping[str, float] | None = None,
     no_answer_threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The figures of `evaluate-v2.0.py`.
+    """Computes the metrics of `evaluate-v2.0.py`.
 
     Args:
         exact, f1: from [`squad_scores`].
-        predictions, golds: as there.
-        null_odds: how likely each question has no answer, in any unit; the script's `--na-prob-file`.
-        no_answer_threshold: a question with more than that counts as answered with ""; `--na-prob-thresh`.
+        predictions, golds: the arguments of [`squad_scores`].
+        null_odds: question id -> score of "no answer", in any unit. The script's `--na-prob-file`.
+        no_answer_threshold: questions with larger odds are scored as answered with "". The script's
+            `--na-prob-thresh`.
 
     Returns:
-        exact and f1, means in percent, and total, the number of questions; the same of those that have an answer
-        (HasAns_exact, ...) and those that have none (NoAns_exact, ...), if there are any. With `null_odds` also
-        best_exact, best_exact_thresh, best_f1 and best_f1_thresh: the highest figures that a threshold gives, and the
-        lowest such threshold; 0.0 if none beats answering nothing.
+        exact and f1 (means in percent) and total (the number of questions). The same for the questions with an answer
+        (HasAns_exact, ...) and without one (NoAns_exact, ...), if there are any. With `null_odds` also best_exact,
+        best_exact_thresh, best_f1 and best_f1_thresh: the highest value of any threshold, and the lowest threshold
+        that reaches it, or 0.0 if no threshold beats answering nothing.
     """
     final_exact, final_f1 = dict(exact), dict(f1)
     for question in golds:
         if null_odds is not None and null_odds[question] > no_answer_threshold:
             final_exact[question] = final_f1[question] = float(not golds[question])
-    parts = {
+    groups = {
         "": list(golds),
         "HasAns_": [question for question, answers in golds.items() if answers],
         "NoAns_": [question for question, answers in golds.items() if not answers],
     }
-    figures: dict[str, float] = {}
-    for prefix, questions in parts.items():
+    metrics: dict[str, float] = {}
+    for prefix, questions in groups.items():
         if questions:
             for name, scores in (("exact", final_exact), ("f1", final_f1)):
-                figures[prefix + name] = 100.0 * sum(scores[question] for question in questions) / len(questions)
-            figures[prefix + "total"] = len(questions)
+                metrics[prefix + name] = 100.0 * sum(scores[question] for question in questions) / len(questions)
+            metrics[prefix + "total"] = len(questions)
     if null_odds is not None:
         for name, scores in (("exact", exact), ("f1", f1)):
             thresholds, sums = _sums_by_threshold(scores, predictions, golds, null_odds)
             best = int(sums.argmax())
-            figures[f"best_{name}"] = 100.0 * float(sums[best]) / len(golds)
-            figures[f"best_{name}_thresh"] = float(thresholds[best])
-    return figures
+            metrics[f"best_{name}"] = 100.0 * float(sums[best]) / len(golds)
+            metrics[f"best_{name}_thresh"] = float(thresholds[best])
+    return metrics
 
 
 def threshold_curve(
@@ -171,15 +173,15 @@ def threshold_curve(
     golds: Mapping[str, Sequence[str]],
     null_odds: Mapping[str, float],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the figures of SQuAD v2.0 would be at other thresholds.
+    """Computes exact match and F1 of SQuAD v2.0 at every threshold.
 
     Args:
-        exact, f1, predictions, golds, null_odds: as in [`squad_v2_figures`]. The curve says what a threshold gives if
-            the predictions are the best spans, whatever their odds; where they are "" it is flat.
+        exact, f1, predictions, golds, null_odds: see [`squad_v2_metrics`]. Predictions should be the best spans
+            whatever their odds; the curve is flat where they are "".
 
     Returns:
-        Thresholds, ascending from -inf, and exact match and F1 in percent if questions with larger odds are answered
-        with "". *Shape:* (questions + 1,) each
+        Thresholds in ascending order from -inf, and exact match and F1 in percent if questions with larger odds are
+        answered with "". *Shape:* (questions + 1,) each
     """
     (thresholds, exact_sums), (_, f1_sums) = (
         _sums_by_threshold(scores, predictions, golds, null_odds) for scores in (exact, f1)
@@ -194,38 +196,38 @@ def _sums_by_threshold(
     golds: Mapping[str, Sequence[str]],
     null_odds: Mapping[str, float],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of the scores if none, one, two, ... questions, those of the least odds, get their predictions.
+    """Sums the scores when only the 0, 1, 2, ... questions with the lowest odds keep their predictions.
 
-    The others are answered with "". As in the script, equal odds are as many thresholds, in the order of `null_odds`,
-    and the threshold at which no question gets its prediction is called 0.0.
+    The other questions are answered with "". As in the script, questions with equal odds count as separate thresholds,
+    in the order of `null_odds`, and the threshold at which no prediction is kept is 0.0.
 
     Returns:
-        The odds up to which questions get their predictions, and the sums. *Shape:* (questions + 1,) each
+        The highest odds whose prediction is kept, and the sums. *Shape:* (questions + 1,) each
     """
     ordered = sorted(null_odds, key=lambda question: null_odds[question])
     questions = [question for question in ordered if question in scores]
     without_answer = sum(not answers for answers in golds.values())
     changes = [scores[question] if golds[question] else -bool(predictions[question]) for question in questions]
     thresholds = np.array([0.0, *(null_odds[question] for question in questions)])
-    return thresholds, np.cumsum([without_answer, *changes], dtype=np.float64)  # one after the other, as a loop adds
+    return thresholds, np.cumsum([without_answer, *changes], dtype=np.float64)  # adds one by one, like the script
 
 
 # --- evaluate.Metric --------------------------------------------------------------------------------------------
 
 DESCRIPTION = """\
-Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts: v1.1
-("squad") and v2.0, where a question may have no answer ("squad_v2")."""
+Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts of v1.1
+("squad") and of v2.0, where a question may have no answer ("squad_v2")."""
 
 INPUTS = """
 Args:
-    predictions: a dict each question: id, prediction_text; for squad_v2 also no_answer_probability (float).
-    references: a dict each question: id, answers, a dict of the lists text and answer_start (not looked at).
-    no_answer_threshold: for squad_v2: a question with a larger no_answer_probability counts as answered with "";
-        default 1.0.
+    predictions: a dict for each question with id and prediction_text; for squad_v2 also no_answer_probability (float).
+    references: a dict for each question with id and answers, a dict of the lists text and answer_start (ignored).
+    no_answer_threshold: for squad_v2: a question with a larger no_answer_probability is scored as answered with "".
+        Default: 1.0.
 
 Returns:
-    dict of float. squad: exact_match, f1. squad_v2: exact, f1, total; the same of questions with (HasAns_exact, ...)
-    and without an answer (NoAns_exact, ...); best_exact, best_exact_thresh, best_f1, best_f1_thresh.
+    dict of float. squad: exact_match, f1. squad_v2: exact, f1, total; the same for questions with an answer
+    (HasAns_exact, ...) and without one (NoAns_exact, ...); best_exact, best_exact_thresh, best_f1, best_f1_thresh.
 
 Example:
     >>> predictions = [{"id": "1", "prediction_text": "in 1976"}]
@@ -244,19 +246,19 @@ CITATION = """\
 
 
 class SquadMetric(evaluate.Metric):
-    """The metric of SQuAD v1.1 or v2.0.
+    """The metrics of SQuAD v1.1 or v2.0.
 
     Args:
         config_name: `"squad"` (default) or `"squad_v2"`.
-        kwargs: as in `evaluate.Metric`.
+        kwargs: passed on to `evaluate.Metric`.
 
     Raises:
-        ValueError: another `config_name`.
+        ValueError: `config_name` is unknown.
     """
 
     def __init__(self, config_name: str = "squad", **kwargs: Any):
         if config_name not in ("squad", "squad_v2"):
-            raise ValueError(f"Unknown version {config_name!r}; SquadMetric knows squad and squad_v2.")
+            raise ValueError(f"SquadMetric: unknown version {config_name!r}. Choose squad or squad_v2.")
         super().__init__(config_name, **kwargs)
 
     def _info(self) -> evaluate.MetricInfo:
@@ -278,9 +280,9 @@ class SquadMetric(evaluate.Metric):
         texts = {prediction["id"]: prediction["prediction_text"] for prediction in predictions}
         golds = {reference["id"]: reference["answers"]["text"] for reference in references}
         if len(golds) < len(references):
-            raise ValueError(f"{len(references) - len(golds)} of {len(references)} references repeat an id.")
+            raise ValueError(f"{len(references) - len(golds)} of {len(references)} references have a repeated id.")
         if self.config_name == "squad":
-            return squad_figures(*squad_scores(texts, golds))
+            return squad_metrics(*squad_scores(texts, golds))
         null_odds = {prediction["id"]: prediction["no_answer_probability"] for prediction in predictions}
         scores = squad_scores(texts, golds, version_2=True)
-        return squad_v2_figures(*scores, texts, golds, null_odds, no_answer_threshold)
+        return squad_v2_metrics(*scores, texts, golds, null_odds, no_answer_threshold)

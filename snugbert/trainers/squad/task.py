@@ -19,8 +19,8 @@ from snugbert.trainers.finetuning.run import collect_data_settings
 from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 from snugbert.trainers.squad.arguments import SquadDataArguments
-from snugbert.trainers.squad.data import answers_are_told, load_questions
-from snugbert.trainers.squad.metric import squad_figures, squad_scores, squad_v2_figures, threshold_curve
+from snugbert.trainers.squad.data import can_be_scored, load_questions
+from snugbert.trainers.squad.metric import squad_metrics, squad_scores, squad_v2_metrics, threshold_curve
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def make_task(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
     selects = training_args.eval_strategy != "no" or training_args.sweeps
-    if selects and "validation" in splits and not answers_are_told(splits["validation"]):
+    if selects and "validation" in splits and not can_be_scored(splits["validation"]):
         raise InputError("--validation_file: To select the best model, its questions need correct answers (answers).")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
@@ -59,7 +59,7 @@ def make_task(
         for name, questions in splits.items()
     }
     for name, split_windows in windows.items():
-        logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(split_windows.question))
+        logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(split_windows.question_indices))
 
     names = dict.fromkeys(describe_file(file) for files in data_args.files.values() for file in files)
     dataset_name = describe_dataset(data_args.dataset_name) if data_args.dataset_name else ", ".join(names)
@@ -131,15 +131,15 @@ def make_evaluation_set(
         texts = {question: answer.text for question, answer in zip(golds, answers, strict=True)}
         exact, f1 = squad_scores(texts, golds, version_2)
         if not version_2:
-            return squad_figures(exact, f1)
+            return squad_metrics(exact, f1)
         spans = {question: answer.best_span for question, answer in zip(golds, answers, strict=True)}
-        best = squad_v2_figures(*squad_scores(spans, golds, version_2), spans, golds, _null_odds(golds, answers))
-        return squad_v2_figures(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
+        best = squad_v2_metrics(*squad_scores(spans, golds, version_2), spans, golds, _null_odds(golds, answers))
+        return squad_v2_metrics(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
 
     def write(answers: list[Answer], folder: Path) -> None:
         odds = _null_odds(golds, answers)
         write_answers(dict(zip(golds, answers, strict=True)), odds, folder, prefix)
-        if not answers_are_told(questions):
+        if not can_be_scored(questions):
             return
         texts = {question: answer.text for question, answer in zip(golds, answers, strict=True)}
         _, f1 = squad_scores(texts, golds, version_2)
@@ -153,7 +153,7 @@ def make_evaluation_set(
             thresholds, exact, f1_by_threshold = (values[finite] for values in curve)
             draw_thresholds(thresholds, exact, f1_by_threshold, threshold, plot_file(folder, name, "thresholds.png"))
 
-    has_answers = answers_are_told(questions)
+    has_answers = can_be_scored(questions)
     return EvaluationSet(
         name=name,
         features=windows.features,
@@ -181,7 +181,7 @@ def score_no_answer(questions: list[Question]) -> dict[str, float]:
     """Returns exact match and F1 of "no answer" to every question, in percent."""
     golds = collect_gold_answers(questions)
     nothing = dict.fromkeys(golds, "")
-    metrics = squad_v2_figures(*squad_scores(nothing, golds, version_2=True), nothing, golds)
+    metrics = squad_v2_metrics(*squad_scores(nothing, golds, version_2=True), nothing, golds)
     return {name: metrics[name] for name in ("exact", "f1")}
 
 

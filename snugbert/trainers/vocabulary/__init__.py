@@ -1,1 +1,1 @@
-"""`snugbert vocabulary`: learn a tokenizer from text, or add tokens to one."""
+"""`snugbert vocabulary`: learn a tokenizer from text, or add tokens to an existing one."""

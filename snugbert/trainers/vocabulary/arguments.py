@@ -13,62 +13,64 @@ CASING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 @dataclass(kw_only=True)
 class VocabularyArguments(TextArguments):
-    """The arguments of `snugbert vocabulary`; text comes either from files or from a dataset.
+    """The text, the vocabulary to learn from it, and where to write it.
 
     Raises:
-        InputError: neither or both of the two sources, a count that is not positive, a flag and its opposite, or a
-            folder that does not exist.
+        InputError: No text is given, a number is not positive, a flag and its opposite are given, or the folder of
+            `init` does not exist.
     """
 
-    output_dir: str = field(metadata={"help": "Folder for the tokenizer, and the model of --init."})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer that is there."})
+    output_dir: str = field(metadata={"help": "Folder for the tokenizer, and for the model of --init."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})
     model: str | None = field(
         default=None,
-        metadata={"choices": KINDS, "help": "How to cut words into pieces. Default: wordpiece, or that of --init."},
+        metadata={"choices": KINDS, "help": "Kind of tokenizer. Default: wordpiece, or the kind of --init."},
     )
     init: str | None = field(
         default=None,
-        metadata={
-            "help": "Add pieces to the tokenizer, and to the model if there is one, of this folder or Hub name."
-        },
+        metadata={"help": "Tokenizer (folder or Hub name) to add tokens to. Its model, if any, is extended, too."},
     )
     vocab_size: int = field(
-        default=30522, metadata={"help": "Number of pieces, special tokens and those of --init included."}
+        default=30522, metadata={"help": "Number of tokens, including special tokens and the tokens of --init."}
     )
-    min_frequency: int = field(default=2, metadata={"help": "Fewest occurrences of a piece, characters aside."})
+    min_frequency: int = field(
+        default=2, metadata={"help": "Fewest occurrences of a new token. Single characters need fewer."}
+    )
     do_lower_case: bool | None = field(
         default=None,
         metadata={
             "nargs": "?",
             "const": True,
-            "help": "Lower-case all text. Default: as --init does; without it true, but false for byte-bpe.",
+            "help": "Lowercase all text. Default: as --init does, else true, but false for byte-bpe.",
         },
     )
-    no_do_lower_case: bool = field(default=False, metadata={"help": "Keep the case of letters."})
+    no_do_lower_case: bool = field(
+        default=False, metadata={"advanced": True, "help": "Same as --do_lower_case false."}
+    )
     strip_accents: bool | None = field(default=None, metadata={"help": "Remove accents. Default: as do_lower_case."})
     tokenize_chinese_chars: bool | None = field(
         default=None,
         metadata={"nargs": "?", "const": True, "help": "Make each Chinese character a word. Default: true."},
     )
     no_tokenize_chinese_chars: bool = field(
-        default=False, metadata={"help": "Let words have several Chinese characters."}
+        default=False, metadata={"advanced": True, "help": "Same as --tokenize_chinese_chars false."}
     )
 
     def __post_init__(self):
         super().__post_init__()
         if not self.train_file and self.dataset_name is None:
-            raise InputError("there is no text; name it with --train_file or --dataset_name.")
+            raise InputError("no text. Give --train_file or --dataset_name.")
         for name in ("vocab_size", "min_frequency"):
             if getattr(self, name) < 1:
-                raise InputError(f"--{name} is {getattr(self, name)}; it must be at least 1.")
+                raise InputError(f"--{name} {getattr(self, name)} must be at least 1.")
         for name in ("do_lower_case", "tokenize_chinese_chars"):
             if getattr(self, f"no_{name}"):
                 if getattr(self, name):
-                    raise InputError(f"--{name} and --no_{name} contradict each other; give one of them.")
+                    raise InputError(f"--{name} and --no_{name} exclude each other. Give one of them.")
                 setattr(self, name, False)
         check_folder("init", self.init)
 
     @property
     def casing(self) -> dict[str, Any]:
-        """What was said about letters, accents and Chinese characters."""
+        """The settings for case, accents and Chinese characters that were given."""
         return {name: getattr(self, name) for name in CASING if getattr(self, name) is not None}

@@ -1,9 +1,12 @@
-"""`snugbert vocabulary`: text -> a tokenizer folder, of a new vocabulary or of one that goes on from another's.
+"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing one.
+
+    snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer
+    snugbert vocabulary --init bert-base-uncased --train_file law.txt --vocab_size 34000 --output_dir law-bert
 
 The same text and arguments give the same files, byte for byte, in every process and on any number of cores. Memory
-does not grow with the corpus: the table of word counts is pruned, and training on a full one is the peak, 2.7 GB.
-With words of 15 characters on average it is 3.6 GB, and 3.8 GB for BPE of bytes. `benchmarks/vocabulary.py` measures
-time and memory beside the library's own trainer.
+does not grow with the corpus, because the table of word counts is pruned. Training on a full table takes the most
+memory: 2.7 GB, 3.6 GB if words have 15 characters on average, and 3.8 GB for byte-level BPE.
+`benchmarks/vocabulary.py` compares time and memory with the tokenizers library's own trainer.
 """
 
 from snugbert.command_line import parse_arguments
@@ -11,13 +14,19 @@ from snugbert.trainers.vocabulary.arguments import VocabularyArguments
 
 
 def main(argv: list[str]) -> None:
-    """Trains a vocabulary as `argv` says, saves it, and prints what was done and what to type next.
+    """Runs `snugbert vocabulary` with the arguments `argv`.
 
     Raises:
-        InputError: arguments or text that cannot be used, see [`VocabularyArguments`], [`read_lines`],
-            [`learn_pieces`] and [`load_init_model`]; an empty corpus; an output folder that already holds something.
+        InputError: An argument or the text cannot be used, see [`VocabularyArguments`] and [`run`].
     """
-    (args,) = parse_arguments((VocabularyArguments,), argv, "snugbert vocabulary", "Train a vocabulary on text.")
-    from snugbert.trainers.vocabulary.run import learn_vocabulary  # heavy, and not needed for `--help`
+    (args,) = parse_arguments(
+        (VocabularyArguments,),
+        argv,
+        prog="snugbert vocabulary",
+        description="Learns a tokenizer from text, or adds tokens to one.",
+        example="snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer",
+    )
+    # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
+    from snugbert.trainers.vocabulary.run import run
 
-    learn_vocabulary(args)
+    run(args)

@@ -1,8 +1,8 @@
-"""`snugbert vocabulary --init`: a tokenizer, a model and domain text -> both with more pieces.
+"""`snugbert vocabulary --init`: adds tokens for a domain to a tokenizer, and to its model.
 
-Old pieces keep their ids. New ones go on from where the old tokenizer stops: words, cut into old pieces, are merged
-further, the most frequent pair of neighbours first, so every new piece is a run of old ones. In the model a new piece
-starts from the mean of these, as an embedding and as a prediction; everything else stays as it is.
+Old tokens keep their ids, and new tokens follow them. Words of the domain text are split into old tokens, and the most
+frequent pair of neighbors is merged again and again. So each new token is a sequence of old ones. In the model, the
+embedding and the output bias of a new token start as the mean over these old tokens. Everything else stays the same.
 """
 
 import json
@@ -20,38 +20,42 @@ from snugbert.models import SPECIAL_TOKEN_NAMES
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 from snugbert.trainers.vocabulary.learning import KINDS, Kind, Merge, make_tokenizer, merge_pairs
 
-# While merging, an old piece is one character: this and its id. No character from here on is a space.
+# While merging, the old token with id `i` is the character `chr(FIRST_CHARACTER + i)`. None of these is a space.
 FIRST_CHARACTER = 0x10000
 
 
 class Extension(NamedTuple):
-    """What a tokenizer learned.
+    """New tokens for a tokenizer.
 
     Attributes:
-        pieces: the new pieces, in the order of their ids, and the ids of the old ones that each is made of.
-        first: id of the first new piece.
-        learned_from: occurrences of words without an unknown character.
-        merges: for BPE, in the order in which they are to be applied, behind the old ones.
+        tokens: The new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
+        first_id: Id of the first new token.
+        num_words: Number of words, counting repetitions, that have no unknown character. Tokens were learned from
+            these.
+        merges: For BPE, the new merges. They are applied in this order, after the old merges.
     """
 
-    pieces: dict[str, list[int]]
-    first: int
-    learned_from: int
+    tokens: dict[str, list[int]]
+    first_id: int
+    num_words: int
     merges: list[Merge]
 
 
 def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
-    """The kind of a tokenizer and the other arguments that [`make_tokenizer`] makes one like it of.
+    """Finds the arguments with which [`make_tokenizer`] would make a tokenizer that splits text into the same words.
 
     Args:
-        tokenizer: a fast one.
-        name: of it, for the message.
+        tokenizer: A fast tokenizer.
+        name: Its name, for messages.
+
+    Returns:
+        The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
 
     Raises:
-        InputError: it makes words of text in another way than BERT and this package do.
+        InputError: [`make_tokenizer`] makes no such tokenizer.
     """
-    parts = _definition(tokenizer)
-    normalizer = parts["normalizer"] or {"lowercase": False, "strip_accents": False}
+    definition = _read_definition(tokenizer)
+    normalizer = definition["normalizer"] or {"lowercase": False, "strip_accents": False}
     for kind in KINDS:
         for chinese in (True, False):
             settings: dict[str, Any] = {
@@ -59,100 +63,104 @@ def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, 
                 "strip_accents": normalizer.get("strip_accents"),
                 "tokenize_chinese_chars": chinese,
             }
-            like = _definition(make_tokenizer(kind, **settings))
-            same = all(parts[part] == like[part] for part in ("normalizer", "pre_tokenizer"))
-            prefixes = [definition["model"].get("continuing_subword_prefix") for definition in (parts, like)]
-            if same and parts["model"]["type"] == like["model"]["type"] and prefixes[0] == prefixes[1]:
+            ours = _read_definition(make_tokenizer(kind, **settings))
+            same_words = all(definition[part] == ours[part] for part in ("normalizer", "pre_tokenizer"))
+            models = definition["model"], ours["model"]
+            same_type = models[0]["type"] == models[1]["type"]
+            same_prefix = len({model.get("continuing_subword_prefix") for model in models}) == 1
+            if same_words and same_type and same_prefix:
                 return kind, settings
     raise InputError(
-        f"--init: the tokenizer of {name} is neither BERT's nor one that `snugbert vocabulary` made, and cannot be "
-        "extended; name one that is."
+        f"--init: the tokenizer of {name} cannot be extended. Name a BERT tokenizer, or a tokenizer from `snugbert "
+        "vocabulary`."
     )
 
 
-def _definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _read_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return json.loads(tokenizer.backend_tokenizer.to_str())
 
 
-def cut_words(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-    """The ids of the pieces of each word that holds no unknown character.
+def tokenize_words(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
+    """The token ids of each word. Words with an unknown character are left out.
 
     Args:
-        words: of [`count_words`] with this tokenizer.
-        tokenizer: a fast one.
+        words: From [`count_words`] with the same tokenizer.
+        tokenizer: A fast tokenizer.
     """
     model, unknown = tokenizer.backend_tokenizer.model, tokenizer.unk_token_id
-    cut = {word: [token.id for token in model.tokenize(word)] for word in words}
-    return {word: ids for word, ids in cut.items() if unknown not in ids}
+    tokenized = {word: [token.id for token in model.tokenize(word)] for word in words}
+    return {word: ids for word, ids in tokenized.items() if unknown not in ids}
 
 
 def learn_extension(
     words: Counter[str],
     tokenizer: PreTrainedTokenizerBase,
-    number: int,
+    num_tokens: int,
     min_frequency: int = 2,
     show_progress: bool = True,
 ) -> Extension:
-    """New pieces for `words`: runs of old ones.
+    """Learns new tokens for `words`. Each is a sequence of old tokens.
 
     Args:
-        words: how often each word occurs, see [`count_words`].
-        tokenizer: the old one; its ids have no holes.
-        number: of new pieces, at most.
-        min_frequency: the fewest occurrences that make a pair a piece.
-        show_progress: whether to show progress bars, on a terminal.
+        words: Number of occurrences of each word, from [`count_words`].
+        tokenizer: The old tokenizer. Its ids must have no gaps.
+        num_tokens: Largest number of new tokens.
+        min_frequency: Fewest occurrences of a pair that becomes a token.
+        show_progress: Whether to show progress bars on a terminal.
     """
-    runs = Counter({_as_characters(ids): words[word] for word, ids in cut_words(words, tokenizer).items()})
-    given = sorted(set().union(*runs))
-    learned, merges = merge_pairs(runs, given, len(given) + number, min_frequency, show_progress=show_progress)
-    old = {index: piece for piece, index in tokenizer.get_vocab().items()}
+    sequences = Counter({_encode_ids(ids): words[word] for word, ids in tokenize_words(words, tokenizer).items()})
+    alphabet = sorted(set().union(*sequences))
+    learned, merges = merge_pairs(
+        sequences, alphabet, len(alphabet) + num_tokens, min_frequency, show_progress=show_progress
+    )
+    old = {index: token for token, index in tokenizer.get_vocab().items()}
     prefix = tokenizer.backend_tokenizer.model.continuing_subword_prefix or ""
 
-    def text(characters: str) -> str:
-        first, *rest = (old[index] for index in _as_ids(characters))
-        return first + "".join(piece.removeprefix(prefix) for piece in rest)
+    def spell(characters: str) -> str:
+        first, *rest = (old[index] for index in _decode_ids(characters))
+        return first + "".join(token.removeprefix(prefix) for token in rest)
 
-    # WordPiece cuts the text of a run in one way; BPE may have others, of which the most frequent was merged first.
-    pieces: dict[str, list[int]] = {}
-    for characters in learned[len(given) :]:
-        pieces.setdefault(text(characters), _as_ids(characters))
+    # In BPE, different sequences of old tokens can spell the same new token. The most frequent one was merged first.
+    tokens: dict[str, list[int]] = {}
+    for characters in learned[len(alphabet) :]:
+        tokens.setdefault(spell(characters), _decode_ids(characters))
     known = set(old.values())
     return Extension(
-        pieces={piece: ids for piece, ids in pieces.items() if piece not in known},
-        first=len(old),
-        learned_from=runs.total(),
-        merges=[(text(left), text(right)) for left, right in merges],
+        tokens={token: ids for token, ids in tokens.items() if token not in known},
+        first_id=len(old),
+        num_words=sequences.total(),
+        merges=[(spell(left), spell(right)) for left, right in merges],
     )
 
 
-def _as_characters(ids: list[int]) -> str:
+def _encode_ids(ids: list[int]) -> str:
     return "".join(chr(FIRST_CHARACTER + index) for index in ids)
 
 
-def _as_ids(characters: str) -> list[int]:
+def _decode_ids(characters: str) -> list[int]:
     return [ord(character) - FIRST_CHARACTER for character in characters]
 
 
 def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, name: str) -> TokenizersBackend:
-    """The tokenizer with the new pieces behind its last token; BERT's becomes SnugBERT's.
+    """Makes a tokenizer with the old and the new tokens. BERT's tokenizer becomes a [`SnugBertTokenizer`].
 
-    Tokens that were added to the old one keep their ids, too.
+    All old tokens keep their ids, including tokens that were added to the vocabulary.
 
     Args:
-        tokenizer: the old one; it stays as it is.
-        extension: from [`learn_extension`].
-        name: of the old one, for messages.
+        tokenizer: The old tokenizer. It is not changed.
+        extension: From [`learn_extension`].
+        name: Name of the old tokenizer, for messages.
     """
     kind, settings = read_settings(tokenizer, name)
-    new = {piece: index for index, piece in enumerate(extension.pieces, start=extension.first)}
+    new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}
     vocabulary = tokenizer.get_vocab() | new
-    options: dict[str, Any] = {name: getattr(tokenizer, name) for name in SPECIAL_TOKEN_NAMES}
+    options: dict[str, Any] = {token_name: getattr(tokenizer, token_name) for token_name in SPECIAL_TOKEN_NAMES}
     options["added_tokens_decoder"] = tokenizer.added_tokens_decoder
-    unlimited = tokenizer.model_max_length >= VERY_LARGE_INTEGER  # it was not told
+    unlimited = tokenizer.model_max_length >= VERY_LARGE_INTEGER  # the old tokenizer stores no length
     options["model_max_length"] = MODEL_MAX_LENGTH if unlimited else tokenizer.model_max_length
     if kind == "wordpiece":
         return SnugBertTokenizer(vocabulary, **settings, **options)
-    definition = _definition(tokenizer)
+    definition = _read_definition(tokenizer)
     definition["model"]["vocab"] = vocabulary
     definition["model"]["merges"] += extension.merges
     return TokenizersBackend(
@@ -164,13 +172,13 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
 
 def load_init_model(name: str) -> PreTrainedModel | None:
-    """The model that comes with a tokenizer, as SnugBERT with the head it has, in float32; None if there is none.
+    """Loads the model next to a tokenizer as a SnugBERT with the same head, in float32. None if there is no model.
 
     Args:
-        name: folder or Hub name.
+        name: Folder or Hub name.
 
     Raises:
-        InputError: see [`read_checkpoint`].
+        InputError: See [`read_checkpoint`].
     """
     folder = fetch_checkpoint(name)
     if folder.is_dir() and not (folder / "config.json").exists() and not any(folder.glob("*.ckpt*.index")):
@@ -181,28 +189,30 @@ def load_init_model(name: str) -> PreTrainedModel | None:
 
 
 @torch.no_grad()
-def extend_model(model: Any, extension: Extension) -> None:
-    """Gives the model rows for the new pieces: each the mean of those of its old pieces, and likewise its bias.
+def extend_model(model: PreTrainedModel, extension: Extension) -> None:
+    """Adds an embedding and an output bias per new token: the means over the old tokens that it consists of.
 
     Args:
-        model: a SnugBERT with any head; changed in place. It may have more rows than the old tokenizer has tokens.
-        extension: from [`learn_extension`].
+        model: A SnugBERT with any head. It is changed in place. It may have more embeddings than the old tokenizer has
+            tokens.
+        extension: From [`learn_extension`].
     """
-    end = extension.first + len(extension.pieces)
-    if end > model.config.vocab_size:
-        model.resize_token_embeddings(end, mean_resizing=False)
-    tables = [model.get_input_embeddings().weight]
-    output = model.get_output_embeddings()
+    vocab_size = extension.first_id + len(extension.tokens)
+    if vocab_size > model.config.vocab_size:
+        model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    embeddings: Any = model.get_input_embeddings()
+    output: Any = model.get_output_embeddings()
+    tables = [embeddings.weight]
     if output is not None:
         tables.append(output.bias)
-        if output.weight is not tables[0]:  # not tied
+        if output.weight is not embeddings.weight:  # not tied
             tables.append(output.weight)
     for table in tables:
-        for index, ids in enumerate(extension.pieces.values(), start=extension.first):
+        for index, ids in enumerate(extension.tokens.values(), start=extension.first_id):
             table[index] = table[ids].mean(dim=0)
 
 
-def pieces_per_word(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> float:
-    """Into how many pieces a word of the text is cut on average."""
+def tokens_per_word(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> float:
+    """The mean number of tokens per word, weighted by the words' counts."""
     model = tokenizer.backend_tokenizer.model
     return sum(count * len(model.tokenize(word)) for word, count in words.items()) / words.total()

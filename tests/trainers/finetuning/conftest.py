@@ -1,4 +1,4 @@
-"""What the tests of fine-tuning share."""
+"""Fixtures for tests of fine-tuning."""
 
 import pytest
 from finetuning_examples import make_tokenizer

@@ -14,7 +14,7 @@ from snugbert.errors import InputError
         ({"eval_strategy": "steps", "eval_steps": 30, "early_stopping_patience": 1}, (30, 30)),
     ],
 )
-def test_steps_of_evaluation_and_of_checkpoints(settings, expected, tmp_path):
+def test_evaluation_and_checkpoint_steps(settings, expected, tmp_path):
     args = arguments(tmp_path, **settings)
     assert (args.eval_steps, args.save_steps) == expected
 

@@ -1,4 +1,4 @@
-"""The model card of a fine-tuning run, as people and the Hub read it."""
+"""The model card of a fine-tuning run: its metadata for the Hub, its text, and its code, which must run."""
 
 import re
 
@@ -34,7 +34,7 @@ CARD = {
 }
 
 
-def test_the_hub_reads_what_the_card_says(tmp_path):
+def test_metadata_and_text_of_a_card(tmp_path):
     for name in ("learning_curve.png", "eval_mm_confusion_matrix.png", "confusion_matrix.png", "another.png"):
         (tmp_path / name).touch()
     write_card(tmp_path, **CARD)
@@ -82,14 +82,17 @@ def test_the_hub_reads_what_the_card_says(tmp_path):
     ]
 
 
-def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
+def test_a_card_contains_no_local_paths(tmp_path):
     checkpoint = tmp_path / "secret" / "pretrained"
     checkpoint.mkdir(parents=True)
     own = {"dataset": ("my reviews, 2024", None, None), "base_model": str(checkpoint), "metrics": {"predict": {}}}
     write_card(tmp_path, **CARD | own, sweep_tables="| batch size |")
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
-    assert "SnugBERT fine-tuned it from pretrained on my reviews, 2024" in card.text and "secret" not in card.content
+    assert (
+        "fine-tuned on my reviews, 2024 with SnugBERT, starting from pretrained." in card.text
+        and "secret" not in card.content
+    )
     assert "## All runs\n\n| batch size |" in card.text and "## Results" not in card.text
     write_card(tmp_path, **CARD | own | {"metrics": CARD["metrics"]})
     assert ModelCard.load(tmp_path / "README.md").data.eval_results[0].dataset_type == "my-reviews-2024"
@@ -104,7 +107,7 @@ def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
         ("question-answering", "QuestionAnswering", None),
     ],
 )
-def test_the_snippet_of_the_card_runs(tmp_path, capsys, pipeline_tag, head, labels):
+def test_the_code_in_a_card_runs(tmp_path, capsys, pipeline_tag, head, labels):
     vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] ada lovelace was born in london where ? a the first second".split()
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
     snugbert.SnugBertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The plots of a fine-tuning run: the values that they show, and whether their words fit and can be read."""
+"""The plots of a fine-tuning run: the values are correct, and the text fits and is legible."""
 
 import math
 from itertools import pairwise
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
 
 
 @pytest.fixture
-def picture(tmp_path, monkeypatch):
-    """Calls a function that draws, and gives the figure behind the PNG; its words must lie in it, and be legible."""
+def plot(tmp_path, monkeypatch):
+    """Returns a function that draws a plot and returns its figure. All text must be inside the figure and legible."""
     figures = []
     save = Figure.savefig
 
@@ -35,7 +35,7 @@ def picture(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", recorded)
 
     def draw(function, *args):
-        file = tmp_path / "picture.png"
+        file = tmp_path / "plot.png"
         function(*args, file)
         (figure,) = figures
         figures.clear()
@@ -60,13 +60,13 @@ def overlap(texts) -> bool:
 
 
 @pytest.mark.parametrize("classes", [2, 5, 20, 77])
-def test_confusion_matrix_is_that_of_scikit_learn(picture, classes):
+def test_confusion_matrix_equals_scikit_learn(plot, classes):
     generator = np.random.default_rng(classes)
     right = generator.integers(0, classes - 1, 40 * classes)  # none of the last label
     given = np.where(generator.random(len(right)) < 0.8, right, generator.integers(0, classes, len(right)))
     labels = [f"the_label_{i}" for i in range(classes)]
     labels[1] = "costs $5 or $6, in " + "a very " * 100 + "long name"
-    figure = picture(draw_confusion_matrix, right, given, labels)
+    figure = plot(draw_confusion_matrix, right, given, labels)
     panel = figure.axes[0]
     counts = confusion_matrix(right, given, labels=range(classes))
     shares = confusion_matrix(right, given, labels=range(classes), normalize="true")
@@ -90,21 +90,21 @@ def test_confusion_matrix_is_that_of_scikit_learn(picture, classes):
     assert len(cells) == classes**2 if classes <= 30 else len(cells) >= (shares > 0.02).sum()
 
 
-def test_confusion_matrix_of_more_labels_than_can_be_read(picture):
+def test_confusion_matrix_with_too_many_labels_to_read(plot):
     ids = np.arange(200)
-    panel = picture(draw_confusion_matrix, *2 * [np.repeat(ids, 1000)], [f"label {i}" for i in ids]).axes[0]
+    panel = plot(draw_confusion_matrix, *2 * [np.repeat(ids, 1000)], [f"label {i}" for i in ids]).axes[0]
     np.testing.assert_array_equal(panel.images[0].get_array(), np.eye(200))
     assert words(panel.get_xticklabels()) == [f"label {i}" for i in ids[::2]] and not overlap(panel.get_yticklabels())
     assert not panel.texts
 
 
-def test_entity_scores(picture):
+def test_entity_scores(plot):
     scores = {
         "PER": {"precision": 0.95, "recall": 0.85, "f1": 0.897, "number": 1617},
         "PRODUCT": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 0},
         "LOC": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1},
     }
-    figure = picture(draw_entity_scores, scores)
+    figure = plot(draw_entity_scores, scores)
     (panel,) = figure.axes
     assert words(panel.get_yticklabels()) == ["PER (1,617)", "PRODUCT (0)", "LOC (1)"]
     assert panel.yaxis_inverted()  # the first type on top
@@ -113,40 +113,46 @@ def test_entity_scores(picture):
     assert marks == {"precision": [0.95, 0.0, 1.0], "recall": [0.85, 0.0, 1.0]}
     assert words(panel.texts) == ["F1 89.7%", "none", "F1 100.0%"]
     assert words(figure.legends[0].get_texts()) == ["F1", "recall", "precision"]
-    many = picture(draw_entity_scores, {f"TYPE {i}": scores["PER"] for i in range(40)})
+    many = plot(draw_entity_scores, {f"TYPE {i}": scores["PER"] for i in range(40)})
     assert not overlap(many.axes[0].get_yticklabels()) and many.get_figheight() > 10
 
 
-def test_f1_by_answer_length(picture):
+def test_f1_by_answer_length(plot):
     lengths = np.array([0, 1, 1, 1, 7, 10, 11, 500])
     f1 = np.array([100.0, 90.0, 60.0, 30.0, 50.0, 40.0, 0.0, 80.0])
-    figure = picture(draw_f1_by_answer_length, lengths, f1)
+    figure = plot(draw_f1_by_answer_length, lengths, f1)
     (panel,) = figure.axes
     groups = ["no answer\n(1)", "1\n(3)", "6-10\n(2)", "11-20\n(1)", "21 or more\n(1)"]
     assert words(panel.get_xticklabels()) == groups
     assert [bar.get_height() for bar in panel.patches] == [100.0, 60.0, 45.0, 0.0, 80.0]
     assert words(panel.texts) == ["100.0", "60.0", "45.0", "0.0", "80.0"]
     assert panel.get_ylim() == (0, 100)
-    # By hand: the deviation of 90, 60, 30 is 30, that of 50 and 40 the root of 50.
+    # By hand: the standard deviation of 90, 60, 30 is 30. The standard deviation of 50, 40 is the root of 50.
     intervals = [segment[:, 1].tolist() for segment in panel.collections[0].get_segments()]
-    of_three, of_two = 1.96 * 30 / math.sqrt(3), 1.96 * math.sqrt(50) / math.sqrt(2)
-    expected = [[100, 100], [60 - of_three, 60 + of_three], [45 - of_two, 45 + of_two], [0, 0], [80, 80]]
+    three, two = 1.96 * 30 / math.sqrt(3), 1.96 * math.sqrt(50) / math.sqrt(2)
+    expected = [
+        [100, 100],
+        [60 - three, 60 + three],
+        [45 - two, 45 + two],
+        [0, 0],
+        [80, 80],
+    ]
     np.testing.assert_allclose(intervals, expected)
     assert words(figure.legends[0].get_texts()) == ["all questions (8), 56.2"]
-    picture(draw_f1_by_answer_length, np.array([3]), np.array([66.7]))  # one bar
+    plot(draw_f1_by_answer_length, np.array([3]), np.array([66.7]))  # one bar
 
 
-def test_answer_lengths_leave_none_out():
+def test_answer_lengths_have_no_gaps():
     assert [low for low, _ in ANSWER_LENGTHS] == [0, *(high + 1 for _, high in ANSWER_LENGTHS[:-1])]
 
 
 @pytest.mark.parametrize(
     "chosen, f1_there", [(-np.inf, 50.0), (-5.0, 50.0), (-2.0, 51.0), (0.5, 52.0), (9.0, 53.0), (np.inf, 53.0)]
 )
-def test_thresholds(picture, chosen, f1_there):
+def test_thresholds(plot, chosen, f1_there):
     thresholds = np.array([-np.inf, -2.0, 0.0, 3.0])
     exact_at, f1_at = np.array([50.0, 40.0, 45.0, 41.0]), np.array([50.0, 51.0, 52.0, 53.0])
-    figure = picture(draw_thresholds, thresholds, exact_at, f1_at, chosen)
+    figure = plot(draw_thresholds, thresholds, exact_at, f1_at, chosen)
     f1, exact, line = figure.axes[0].lines
     assert list(f1.get_xdata())[1:-1] == list(exact.get_xdata())[1:-1] == [-2.0, 0.0, 3.0]
     low, high = figure.axes[0].get_xlim()
@@ -158,14 +164,14 @@ def test_thresholds(picture, chosen, f1_there):
     assert words(figure.legends[0].get_texts())[2] == f"chosen threshold ({chosen:.2f})"
 
 
-def test_learning_curve(picture):
+def test_learning_curve(plot):
     training = [{"loss": 1 / step, "learning_rate": 1e-5, "epoch": step / 10, "step": step} for step in range(1, 31)]
     validation = [
         {"eval_loss": 0.5, "eval_accuracy": 0.8, "epoch": 1.0, "step": 10},
         {"eval_loss": 0.4, "eval_accuracy": 0.9, "epoch": 2.0, "step": 20},
         {"train_runtime": 3.0, "train_loss": 0.2, "epoch": 3.0, "step": 30},
     ]
-    loss, accuracy = picture(draw_learning_curve, training + validation, "accuracy").axes
+    loss, accuracy = plot(draw_learning_curve, training + validation, "accuracy").axes
     assert [panel.get_title("left") for panel in (loss, accuracy)] == ["loss", "accuracy"]
     assert list(loss.lines[0].get_xdata()) == [line["epoch"] for line in training]
     assert list(loss.lines[1].get_ydata()) == [0.5, 0.4]
@@ -173,14 +179,14 @@ def test_learning_curve(picture):
     assert words(loss.get_legend().get_texts()) == ["training, last 0.0333", "validation, last 0.4000"]
     assert words(accuracy.get_legend().get_texts()) == ["validation, last 0.9000"]
 
-    # Chosen by the loss, there is nothing more to show; percent have two digits; one point is a dot.
-    assert len(picture(draw_learning_curve, training + validation, "loss").axes) == 1
-    (panel,) = picture(draw_learning_curve, [{"eval_f1": 88.125, "epoch": 1.0}], "f1").axes
+    # If the loss selects the model, it is the only panel. Percent have two decimals. A single point is a dot.
+    assert len(plot(draw_learning_curve, training + validation, "loss").axes) == 1
+    (panel,) = plot(draw_learning_curve, [{"eval_f1": 88.125, "epoch": 1.0}], "f1").axes
     assert words(panel.get_legend().get_texts()) == ["validation, last 88.12"] and panel.lines[0].get_marker() == "o"
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path):
-    file, none = tmp_path / "picture.png", np.array([])
+def test_no_plot_without_data(tmp_path):
+    file, none = tmp_path / "plot.png", np.array([])
     draw_confusion_matrix(none, none, ["a", "b"], file)
     draw_entity_scores({}, file)
     draw_f1_by_answer_length(none, none, file)

@@ -1,4 +1,4 @@
-"""One fine-tuning run: the files that it leaves, the best model, the weights of classes."""
+"""One fine-tuning run: its files and summary, early stopping, class weights."""
 
 import json
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-def test_a_run_leaves_everything(tokenizer, model_args, tmp_path, capsys, monkeypatch):
+def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "run"
     pushed = []
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
@@ -34,12 +34,20 @@ def test_a_run_leaves_everything(tokenizer, model_args, tmp_path, capsys, monkey
     predicted = np.loadtxt(folder / "predictions.txt")
     assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
     assert "counting: trained 2 epochs (4 steps) in " in summary
-    assert f"validation   accuracy {accuracy:.4f} on 30 examples; always 'few': accuracy 0.2500" in summary
-    for name in ("predictions.txt", "learning_curve.png", "README.md", "results.md"):
-        assert f"  {folder / name}\n" in f"{summary}\n"
+    for line in (
+        f"validation   30 examples: accuracy {accuracy:.4f} (baseline 0.2500)",
+        "baseline     always 'few'",
+        f"folder       {folder}",
+        "model        model.safetensors",
+        "predictions  predictions.txt",
+        "plots        learning_curve.png",
+        "model card   README.md",
+        "all results  results.md",
+    ):
+        assert f"  {line}\n" in summary
     assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
 
-    # Scoring with the model leaves the report of its training.
+    # A run that only scores keeps the results of the training.
     before = (folder / "results.json").read_bytes()
     task = make_task(tokenizer)
     task.train_features = None
@@ -66,7 +74,7 @@ def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
     best, kept = (load_file(f / "model.safetensors") for f in (tmp_path / "run/checkpoint-4", tmp_path / "run"))
     assert all(torch.equal(best[name], kept[name]) for name in best)
 
-    # What is better by less than the threshold is not better.
+    # An improvement below the threshold does not count.
     accuracies = iter([0.5, 0.55, 0.6, 0.65, 0.9])
     settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "early_stopping_threshold": 0.2}
     fine_tune(task, model_args, arguments(tmp_path / "threshold", **settings))

@@ -1,4 +1,4 @@
-"""Sweeps: several runs, which go on where they were interrupted; the best of them."""
+"""Sweeps: the grid, the best run, interrupted sweeps."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def test_the_papers_grid(tmp_path):
     assert settings == [(size, rate, epochs) for size in (16, 32) for rate in rates for epochs in (2, 3, 4)]
 
 
-def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args, tmp_path, monkeypatch):
+def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "BATCH_SIZES", (16, 32))
     monkeypatch.setattr(sweep, "LEARNING_RATES", (1e-3, 1e-4))
     monkeypatch.setattr(sweep, "EPOCHS", (1.0,))
@@ -54,7 +54,7 @@ def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args,
     with pytest.raises(KeyboardInterrupt):
         sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
     sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
-    assert len(calls) == 3 + 6  # two were done, one was begun
+    assert len(calls) == 3 + 6  # two were finished, one was started
     monkeypatch.setattr(sweep, "fine_tune", fine_tune)
     sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "b", **settings))
     a, b = (json.loads((tmp_path / name / "results.json").read_text()) for name in "ab")
@@ -67,14 +67,14 @@ def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args,
     assert a["metrics"]["eval"]["accuracy"] == max(scores)
     assert a["sweep"]["best_setting"]["mean"] == max(row["mean"] for row in a["sweep"]["settings"])
 
-    # Only the best weights are left, and they are those that made the predictions.
+    # Only the best weights are left, and they reproduce the predictions.
     assert [file.parent.name for file in (tmp_path / "a").rglob("*.safetensors")] == ["a"]
     model = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path / "a")
     trainer = new_trainer(HEADS[0], tokenizer, tmp_path / "again", model=model)
     predictions = trainer.predict(examples(HEADS[0], 30, seed=1)).predictions.argmax(-1)
     np.testing.assert_array_equal(predictions, np.loadtxt(tmp_path / "a" / "predictions.txt"))
 
-    # With other settings or other data it does not go on.
+    # It does not continue with other settings or other data.
     calls.clear()
     monkeypatch.setattr(sweep, "fine_tune", counted)
     with pytest.raises(InputError, match=r"was started with different --weight_decay. Choose another folder"):
@@ -84,7 +84,7 @@ def test_a_sweep_that_was_interrupted_is_the_straight_one(tokenizer, model_args,
     assert not calls
 
 
-def test_a_sweep_that_goes_on_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch):
+def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch):
     output_dir = tmp_path / "run"
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.7}  # of each seed; 45 diverges
     failures: list[type[Exception]] = [Interrupted, DivergedError]
@@ -104,7 +104,7 @@ def test_a_sweep_that_goes_on_keeps_the_best_weights(tokenizer, model_args, tmp_
     (kept,) = output_dir.rglob("*.safetensors")
     assert kept.parent.name.endswith("seed-43")
     best = kept.read_bytes()
-    for seeds in (4, 5):  # a seed more is just run
+    for seeds in (4, 5):  # one more seed is allowed
         sweep_over(seeds)
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best]
         results = json.loads((output_dir / "results.json").read_text())
@@ -114,7 +114,7 @@ def test_a_sweep_that_goes_on_keeps_the_best_weights(tokenizer, model_args, tmp_
         sweep_over(2)
 
 
-def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, capsys, monkeypatch):
+def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypatch):
     pushed = {}
 
     class Hub:
@@ -134,14 +134,14 @@ def test_seeds_alone_run_the_settings_given(tokenizer, model_args, tmp_path, cap
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
     assert "eval_accuracy" in capsys.readouterr().out
-    # A single run is not mistaken for a sweep.
+    # The folder of a single run is not continued as a sweep.
     shutil.rmtree(tmp_path / "run" / "runs")
     (tmp_path / "run" / "plan.json").unlink()
     with pytest.raises(InputError, match=r"already contains a run\. Choose another folder"):
         sweep.run_task(make_task(tokenizer), model_args, given)
 
 
-def test_no_path_of_this_machine_is_in_the_results(tokenizer, tmp_path):
+def test_results_contain_no_local_paths(tokenizer, tmp_path):
     checkpoint = tmp_path / "secret" / "pretrained"
     checkpoint.mkdir(parents=True)
     model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint))
@@ -166,7 +166,7 @@ def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args,
     for name in ("my_adapter.safetensors", "checkpoint-notes.txt"):
         (run / name).write_text("mine")
     (run / "checkpoint-notes").mkdir()
-    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path, **settings, seeds=2))  # goes on
+    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path, **settings, seeds=2))  # continues
     assert {"my_adapter.safetensors", "checkpoint-notes.txt", "checkpoint-notes"} <= {f.name for f in run.iterdir()}
     assert not list(run.glob("model*.safetensors"))
 
@@ -190,7 +190,7 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_pa
     assert (tmp_path / "run" / "results.json").exists()
 
 
-def test_what_a_sweep_needs(tokenizer, model_args, tmp_path):
+def test_requirements_of_a_sweep(tokenizer, model_args, tmp_path):
     task = make_task(tokenizer)
     with pytest.raises(InputError, match="16 is not divisible by"):
         sweep.run_task(task, model_args, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))

@@ -1,20 +1,13 @@
-"""The Trainer of fine-tuning: exact losses, layers that learn or do not, the order of evaluation.
-
-Run as a script, this file trains in each of several processes; see `train_and_predict`.
-"""
+"""The Trainer of fine-tuning: exact losses, frozen layers, the order of predictions."""
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import numpy as np
 import pytest
 import torch
-from accelerate import PartialState
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for a script; pytest has it already
 from finetuning_examples import HEADS, LABELS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer
 from parity import assert_same_gradients
 from safetensors.torch import load_file
@@ -29,8 +22,8 @@ from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTraine
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-def gradients_of_a_step(trainer: FineTuningTrainer) -> torch.nn.Module:
-    """The model with the gradients of its first step."""
+def model_with_gradients(trainer: FineTuningTrainer) -> torch.nn.Module:
+    """Returns the model with the gradients of its first step."""
     trainer.args.max_steps, trainer.args.max_grad_norm = 1, 0
     gradients = {}
 
@@ -49,10 +42,10 @@ def gradients_of_a_step(trainer: FineTuningTrainer) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("head", "weights"), [*((head, None) for head in HEADS), *((h, WEIGHTS) for h in HEADS[:2])])
-def test_one_batch_is_accumulated_batches_is_padded_batches(head, weights, tokenizer, tmp_path):
-    """45 examples: accumulated batches of 8 end with one of 5, which a mean of means would weigh too much."""
+def test_one_batch_equals_accumulated_and_padded_batches(head, weights, tokenizer, tmp_path):
+    """The last of six accumulated batches has 5 of 45 examples. A mean of means would weight it too much."""
     models = [
-        gradients_of_a_step(new_trainer(head, tokenizer, tmp_path, weights=weights, **settings))
+        model_with_gradients(new_trainer(head, tokenizer, tmp_path, weights=weights, **settings))
         for settings in (
             {"per_device_train_batch_size": 45},
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
@@ -64,18 +57,18 @@ def test_one_batch_is_accumulated_batches_is_padded_batches(head, weights, token
         assert_same_gradients(other, models[0])
 
 
-def test_class_weights_are_those_of_torch_and_of_scikit_learn(tokenizer, tmp_path):
+def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
     data = examples("ForSequenceClassification", 45)
     labels = np.array(data["label"])
     task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=data)
     balanced = class_weights("balanced", task)
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     np.testing.assert_allclose(balanced, expected, rtol=1e-6)
-    of_tokens = examples("ForTokenClassification", 45)
-    tags = np.concatenate(list(of_tokens["labels"]))
-    expected_of_tokens = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
-    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=of_tokens)
-    np.testing.assert_allclose(class_weights("balanced", task), expected_of_tokens, rtol=1e-6)
+    token_examples = examples("ForTokenClassification", 45)
+    tags = np.concatenate(list(token_examples["labels"]))
+    expected_token_weights = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
+    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=token_examples)
+    np.testing.assert_allclose(class_weights("balanced", task), expected_token_weights, rtol=1e-6)
 
     trainer = new_trainer(
         "ForSequenceClassification", tokenizer, tmp_path, data, balanced, per_device_train_batch_size=45, max_steps=1
@@ -89,7 +82,7 @@ def test_class_weights_are_those_of_torch_and_of_scikit_learn(tokenizer, tmp_pat
     )
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tokenizer, tmp_path):
+def test_a_nan_loss_ends_the_run(tokenizer, tmp_path):
     trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, num_train_epochs=2)
 
     class Spoiler(TrainerCallback):
@@ -105,12 +98,12 @@ def test_a_loss_that_is_no_number_ends_the_run(tokenizer, tmp_path):
 # --- layers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_layer_learns_at_its_own_rate(tokenizer, tmp_path):
+def test_layerwise_learning_rates(tokenizer, tmp_path):
     trainer = new_trainer(HEADS[0], tokenizer, tmp_path, layerwise_lr_decay=0.5, learning_rate=1.0, weight_decay=0.01)
     optimizer = trainer.create_optimizer()
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert optimizer.param_groups[0]["lr"] == 1.0  # the one that is logged
+    assert optimizer.param_groups[0]["lr"] == 1.0  # Trainer logs this rate
     for name, parameter in trainer.model.named_parameters():
         layer = name.split(".")[3] if "encoder.layer" in name else None
         expected = 0.0625 if "embeddings" in name else {None: 1.0, "0": 0.125, "1": 0.25, "2": 0.5}[layer]
@@ -127,7 +120,7 @@ def test_a_layer_learns_at_its_own_rate(tokenizer, tmp_path):
         (("embeddings",), None, {"freeze_embeddings": True}),
     ],
 )
-def test_frozen_layers_learn_nothing_until_they_may(frozen_parts, until, settings, tokenizer, tmp_path):
+def test_frozen_layers_do_not_change(frozen_parts, until, settings, tokenizer, tmp_path):
     seen = []
 
     class Watch(TrainerCallback):
@@ -146,7 +139,7 @@ def test_frozen_layers_learn_nothing_until_they_may(frozen_parts, until, setting
             assert changed == [not frozen or (until is not None and step >= until) for step in range(6)], name
 
 
-def test_what_cannot_be_frozen(tokenizer, tmp_path):
+def test_invalid_freezing(tokenizer, tmp_path):
     with pytest.raises(InputError, match="--freeze_layers 4: The model has 3 layers"):
         new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=4)
     with pytest.raises(InputError, match="nothing is frozen"):
@@ -158,7 +151,7 @@ def test_what_cannot_be_frozen(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("head", HEADS)
-def test_predictions_are_those_of_single_examples_in_their_order(head, padded, tokenizer, tmp_path):
+def test_predictions_equal_single_examples_in_order(head, padded, tokenizer, tmp_path):
     data = examples(head, 21)
     trainer = new_trainer(head, tokenizer, tmp_path, per_device_eval_batch_size=4, pad_to_max_length=padded)
     unlabelled = data.select_columns(["input_ids", "token_type_ids", "attention_mask"])
@@ -175,7 +168,7 @@ def test_predictions_are_those_of_single_examples_in_their_order(head, padded, t
             np.testing.assert_allclose(found, values[0], atol=1e-5)
 
 
-def test_a_batch_has_no_padding_and_evaluation_begins_with_the_long_ones(tokenizer, tmp_path):
+def test_batches_have_no_padding_and_evaluation_starts_with_long_examples(tokenizer, tmp_path):
     data = examples(HEADS[0], 45)
     lengths = [len(ids) for ids in data["input_ids"]]
     trainer = new_trainer(
@@ -194,12 +187,12 @@ def test_a_batch_has_no_padding_and_evaluation_begins_with_the_long_ones(tokeniz
     assert list(itertools.chain.from_iterable(seen[False])) == sorted(lengths, reverse=True)
 
 
-def test_scores_that_are_no_numbers_are_no_result(tokenizer, tmp_path):
+def test_nan_logits_are_an_error(tokenizer, tmp_path):
     trainer = new_trainer(HEADS[0], tokenizer, tmp_path, max_steps=1)
     spoiled = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     spoiled["classifier.weight"][:] = float("nan")
 
-    class Spoiler(TrainerCallback):  # as a step that is too long does
+    class Spoiler(TrainerCallback):  # as after a learning rate that is too high
         def on_step_end(self, args, state, control, model, **kwargs):
             model.load_state_dict(spoiled)
 
@@ -214,14 +207,14 @@ def test_scores_that_are_no_numbers_are_no_result(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_bf16_is_for_speed_alone(head, tokenizer, tmp_path):
-    """Products are rounded to 16 bits (8 of them for the digits); weights, and so the steps of AdamW, have 32."""
+def test_bf16_keeps_weights_in_32_bits(head, tokenizer, tmp_path):
+    """Only matrix products use 16 bits, 8 of them for the significand. Weights and AdamW's steps have 32."""
     gradients, dtypes = [], []
     for bf16 in (False, True):
         trainer = new_trainer(head, tokenizer, tmp_path, per_device_train_batch_size=45, bf16=bf16)
         layer = trainer.model.base_model.encoder.layer[0].output.dense
         layer.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
-        parameters = list(gradients_of_a_step(trainer).parameters())
+        parameters = list(model_with_gradients(trainer).parameters())
         assert {parameter.dtype for parameter in parameters} == {torch.float32}
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
     assert dtypes == [torch.float32, torch.bfloat16]
@@ -233,10 +226,10 @@ def test_bf16_is_for_speed_alone(head, tokenizer, tmp_path):
 
 
 def train_and_predict(folder: Path, batch_size: int) -> None:
-    """Some steps with every head, its first layers frozen at first; 21 predictions, an odd number."""
+    """Trains every head for some steps, the first layers frozen at first, and predicts 21 examples, an odd number."""
     for head in HEADS:
         weights = None if head == "ForQuestionAnswering" else WEIGHTS
-        # Adam would make something of gradients that are rounding only.
+        # Adam would amplify gradients that are only rounding errors.
         settings = {
             "optim": "sgd",
             "learning_rate": 0.1,
@@ -262,10 +255,9 @@ def train_and_predict(folder: Path, batch_size: int) -> None:
             np.savez(folder / head / "predictions.npz", *parts, processes=trainer.args.world_size)
 
 
-def test_one_process_is_two_processes(tmp_path):
+def test_one_process_equals_two_processes(tmp_path):
     train_and_predict(tmp_path / "one", batch_size=12)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__]
-    process = subprocess.run([*command, str(tmp_path / "two"), "6"], capture_output=True, text=True)
+    process = forked.run(train_and_predict, tmp_path / "two", 6, processes=2)
     assert process.returncode == 0, process.stderr
     for head in HEADS:
         one, two = (load_file(tmp_path / name / head / "model.safetensors") for name in ("one", "two"))
@@ -275,8 +267,3 @@ def test_one_process_is_two_processes(tmp_path):
         assert (one["processes"], two["processes"]) == (1, 2)
         for part in set(one.files) - {"processes"}:
             np.testing.assert_allclose(two[part], one[part], atol=1e-3)
-
-
-if __name__ == "__main__":
-    train_and_predict(Path(sys.argv[1]), int(sys.argv[2]))
-    PartialState().destroy_process_group()

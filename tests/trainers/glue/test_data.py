@@ -10,7 +10,6 @@ from tables import write_csv
 
 from snugbert import SnugBertTokenizer
 from snugbert.errors import InputError
-from snugbert.trainers import splits as files
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import TASKS
 from snugbert.trainers.glue.data import load_splits
@@ -99,7 +98,7 @@ def test_mnli_on_the_hub(monkeypatch):
         "mnli": DatasetDict({"train": rows(0), **{part: rows(*[-1 if "test" in part else 1] * 2) for part in parts}}),
         "ax": DatasetDict({"test": rows(-1, -1, -1)}),
     }
-    monkeypatch.setattr(files, "load_dataset", lambda name, config_name, **_: hub[config_name])
+    monkeypatch.setattr("datasets.load_dataset", lambda name, config_name, **_: hub[config_name])
     splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
     sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
     assert {name: len(split.data) for name, split in splits.items()} == {"train": 1, **sizes}

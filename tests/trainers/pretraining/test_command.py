@@ -433,7 +433,7 @@ BAD = [
     ({"report_to": "tensorboardx"}, "tensorboardx"),
     ({"learning_rate": -1}, "--learning_rate -1.0 must not be negative"),
     ({"mlm_probability": 2}, "mlm_probability 2.0 must be between 0 and 1"),
-    ({"random_replace_prob": 0.3}, "must be at most 1 together"),
+    ({"random_replace_prob": 0.3}, "must add up to at most 1"),
     ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order exclude each other"),
     ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
     ({"phases": "32"}, "'32' is not a length and its share of the steps"),

@@ -1,9 +1,9 @@
 """Damaged part files are refused."""
 
 import json
-import multiprocessing
 import random
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -61,11 +61,8 @@ def open_patched(small, tokenizer, log):
 def test_a_patched_file_is_refused_or_gives_the_same_content(small, words_tokenizer, tmp_path):
     """Runs in a process of its own, because a patched length that is not refused would crash the process."""
     log = tmp_path / "log"
-    process = multiprocessing.get_context("spawn").Process(target=open_patched, args=(small, words_tokenizer, log))
-    process.start()
-    process.join(120)
-    process.kill()
-    assert process.exitcode == 0, log.read_text()
+    process = forked.run(open_patched, small, words_tokenizer, log)
+    assert process.returncode == 0, f"{log.read_text()}: {process.stderr}"
 
 
 def test_a_patched_length_is_refused(small, words_tokenizer):

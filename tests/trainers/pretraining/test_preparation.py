@@ -1,12 +1,13 @@
 """Preparing a corpus: its content, the Python API, interruptions and full disks."""
 
 import json
+import os
 import resource
-import subprocess
-import sys
+import signal
 import time
 from itertools import chain
 
+import forked
 import numpy as np
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from prepared import content, prepare
 
 import snugbert
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining import document_tokenizer
+from snugbert.trainers.pretraining import document_tokenizer, preparation
 from snugbert.trainers.pretraining.corpus import open_corpus
 from snugbert_cli import main as snugbert_command
 
@@ -106,38 +107,36 @@ def test_an_interrupted_preparation_continues(data_dir, tmp_path, tokenizer, sma
     assert content(open_corpus(partial.parent, other)) == content(open_corpus(tmp_path / "straight", tokenizer))
 
 
-SLOW_PREPARATION = """
-import sys, time
-from pathlib import Path
-import snugbert
-from snugbert.trainers.pretraining import preparation
-from snugbert.trainers.pretraining.document_tokenizer import DocumentTokenizer
-
-tokenize = DocumentTokenizer.__call__
-DocumentTokenizer.__call__ = lambda worker, batch: (time.sleep(0.1), tokenize(worker, batch))[1]
-preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 10_000
-tokenizer = snugbert.SnugBertTokenizer(vocab=sys.argv[1])
-preparation.prepare_corpus(sys.argv[2], tokenizer, sys.argv[3], preprocessing_num_workers=2, show_progress=False)
-"""
+def prepare_slowly(vocab, file, folder):
+    tokenize = document_tokenizer.DocumentTokenizer.__call__
+    document_tokenizer.DocumentTokenizer.__call__ = lambda worker, batch: (time.sleep(0.1), tokenize(worker, batch))[1]
+    preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 10_000
+    tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocab))
+    snugbert.prepare_corpus(file, tokenizer, folder, preprocessing_num_workers=2, show_progress=False)
 
 
 def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path):
     arguments = [data_dir / "vocab/bert-base-uncased-vocab.txt", data_dir / "wikitext2/valid.docs.txt.gz", tmp_path]
-    process = subprocess.Popen([sys.executable, "-c", SLOW_PREPARATION, *map(str, arguments)])
+    process = forked.start(prepare_slowly, *arguments)
     partial = tmp_path / "part-00000-of-00001.arrow.partial"
     while not partial.exists() or partial.stat().st_size < 50_000:
-        assert process.poll() is None
+        assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE, process.stderr
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
     # From Python 3.14 on, a pool also starts a process that tracks shared memory.
     children = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
     assert len(children) == 2
-    process.kill()
-    process.wait()
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     with FileLock(tmp_path / ".part-00000-of-00001.arrow.lock", timeout=20):
         assert not list(tmp_path.glob("*.arrow"))
+
+
+def prepare_on_a_full_disk(arguments):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    return snugbert_command(arguments)
 
 
 def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, tokenizer):
@@ -146,12 +145,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, toke
     file = data_dir / "wikitext2/valid.docs.txt.gz"
     prepare(tmp_path / "straight", tokenizer, file)
     arguments = ["prepare", "--tokenizer_name", str(tmp_path / "tok"), "--train_file", str(file)]
-    command = [sys.executable, "-m", "snugbert", *arguments, "--output_dir", str(tmp_path / "corpus")]
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    process = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+    process = forked.run(prepare_on_a_full_disk, [*arguments, "--output_dir", str(tmp_path / "corpus")])
     assert process.returncode == 2
     error = process.stderr.rpartition("snugbert prepare: error: ")[2]
     assert "File too large. Fix this and run the same command again. Partial output was kept." in error

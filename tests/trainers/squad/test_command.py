@@ -1,4 +1,4 @@
-"""`snugbert squad`: reading every kind of data, windows against plain references, a whole run, and bad input."""
+"""`snugbert squad`: whole runs, thresholds, bad input."""
 
 import json
 import random
@@ -32,7 +32,7 @@ SMALL = (
 
 
 def stories(number: int, seed: int, negative: bool = False) -> list[dict]:
-    """Filler around a first and a last name, the answer; every second of the `negative` stories has none."""
+    """Filler around a first and a last name, the answer. Every second of the `negative` stories has no answer."""
     generator = random.Random(seed)
     rows = []
     for i in range(number):
@@ -64,7 +64,7 @@ def workshop(tmp_path_factory) -> Path:
 
 
 def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
-    """A command line that trains a small model of random weights; None takes an argument away."""
+    """A command line that trains a small model from random weights. None removes an argument."""
     values = {
         "config_name": "tiny",
         "config_overrides": SMALL,
@@ -85,7 +85,7 @@ def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
 
 
 def checkpoint_of(run: Path) -> dict[str, object]:
-    """Changes to `arguments` that answer with the model in `run`."""
+    """Changes to `arguments` that load the checkpoint in `run`."""
     return {
         "model_name_or_path": run,
         "config_name": None,
@@ -97,7 +97,7 @@ def checkpoint_of(run: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def run(workshop) -> Path:
-    """The output folder of a whole run on questions that all have answers."""
+    """The output folder of a complete run. All questions have answers."""
     output_dir = workshop / "run"
     extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.jsonl"}
     assert snugbert_cli.main(["squad", *arguments(workshop, output_dir, **extra)]) == 0
@@ -114,7 +114,7 @@ def test_a_run_learns_and_writes_everything(run):
     assert all(n_best[question][0]["text"] == answer for question, answer in answers.items())
     assert max(map(len, n_best.values())) == 20
     assert not (run / "null_odds.json").exists()
-    # The answers of the test questions are not told.
+    # The test questions have no answers.
     expected = {row["id"]: row["answers"][0][0] for row in stories(20, seed=3)}
     assert json.loads((run / "predict_predictions.json").read_text()) == expected
     assert not (run / "predict_results.json").exists()
@@ -125,7 +125,7 @@ def test_a_run_learns_and_writes_everything(run):
 
 
 @pytest.mark.usefixtures("pictures")
-def test_the_best_threshold_is_what_a_run_with_it_scores(workshop, tmp_path, capsys):
+def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     files = {
         "train_file": workshop / "train-v2.jsonl",
@@ -136,7 +136,11 @@ def test_the_best_threshold_is_what_a_run_with_it_scores(workshop, tmp_path, cap
     results = json.loads((first / "eval_results.json").read_text())
     assert results["eval_f1"] + 20 < results["eval_best_f1"]
     assert results["eval_baseline_exact"] == results["eval_baseline_f1"] == 50.0
-    assert "always no answer: exact 50.0000, f1 50.0000" in capsys.readouterr().out
+    summary = capsys.readouterr().out
+    assert re.search(
+        r"validation   60 examples: exact \S+ \(baseline 50\.00\), f1 \S+ \(baseline 50\.00\), HasAns", summary
+    )
+    assert "  baseline     always no answer\n" in summary
     assert (first / "thresholds.png").stat().st_size > 5000
     threshold = results["eval_best_f1_thresh"]
     changes = {**files, **checkpoint_of(first), "null_score_diff_threshold": threshold}
@@ -148,11 +152,11 @@ def test_the_best_threshold_is_what_a_run_with_it_scores(workshop, tmp_path, cap
     odds = json.loads((second / "null_odds.json").read_text())
     answers = json.loads((second / "predictions.json").read_text())
     assert {question for question in odds if odds[question] > threshold} == {q for q in answers if answers[q] == ""}
-    # What the official script says of these files.
+    # The metrics of the official script for these files.
     golds = {row["id"]: [text for text, _ in row["answers"]] for row in stories(60, seed=2, negative=True)}
     official = definition_2(answers, golds, odds, threshold)
-    figures = {name: again[f"eval_{name}"] for name in official if not name.startswith("best_")}
-    assert figures == {name: official[name] for name in figures} and len(figures) == 9
+    metrics = {name: again[f"eval_{name}"] for name in official if not name.startswith("best_")}
+    assert metrics == {name: official[name] for name in metrics} and len(metrics) == 9
     n_best = json.loads((second / "nbest_predictions.json").read_text())
     for question, candidates in n_best.items():
         (null,) = (c for c in candidates if c["text"] == "")
@@ -173,10 +177,8 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     rows[4]["answers"] = [("nothing", 0), rows[4]["answers"][0]]
     file = write_stories(tmp_path / "bad.jsonl", rows)
     stands = rows[1]["context"][4:10]
-    message = (
-        f"{file}: 2 answers are not in their context at their place; the first: {file}, row 2, question q1: 'nobody' "
-        f"should be at 4, where {stands!r} is"
-    )
+    misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
+    message = f"{misplaced}. 2 answers are not in their context at their position. Fix them, or set --on_bad_answer"
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
             squad.main(arguments(workshop, tmp_path / "out", **{split: file}))
@@ -185,8 +187,9 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
-    assert f"{message}; they are left out, and 1 questions with them" in caplog.text
-    # Scoring compares texts, wherever they are.
+    warning = "2 answers are not in their context at their position. They and 1 questions are skipped. The first: "
+    assert f"{file}: {warning}{misplaced}." in caplog.text
+    # Scoring compares texts, not positions.
     changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
@@ -202,9 +205,9 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     (tmp_path / "test.json").write_text(json.dumps(rows))
     changes = {**checkpoint_of(run), "validation_file": tmp_path / "test.json", "max_query_length": 3}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
-    assert "2 questions or contexts are empty; without a context there is no answer; the first: " in caplog.text
-    assert "1 questions have more than 3 tokens (--max_query_length) and lose their ends" in caplog.text
-    assert "no answers are told; the questions are answered and not scored" in caplog.text
+    assert "2 questions have no text or no context; the first: " in caplog.text
+    assert "1 questions have more than 3 tokens (max_query_length) and are truncated" in caplog.text
+    assert "no answers. The questions are answered but not scored." in caplog.text
     answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert answers["a"] == "" and set(answers) == {"a", "b", "c"}
     assert all(answer in "then anna reed ran" for answer in answers.values())
@@ -232,19 +235,22 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
             {"dataset_name": "./broken", "train_file": None, "validation_file": None},
             "the dataset ./broken cannot be loaded",
         ),
-        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer to learn"),
+        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer. Training needs 'answers'"),
         (
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
-            "no validation question has an answer to choose the best model by",
+            "--validation_file: To select the best model, its questions need correct answers",
         ),
         ({"on_bad_answer": "ignore"}, "invalid choice: 'ignore'"),
         ({"max_answer_length": 0}, "--max_answer_length must be at least 1, not 0"),
-        ({"max_seq_length": 10}, r"beside a question of 1 tokens, a window of 10 .* has room for 6 of the context"),
+        ({"max_seq_length": 10}, "max_seq_length 10 leaves 6 tokens for the context next to a question of 1"),
         (
             {"metric_for_best_model": "accuracy"},
-            "there is no metric 'accuracy'; those of squad.* are exact_match, f1",
+            r"squad\d+ has no metric 'accuracy'\. Choose one of exact_match, f1",
         ),
-        ({"class_weights": "balanced"}, "--class_weights: squad.* has no classes"),
+        (
+            {"class_weights": "balanced"},
+            r"--class_weights: squad\d+ needs training examples with exactly one class",
+        ),
     ],
 )
 def test_bad_arguments(changes, message, workshop, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Reading questions in every form, and bad files."""
+"""Reading questions in every form, and files that cannot be read."""
 
 import gzip
 import json
@@ -29,7 +29,9 @@ def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, d
         split = {"train_file": [file]} if name.startswith("train") else {"validation_file": file}
         arguments = SquadDataArguments(**split, version_2_with_negative=version_2)
         (questions,) = load_questions(arguments, None).values()
-        loaded.append([question._replace(row="", is_impossible=False) for question in questions])  # flat: not told
+        loaded.append(
+            [question._replace(row="", is_impossible=False) for question in questions]
+        )  # flat files have no is_impossible
     nested, flat = loaded
     assert sorted(nested) == sorted(flat)
     columns = [{getattr(question, name) for question in nested} for name in ("id", "context", "title")]
@@ -65,7 +67,7 @@ def test_every_format_gives_the_same_questions(tmp_path):
         "lines.jsonl": "\ufeff" + lines,
         "lines.json": lines.replace("\n", "\r\n\r\n"),
         "list.json": json.dumps(rows, indent=1, ensure_ascii=False),
-        "data.json": json.dumps({"data": rows}, indent=1),  # as run_qa.py wants it
+        "data.json": json.dumps({"data": rows}, indent=1),  # as run_qa.py reads it
         "nested.json": json.dumps(nested(ROWS)),
         "indented.json": json.dumps(nested(ROWS), indent=2, ensure_ascii=False),
     }
@@ -93,18 +95,18 @@ def test_several_files_and_limits(tmp_path):
     questions = load_questions(SquadDataArguments(train_file=files, version_2_with_negative=True), ("train",))["train"]
     assert [question.id for question in questions] == ["a", "b", "c"]
     assert questions[1].row == f"{files[0]}, data[1].paragraphs[0].qas[0]"
-    # What is behind the limit is not looked at: not the question without an answer.
+    # Only questions within the limit are checked: the question without an answer is beyond it.
     questions = load_questions(SquadDataArguments(train_file=files, max_train_samples=1), ("train",))["train"]
     assert [question.id for question in questions] == ["a"]
 
 
-def test_white_space_does_not_matter():
+def test_find_answer_ignores_white_space():
     context = "In  1066\n William came "
     assert find_answer(context, "1066", 4) == (4, 8)
-    assert find_answer(context, " 1066 ", 3) == (4, 8)  # told with the spaces around it
+    assert find_answer(context, " 1066 ", 3) == (4, 8)  # the position includes the spaces
     assert find_answer(context, "1066", 3) == (4, 8)
-    assert find_answer(context, " 1066", 4) == (4, 8)  # or half of it
-    assert find_answer(context, "1066 William", 4) == (4, 17)  # the line end was made a space
+    assert find_answer(context, " 1066", 4) == (4, 8)  # or only some of them
+    assert find_answer(context, "1066 William", 4) == (4, 17)  # the answer has a space for the line break
     assert find_answer(context, "106", 4) == (4, 7)
     assert find_answer(context, "1067", 4) is None
     assert find_answer(context, "1066", 5) is None
@@ -118,42 +120,42 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "dev.json holds no questions"),
-        ('{"data": []}', "dev.json holds no questions"),
+        ("", "dev.json: no questions"),
+        ('{"data": []}', "dev.json: no questions"),
         ("id,question\n", "dev.json: not JSON"),
         ('{"data": [', "dev.json: not JSON"),
         (f"{json.dumps(QA)}\n{{", "dev.json, row 2: not JSON"),
         (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object with columns, not int"),
         (
             {**QA, "context": None},
-            "row 1: no text in 'context'; expected are id, question, context and answers, and found",
+            "row 1: no text in 'context'. Expected id, question, context, answers. Found: ",
         ),
-        ({"id": "1", "query": "who", "passage": "x"}, "row 1: no text in 'question'; .* found id, query, passage"),
-        ({**QA, "answers": "anna"}, "row 1: 'answers' must be .* not anna"),
-        ({**QA, "answers": {"text": ["anna"], "answer_start": []}}, "row 1: 'answers' must be"),
-        ({**QA, "answers": {"text": ["anna"], "answer_start": ["5"]}}, "row 1: 'answers' must be"),
-        ({**QA, "answers": [{"text": "anna"}]}, "row 1: 'answers' must be"),
+        ({"id": "1", "query": "who", "passage": "x"}, "row 1: no text in 'question'.* Found: id, query, passage"),
+        ({**QA, "answers": "anna"}, "row 1: cannot read 'answers': anna. Expected"),
+        ({**QA, "answers": {"text": ["anna"], "answer_start": []}}, "row 1: cannot read 'answers': "),
+        ({**QA, "answers": {"text": ["anna"], "answer_start": ["5"]}}, "row 1: cannot read 'answers': "),
+        ({**QA, "answers": [{"text": "anna"}]}, "row 1: cannot read 'answers': "),
         (
             {**QA, "is_impossible": True},
-            "row 1: 'is_impossible' says that there is no answer, but 'answers' has 'anna'",
+            "row 1: 'is_impossible' is true, but 'answers' contains 'anna'",
         ),
-        ([QA, QA], "row 2: the id 1 is also that of .*row 1"),
+        ([QA, QA], "row 2: .*row 1 has the same id, 1"),
         (
             [QA, {**QA, "id": "2", "answers": None}],
-            "row 2: question 2 has no answer, .* give --version_2_with_negative",
+            "row 2: question 2 has no answer, .* Set --version_2_with_negative",
         ),
         ([QA, {**QA, "id": "2", "answers": [{"text": " ", "answer_start": 0}]}], "row 2: question 2 has no answer"),
         (
             {"data": [{"title": "T", "paragraphs": {}}]},
-            r"data\[0\]: expected a list 'paragraphs', .* found title, paragraphs",
+            r"data\[0\]: no list 'paragraphs' .* Found: title, paragraphs",
         ),
         (
             {"data": [{"paragraphs": [{"context": "x"}]}]},
-            r"data\[0\].paragraphs\[0\]: expected a list 'qas', .* found context",
+            r"data\[0\].paragraphs\[0\]: no list 'qas' .* Found: context",
         ),
         (
             {"data": [{"paragraphs": [{"qas": [QA, "who"]}]}]},
-            r"paragraphs\[0\].qas\[1\]: a str where a question should be",
+            r"paragraphs\[0\].qas\[1\]: a str. Expected a question object",
         ),
     ],
 )

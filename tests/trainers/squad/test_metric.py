@@ -1,4 +1,4 @@
-"""SQuAD's metrics, against what the official scripts count."""
+"""SQuAD's metrics, by hand and compared with a second implementation of the official definition."""
 
 import random
 
@@ -9,9 +9,9 @@ from squad_definition import definition_1, definition_2
 from snugbert.trainers.squad.metric import (
     SquadMetric,
     normalize,
-    squad_figures,
+    squad_metrics,
     squad_scores,
-    squad_v2_figures,
+    squad_v2_metrics,
     threshold_curve,
     word_f1,
 )
@@ -25,33 +25,33 @@ from snugbert.trainers.squad.metric import (
         ("a-b", "ab"),
         ("a, the; AN!", ""),
         ("theatre and an anthem", "theatre and anthem"),
-        ("«La Paz»\u00a0§ é", "«la paz» § é"),  # punctuation is ASCII's, white space is Unicode's
-        ("THÉ a\u0301", "thé \u0301"),  # an accent of its own ends the word "a"
+        ("«La Paz»\u00a0§ é", "«la paz» § é"),  # only ASCII punctuation is removed, but all Unicode white space
+        ("THÉ a\u0301", "thé \u0301"),  # a combining accent is a word boundary: "a" is an article
         ("$1,000.50 (U.S.)", "100050 us"),
         ("İstanbul", "i\u0307stanbul"),
         ("\t\n", ""),
     ],
 )
-def test_normalized_by_hand(text, expected):
+def test_normalize_by_hand(text, expected):
     assert normalize(text) == expected
 
 
-# prediction, right answers, then exact match and F1 in v1.1 and in v2.0
+# name -> prediction, gold answers, exact match and F1 in v1.1, exact match and F1 in v2.0
 CASES = {
     "article": ("the cat", ["Cat"], 1, 1.0, 1, 1.0),
     "punctuation": ("U.S.A.", ["usa"], 1, 1.0, 1, 1.0),
-    "half": ("cat sat", ["cat"], 0, 2 / 3, 0, 2 / 3),
-    "words twice": ("no no no", ["no no yes"], 0, 2 / 3, 0, 2 / 3),
+    "one word too many": ("cat sat", ["cat"], 0, 2 / 3, 0, 2 / 3),
+    "repeated words": ("no no no", ["no no yes"], 0, 2 / 3, 0, 2 / 3),
     "best of several": ("big red dog", ["cat", "red dog", "dog"], 0, 0.8, 0, 0.8),
     "nothing in common": ("cat", ["dog"], 0, 0, 0, 0),
-    "nothing said": ("", ["dog"], 0, 0, 0, 0),
-    "only an article said": ("The", ["dog"], 0, 0, 0, 0),
-    "only articles right": ("the", ["an", "the"], 1, 0, 1, 1),
-    "an article is no answer in v2.0": ("", ["the", "dog"], 1, 0, 0, 0),
+    "empty prediction": ("", ["dog"], 0, 0, 0, 0),
+    "prediction of one article": ("The", ["dog"], 0, 0, 0, 0),
+    "gold answers are articles": ("the", ["an", "the"], 1, 0, 1, 1),
+    "v2.0 ignores a gold article": ("", ["the", "dog"], 1, 0, 0, 0),
 }
 
 
-def test_scored_by_hand():
+def test_scores_by_hand():
     predictions = {name: case[0] for name, case in CASES.items()}
     golds = {name: case[1] for name, case in CASES.items()}
     exact, f1 = squad_scores(predictions, golds)
@@ -65,29 +65,29 @@ def test_scored_by_hand():
 
 
 def random_answers(number: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]], dict[str, float]]:
-    """Predictions, right answers and odds; in another order than the questions, with questions nobody asked."""
+    """Predictions, gold answers and odds, in different orders and with a prediction for an unknown question."""
     chance = random.Random(seed)
-    pieces = ["the", "A", "an", "cat", "Cat", "dog.", "big", "--", "(red)", "é", "1,5", "to", "of", "\u00a0", "ox"]
+    words = ["the", "A", "an", "cat", "Cat", "dog.", "big", "--", "(red)", "é", "1,5", "to", "of", "\u00a0", "ox"]
 
     def text(least: int) -> str:
-        return " ".join(chance.choices(pieces, k=chance.randint(least, 6)))
+        return " ".join(chance.choices(words, k=chance.randint(least, 6)))
 
     golds = {f"q{i}": [text(1) for _ in range(chance.choice([0, 1, 3, 5]))] for i in range(number)}
     predictions = {name: chance.choice([text(0), *answers]) for name, answers in golds.items()}
-    names = [*predictions, "unasked"]
+    names = [*predictions, "unknown"]
     chance.shuffle(names)
     odds = {name: chance.choice([chance.gauss(0, 2), float(chance.randint(-2, 2))]) for name in names}
-    return {**predictions, "unasked": "cat"}, golds, odds
+    return {**predictions, "unknown": "cat"}, golds, odds
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_figures_to_the_last_digit(seed):
+def test_metrics_are_equal_to_the_last_digit(seed):
     predictions, golds, odds = random_answers(701, seed)
     expected = definition_2(predictions, golds, odds, threshold=1.0)
     scores = squad_scores(predictions, golds, version_2=True)
-    assert squad_v2_figures(*scores, predictions, golds, odds) == expected
+    assert squad_v2_metrics(*scores, predictions, golds, odds) == expected
     assert expected["f1"] != expected["HasAns_f1"] != expected["best_f1"] > expected["f1"]
-    without_odds = squad_v2_figures(*scores, predictions, golds)
+    without_odds = squad_v2_metrics(*scores, predictions, golds)
     assert without_odds["exact"] == 100 * sum(scores[0].values()) / 701 and "best_f1" not in without_odds
 
     names = [name for name in predictions if name in golds]
@@ -96,25 +96,25 @@ def test_figures_to_the_last_digit(seed):
     metric = SquadMetric("squad_v2", keep_in_memory=True)
     ordered = {row["id"]: odds[row["id"]] for row in answered}
     rows = [{**row, "no_answer_probability": odds[row["id"]]} for row in answered]
-    figures = metric.compute(predictions=rows, references=references, no_answer_threshold=-0.5)
-    assert figures == definition_2(predictions, golds, ordered, threshold=-0.5)
+    metrics = metric.compute(predictions=rows, references=references, no_answer_threshold=-0.5)
+    assert metrics == definition_2(predictions, golds, ordered, threshold=-0.5)
 
     golds = {question: answers for question, answers in golds.items() if answers}
     expected = definition_1(predictions, golds)
-    assert squad_figures(*squad_scores(predictions, golds)) == expected
+    assert squad_metrics(*squad_scores(predictions, golds)) == expected
     metric = SquadMetric(keep_in_memory=True)
     for row in answered:
         if row["id"] in golds:
             metric.add(prediction=row, reference=references[int(row["id"][1:])])
-    assert metric.compute() == pytest.approx(expected)  # in another order of questions
+    assert metric.compute() == pytest.approx(expected)  # added in a different order
 
 
-def test_best_threshold_by_trying_all():
+def test_best_threshold_equals_an_exhaustive_search():
     predictions, golds, _ = random_answers(200, seed=9)
     chance = random.Random(0)
-    odds = {question: chance.gauss(0, 2) for question in golds}  # no two alike
+    odds = {question: chance.gauss(0, 2) for question in golds}  # all different
     exact, f1 = squad_scores(predictions, golds, version_2=True)
-    figures = squad_v2_figures(exact, f1, predictions, golds, odds)
+    metrics = squad_v2_metrics(exact, f1, predictions, golds, odds)
     thresholds, *curves = threshold_curve(exact, f1, predictions, golds, odds)
     assert thresholds.tolist() == [-np.inf, *sorted(odds.values())]
     for name, scores, curve in (("exact", exact, curves[0]), ("f1", f1, curves[1])):
@@ -126,22 +126,22 @@ def test_best_threshold_by_trying_all():
 
         tried = [at(threshold) for threshold in thresholds]
         assert curve == pytest.approx(tried)
-        assert figures[f"best_{name}"] == pytest.approx(max(tried))
-        assert at(figures[f"best_{name}_thresh"]) == pytest.approx(max(tried))
+        assert metrics[f"best_{name}"] == pytest.approx(max(tried))
+        assert at(metrics[f"best_{name}_thresh"]) == pytest.approx(max(tried))
 
 
-def test_what_cannot_be_scored(caplog):
+def test_missing_predictions_and_bad_references(caplog):
     golds = {"a": ["cat"], "b": ["dog"]}
-    assert squad_figures(*squad_scores({"b": "dog"}, golds)) == {"exact_match": 50.0, "f1": 50.0}
-    assert "1 questions have no prediction; the first: a. They score 0." in caplog.text
-    with pytest.raises(ValueError, match="1 questions have no prediction; the first: a"):
+    assert squad_metrics(*squad_scores({"b": "dog"}, golds)) == {"exact_match": 50.0, "f1": 50.0}
+    assert "1 questions have no prediction, the first is a. They score 0." in caplog.text
+    with pytest.raises(ValueError, match="1 questions have no prediction, the first is a"):
         squad_scores({"b": "dog"}, golds, version_2=True)
-    with pytest.raises(ValueError, match="Question b has no right answers"):
+    with pytest.raises(ValueError, match="Question b has no correct answers"):
         squad_scores({"a": "cat", "b": "dog"}, {**golds, "b": []})
-    with pytest.raises(ValueError, match="Unknown version 'squad3'; SquadMetric knows squad and squad_v2"):
+    with pytest.raises(ValueError, match=r"SquadMetric: unknown version 'squad3'\. Choose squad or squad_v2"):
         SquadMetric("squad3")
     reference = {"id": "a", "answers": {"text": ["cat"], "answer_start": [0]}}
-    with pytest.raises(ValueError, match="1 of 2 references repeat an id"):
+    with pytest.raises(ValueError, match="1 of 2 references have a repeated id"):
         SquadMetric(keep_in_memory=True).compute(
             predictions=[{"id": "a", "prediction_text": "cat"}] * 2, references=[reference] * 2
         )

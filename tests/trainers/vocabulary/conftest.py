@@ -1,4 +1,4 @@
-"""Fixtures that the tests of vocabularies share."""
+"""Texts, and tokenizers learned from them."""
 
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ def text_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def some_text(tmp_path_factory, data_dir: Path) -> Path:
-    """A sixth of Wikipedia's training text, which is enough."""
+    """A sixth of the training text of Wikipedia."""
     file = tmp_path_factory.mktemp("text") / "wiki.txt"
     file.write_text("\n".join(islice(read_lines([data_dir / "wiki_en/train.txt.gz"]), 600)), encoding="utf-8")
     return file
@@ -27,7 +27,7 @@ def some_text(tmp_path_factory, data_dir: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def bpe_folders(tmp_path_factory, some_text: Path) -> dict[str, Path]:
-    """BPE and BPE of bytes."""
+    """A BPE and a byte-level BPE tokenizer of 4,000 tokens."""
     folder = tmp_path_factory.mktemp("bpe")
     for kind in ("bpe", "byte-bpe"):
         arguments = ["--train_file", str(some_text), "--vocab_size", "4000"]

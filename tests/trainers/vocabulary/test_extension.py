@@ -1,4 +1,4 @@
-"""`--init`."""
+"""`--init` extends tokenizers and models, and refuses contradictions."""
 
 import json
 from itertools import islice
@@ -17,7 +17,7 @@ from transformers import (
     BertTokenizer,
     TokenizersBackend,
 )
-from vocabularies import longest_pieces_first, train, write_ties
+from vocabularies import split_longest_first, train, write_ties
 
 from snugbert import (
     SnugBertForMaskedLM,
@@ -36,15 +36,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_init_extends_a_real_checkpoint(tmp_path: Path, minilm: Path, data_dir: Path, capsys):
     train_file, held_out = (data_dir / f"wiki_en/{split}.txt.gz" for split in ("train", "validation"))
-    pieces = train(tmp_path / "out", "--init", minilm, "--train_file", train_file, "--vocab_size", "32000")
+    tokens = train(tmp_path / "out", "--init", minilm, "--train_file", train_file, "--vocab_size", "32000")
     printed = capsys.readouterr().out
-    assert "30,522 pieces of" in printed and "1,478 new ones" in printed
+    assert "Added 1,478 tokens to the 30,522 of" in printed
     assert f"Next: snugbert pretrain --model_name_or_path {tmp_path / 'out'} --train_file" in printed
 
     old_tokenizer, tokenizer = AutoTokenizer.from_pretrained(minilm), AutoTokenizer.from_pretrained(tmp_path / "out")
     old = old_tokenizer.get_vocab()
-    assert type(tokenizer) is SnugBertTokenizer and len(pieces) == len(set(pieces)) == len(tokenizer) == 32000
-    assert pieces[:30522] == sorted(old, key=old.__getitem__)
+    assert type(tokenizer) is SnugBertTokenizer and len(tokens) == len(set(tokens)) == len(tokenizer) == 32000
+    assert tokens[:30522] == sorted(old, key=old.__getitem__)
     lengths = []
     for file in (train_file, held_out):
         lines = list(islice(read_lines([file]), 300))
@@ -54,23 +54,23 @@ def test_init_extends_a_real_checkpoint(tmp_path: Path, minilm: Path, data_dir: 
     before = BertModel.from_pretrained(minilm).eval()
     after, info = SnugBertModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    rows, new_rows = before.embeddings.word_embeddings.weight, after.embeddings.word_embeddings.weight
-    assert torch.equal(new_rows[:30522], rows)
+    embeddings, new_embeddings = before.embeddings.word_embeddings.weight, after.embeddings.word_embeddings.weight
+    assert torch.equal(new_embeddings[:30522], embeddings)
     for index in range(30522, 32000):
-        expected = rows[longest_pieces_first(pieces[index], old)].mean(dim=0)
-        torch.testing.assert_close(new_rows[index], expected, msg=pieces[index])
-    sentence = "The house is on the river."  # nothing in it is new
+        expected = embeddings[split_longest_first(tokens[index], old)].mean(dim=0)
+        torch.testing.assert_close(new_embeddings[index], expected, msg=tokens[index])
+    sentence = "The house is on the river."  # contains no new token
     inputs = tokenizer(sentence, return_tensors="pt")
     assert inputs["input_ids"].tolist() == old_tokenizer(sentence, return_tensors="pt")["input_ids"].tolist()
     torch.testing.assert_close(after.eval()(**inputs)[0], before(**inputs)[0], atol=1e-4, rtol=1e-4)
-    with_new = tokenizer(" ".join(piece for piece in pieces[30522:30560] if piece[0] != "#"), return_tensors="pt")
+    with_new = tokenizer(" ".join(token for token in tokens[30522:30560] if token[0] != "#"), return_tensors="pt")
     assert with_new["input_ids"].max() >= 30522
     assert after(**with_new)[0].isfinite().all()
 
 
 @pytest.fixture
 def small_checkpoint(tmp_path: Path) -> Path:
-    """A masked language model of stock BERT's, cased, with an added token and rows to spare."""
+    """A cased stock BERT with a masked language model head, an added token and more embeddings than tokens."""
     train(tmp_path / "vocab", "--train_file", write_ties(tmp_path), "--vocab_size", "40", "--no_do_lower_case")
     tokenizer = BertTokenizer(vocab=str(tmp_path / "vocab/vocab.txt"), do_lower_case=False)
     tokenizer.add_tokens(["snug-bert"])
@@ -83,7 +83,7 @@ def small_checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "old"
 
 
-def test_init_extends_predictions_and_keeps_added_tokens(tmp_path: Path, small_checkpoint: Path):
+def test_init_extends_the_output_bias_and_keeps_added_tokens(tmp_path: Path, small_checkpoint: Path):
     train(tmp_path / "new", "--init", small_checkpoint, "--train_file", tmp_path / "ties.txt", "--vocab_size", "80")
     before, after = (
         BertForMaskedLM.from_pretrained(small_checkpoint),
@@ -99,7 +99,7 @@ def test_init_extends_predictions_and_keeps_added_tokens(tmp_path: Path, small_c
         table, longer = before.state_dict()[name], after.state_dict()[name]
         assert torch.equal(longer[:41], table[:41])
         for index in range(41, 80):
-            ids = longest_pieces_first(new.convert_ids_to_tokens(index), old.get_vocab())
+            ids = split_longest_first(new.convert_ids_to_tokens(index), old.get_vocab())
             assert len(ids) > 1
             torch.testing.assert_close(longer[index], table[ids].mean(dim=0))
     run = ["--model_name_or_path", str(tmp_path / "new"), "--train_file", str(tmp_path / "ties.txt"), "--no_nsp"]
@@ -109,8 +109,8 @@ def test_init_extends_predictions_and_keeps_added_tokens(tmp_path: Path, small_c
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_init_keeps_every_part_of_a_checkpoint(tmp_path: Path, small_checkpoint: Path, tied: bool):
-    """Of one that holds more heads than it names, as google-bert's do, and has biases that differ if not tied."""
+def test_init_keeps_all_weights_of_a_checkpoint(tmp_path: Path, small_checkpoint: Path, tied: bool):
+    """The checkpoint has more heads than its configuration names, as google-bert's have, and random biases."""
     config = BertConfig.from_pretrained(small_checkpoint, tie_word_embeddings=tied)
     model = BertForPreTraining(config).eval()
     for name, parameter in model.named_parameters():
@@ -133,19 +133,19 @@ def test_init_keeps_every_part_of_a_checkpoint(tmp_path: Path, small_checkpoint:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
-def test_init_goes_on_merging(tmp_path: Path, bpe_folders, some_text, data_dir, kind, capsys):
+def test_init_continues_merging(tmp_path: Path, bpe_folders, some_text, data_dir, kind, capsys):
     arguments = ["--train_file", str(some_text), "--vocab_size", "6000", "--output_dir", str(tmp_path)]
     main(["--init", str(bpe_folders[kind]), *arguments])
-    assert "this is a tokenizer alone" in capsys.readouterr().out
+    assert "only the tokenizer was extended" in capsys.readouterr().out
     old, new = AutoTokenizer.from_pretrained(bpe_folders[kind]), AutoTokenizer.from_pretrained(tmp_path)
-    assert {piece: index for piece, index in new.get_vocab().items() if index < 4000} == old.get_vocab()
+    assert {token: index for token, index in new.get_vocab().items() if index < 4000} == old.get_vocab()
     assert len(new) == 6000 and new.mask_token_id == 4 and new("a", "b")["token_type_ids"][-1] == 1
     lines = list(islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 100))
     cuts = [
         [tokenizer(line, return_offsets_mapping=True, verbose=False) for line in lines] for tokenizer in (old, new)
     ]
     for before, after in zip(*cuts, strict=True):
-        # A new cut is an old one with some boundaries less.
+        # New tokens only remove boundaries between old tokens.
         assert {end for _, end in after["offset_mapping"]} <= {end for _, end in before["offset_mapping"]}
         assert old.decode(before["input_ids"]) == new.decode(after["input_ids"])
     lengths = [sum(len(cut["input_ids"]) for cut in side) for side in cuts]
@@ -155,21 +155,21 @@ def test_init_goes_on_merging(tmp_path: Path, bpe_folders, some_text, data_dir, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--vocab_size", "41"], r"--vocab_size 41 must be above the 41 pieces that .*old already has"),
-        (["--model", "bpe"], r"--model bpe: the tokenizer of .*old is wordpiece, and stays so"),
-        (["--do_lower_case"], r"--do_lower_case true contradicts the tokenizer of .*old, which has false"),
-        (["--strip_accents", "true"], r"--strip_accents true contradicts"),
-        (["--no_tokenize_chinese_chars"], r"--tokenize_chinese_chars false contradicts .* which has true"),
+        (["--vocab_size", "41"], r"--vocab_size 41 must be above the 41 tokens of .*old"),
+        (["--model", "bpe"], r"--model bpe: the tokenizer of .*old is wordpiece. Leave --model out"),
+        (["--do_lower_case"], r"--do_lower_case true: the tokenizer of .*old was learned with false"),
+        (["--strip_accents", "true"], r"--strip_accents true: the tokenizer"),
+        (["--no_tokenize_chinese_chars"], r"--tokenize_chinese_chars false: .* was learned with true"),
     ],
 )
-def test_init_refuses_what_contradicts_it(tmp_path: Path, small_checkpoint: Path, arguments, message):
+def test_init_refuses_contradicting_arguments(tmp_path: Path, small_checkpoint: Path, arguments, message):
     text = ["--train_file", tmp_path / "ties.txt"]
     with pytest.raises(InputError, match=message):
         train(tmp_path / "new", "--init", small_checkpoint, *text, *arguments)
     assert not list(tmp_path.glob("new/*"))
 
 
-def test_init_says_what_it_cannot_extend(tmp_path: Path, small_checkpoint: Path):
+def test_init_refuses_tokenizers_and_models_it_cannot_extend(tmp_path: Path, small_checkpoint: Path):
     text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty contains no tokenizer\.json or vocab\.txt"):
@@ -180,7 +180,7 @@ def test_init_says_what_it_cannot_extend(tmp_path: Path, small_checkpoint: Path)
         zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
     )
     TokenizersBackend(tokenizer_object=library, **special).save_pretrained(tmp_path / "other")
-    with pytest.raises(InputError, match=r"--init: the tokenizer of .*other is neither BERT's nor one that"):
+    with pytest.raises(InputError, match=r"--init: the tokenizer of .*other cannot be extended"):
         train(tmp_path / "new", "--init", tmp_path / "other", *text)
     config = json.loads((small_checkpoint / "config.json").read_text())
     (small_checkpoint / "config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))

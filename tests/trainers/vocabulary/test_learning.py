@@ -1,4 +1,4 @@
-"""Learning."""
+"""Words are counted as the tokenizer splits them, and tokens are learned as by the library, without its chance."""
 
 import json
 import re
@@ -16,30 +16,30 @@ from transformers import (
     AutoTokenizer,
     TokenizersBackend,
 )
-from vocabularies import DOCUMENTS, learn_word_pieces, many_ties
+from vocabularies import DOCUMENTS, learn_wordpiece, many_ties
 
 from snugbert import (
     SnugBertTokenizer,
 )
 from snugbert.trainers.documents import read_lines
-from snugbert.trainers.vocabulary import learning as vocabulary_learning
+from snugbert.trainers.vocabulary import learning
 from snugbert.trainers.vocabulary.command import main
-from snugbert.trainers.vocabulary.learning import KINDS, SPECIAL_TOKENS, count_words, learn_pieces, make_tokenizer
+from snugbert.trainers.vocabulary.learning import KINDS, SPECIAL_TOKENS, count_words, learn_tokens, make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_ties_never_depend_on_chance():
-    first, *others = (learn_word_pieces(many_ties(), 150) for _ in range(10))
+def test_ties_are_reproducible():
+    first, *others = (learn_wordpiece(many_ties(), 150) for _ in range(10))
     assert len(first) == 150
-    assert all(pieces == first for pieces in others)
+    assert all(tokens == first for tokens in others)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("do_lower_case", [True, False])
-@pytest.mark.parametrize("characters_at_once", [1, vocabulary_learning.CHARACTERS_AT_ONCE])
-def test_words_are_those_the_tokenizer_sees(monkeypatch, kind, do_lower_case: bool, characters_at_once: int):
-    monkeypatch.setattr(vocabulary_learning, "CHARACTERS_AT_ONCE", characters_at_once)
+@pytest.mark.parametrize("characters_at_once", [1, learning.CHARACTERS_AT_ONCE])
+def test_words_equal_the_tokenizers_own(monkeypatch, kind, do_lower_case: bool, characters_at_once: int):
+    monkeypatch.setattr(learning, "CHARACTERS_AT_ONCE", characters_at_once)
     lines = [*chain.from_iterable(DOCUMENTS), "  three   spaces \t\u3000 tab ", "I'll ... don't 1,000"]
     tokenizer = make_tokenizer(kind, do_lower_case=do_lower_case, tokenize_chinese_chars=kind != "byte-bpe")
     normalize, split = BertNormalizer(lowercase=do_lower_case).normalize_str, BertPreTokenizer()
@@ -51,7 +51,7 @@ def test_words_are_those_the_tokenizer_sees(monkeypatch, kind, do_lower_case: bo
 
 
 @pytest.mark.parametrize(
-    ("flags", "words", "of_bytes"),
+    ("flags", "words", "byte_words"),
     [
         ({}, "cafe naive 北 京 x", "ĠCafé ĠNAÏVE Ġ北 京 x"),
         ({"do_lower_case": True}, "cafe naive 北 京 x", "Ġcafe Ġnaive Ġ北 京 x"),
@@ -61,25 +61,25 @@ def test_words_are_those_the_tokenizer_sees(monkeypatch, kind, do_lower_case: bo
         ({"tokenize_chinese_chars": False}, "cafe naive 北京x", "ĠCafé ĠNAÏVE Ġ北京x"),
     ],
 )
-def test_every_model_honours_case_accents_and_chinese_characters(flags, words, of_bytes):
+def test_every_kind_respects_case_accents_and_chinese_characters(flags, words, byte_words):
     text = "Café NAÏVE 北京x"
     for kind in ("wordpiece", "bpe"):
         assert count_words([text], make_tokenizer(kind, **flags), False) == Counter(words.split()), kind
     as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
-    expected = [as_bytes.pre_tokenize_str(word.replace("Ġ", " "))[0][0] for word in of_bytes.split()]
+    expected = [as_bytes.pre_tokenize_str(word.replace("Ġ", " "))[0][0] for word in byte_words.split()]
     assert list(count_words([text], make_tokenizer("byte-bpe", **flags), False)) == expected
 
 
-def test_merges_worked_out_by_hand():
+def test_merges_by_hand():
     words = Counter(hug=10, pug=5, pun=12, bun=4, hugs=5)
-    pieces = learn_word_pieces(words, vocab_size=100)
+    tokens = learn_wordpiece(words, vocab_size=100)
     #      20      16     15     12     5: p < hug   5       4
     merges = ["##ug", "##un", "hug", "pun", "pug", "hugs", "bun"]
-    assert pieces == [*SPECIAL_TOKENS, *"bghnpsu", "##g", "##n", "##s", "##u", *merges]
-    assert learn_word_pieces(words, vocab_size=19) == pieces[:19]
-    assert learn_word_pieces(words, vocab_size=100, min_frequency=5) == pieces[:-1]
-    learned, merges = learn_pieces(words, 100, kind="bpe", show_progress=False)
-    assert learned == pieces
+    assert tokens == [*SPECIAL_TOKENS, *"bghnpsu", "##g", "##n", "##s", "##u", *merges]
+    assert learn_wordpiece(words, vocab_size=19) == tokens[:19]
+    assert learn_wordpiece(words, vocab_size=100, min_frequency=5) == tokens[:-1]
+    learned, merges = learn_tokens(words, 100, kind="bpe", show_progress=False)
+    assert learned == tokens
     inside = [
         ("##u", "##g"),
         ("##u", "##n"),
@@ -90,31 +90,31 @@ def test_merges_worked_out_by_hand():
         ("b", "##un"),
     ]
     assert merges == inside
-    # BPE merges in that order; WordPiece takes the longest piece. An unknown character is a piece, or spoils the word.
-    cut = {kind: make_tokenizer(kind, pieces, merges).tokenize("hugun pugsx") for kind in ("bpe", "wordpiece")}
+    # BPE merges in that order. WordPiece takes the longest token, and an unknown character makes the word [UNK].
+    cut = {kind: make_tokenizer(kind, tokens, merges).tokenize("hugun pugsx") for kind in ("bpe", "wordpiece")}
     assert cut["bpe"] == ["hug", "##un", "pug", "##s", "[UNK]"]
     assert cut["wordpiece"] == ["hug", "##un", "[UNK]"]
 
 
-def test_counts_too_many_for_the_library_are_scaled_down(monkeypatch):
+def test_counts_beyond_the_librarys_limit_are_scaled_down(monkeypatch):
     words = Counter(hug=100, pug=50, pun=120, bun=40, hugs=50)
-    expected = learn_word_pieces(words, vocab_size=100, min_frequency=50)
-    monkeypatch.setattr(vocabulary_learning, "MOST_TRAINING_WORDS", words.total() // 10)
-    assert learn_word_pieces(words, vocab_size=100, min_frequency=50) == expected
-    assert sum(len(line.split()) for line in vocabulary_learning._running_text(words, scale=10)) == words.total() // 10
+    expected = learn_wordpiece(words, vocab_size=100, min_frequency=50)
+    monkeypatch.setattr(learning, "MOST_TRAINING_WORDS", words.total() // 10)
+    assert learn_wordpiece(words, vocab_size=100, min_frequency=50) == expected
+    assert sum(len(line.split()) for line in learning._repeat_words(words, scale=10)) == words.total() // 10
 
 
-def test_rare_characters_get_no_piece(monkeypatch):
-    monkeypatch.setattr(vocabulary_learning, "ALPHABET", 2)
+def test_rare_characters_get_no_token(monkeypatch):
+    monkeypatch.setattr(learning, "ALPHABET_SIZE", 2)
     words = Counter({"aa": 4000, "b": 1990, "c": 4, "d": 3, "ad": 1})
-    pieces = learn_word_pieces(words, vocab_size=10)
-    # a and b cover 9,990 of 9,999 characters, too few; with c 0.9995 of them are covered. "ad" is [UNK].
-    assert pieces == [*SPECIAL_TOKENS, "a", "b", "c", "##a", "aa"]
+    tokens = learn_wordpiece(words, vocab_size=10)
+    # a and b cover 9,990 of 9,999 characters, too few; with c 0.9995 of them are covered.
+    assert tokens == [*SPECIAL_TOKENS, "a", "b", "c", "##a", "aa"]
 
 
-def test_pruning_bounds_the_table_and_keeps_the_frequent(monkeypatch):
-    monkeypatch.setattr(vocabulary_learning, "MOST_DISTINCT_WORDS", 100)
-    monkeypatch.setattr(vocabulary_learning, "CHARACTERS_AT_ONCE", 200)
+def test_pruning_bounds_the_table_and_keeps_frequent_words(monkeypatch):
+    monkeypatch.setattr(learning, "MOST_DISTINCT_WORDS", 100)
+    monkeypatch.setattr(learning, "CHARACTERS_AT_ONCE", 200)
     lines = [f"often {'seldom' if number % 3 == 0 else ''} once{number}" for number in range(5000)]
     words = count_words(lines, SnugBertTokenizer(), show_progress=False)
     assert len(words) <= 100
@@ -125,7 +125,7 @@ def test_words_too_long_for_wordpiece_are_left_out():
     assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer(), False) == {"b" * 100: 1}
 
 
-def test_pieces_are_the_librarys_own(data_dir: Path):
+def test_tokens_equal_the_librarys_wordpiece(data_dir: Path):
     vocab_size = 8192
     text = list(read_lines([data_dir / "books_en" / "train-06.txt.gz"]))
     held_out = list(islice(read_lines([data_dir / "books_en" / "validation.txt.gz"]), 1000))
@@ -137,21 +137,21 @@ def test_pieces_are_the_librarys_own(data_dir: Path):
     library.train_from_iterator(text, trainer)
 
     words = count_words(text, SnugBertTokenizer(), False)
-    pieces, merges = learn_pieces(words, vocab_size, show_progress=False)
-    assert len(pieces) == len(set(pieces)) == library.get_vocab_size() == vocab_size
+    tokens, merges = learn_tokens(words, vocab_size, show_progress=False)
+    assert len(tokens) == len(set(tokens)) == library.get_vocab_size() == vocab_size
     lengths = [
         sum(len(encoding) for encoding in tokenizer.encode_batch(held_out, add_special_tokens=False))
         for tokenizer in (
             library,
-            make_tokenizer("wordpiece", pieces).backend_tokenizer,
-            make_tokenizer("bpe", pieces, merges).backend_tokenizer,
+            make_tokenizer("wordpiece", tokens).backend_tokenizer,
+            make_tokenizer("bpe", tokens, merges).backend_tokenizer,
         )
     ]
-    assert lengths[1] == pytest.approx(lengths[0], rel=0.001)  # only ties may fall otherwise
-    assert lengths[2] == pytest.approx(lengths[0], rel=0.01)  # the same pieces, but another cut
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.001)  # only ties may differ
+    assert lengths[2] == pytest.approx(lengths[0], rel=0.01)  # same tokens, but words are split differently
 
 
-def test_pieces_of_bytes_are_the_librarys_own(some_text: Path):
+def test_tokens_equal_the_librarys_byte_level_bpe(some_text: Path):
     text = list(read_lines([some_text]))
     library = Tokenizer(BPE())
     library.pre_tokenizer = ByteLevel(add_prefix_space=True)
@@ -167,13 +167,13 @@ def test_pieces_of_bytes_are_the_librarys_own(some_text: Path):
     expected = json.loads(library.to_str())["model"]
 
     words = count_words(text, make_tokenizer("byte-bpe", tokenize_chinese_chars=False), False)
-    pieces, merges = learn_pieces(words, 8192, kind="byte-bpe", show_progress=False)
-    assert {piece: index for index, piece in enumerate(pieces)} == expected["vocab"]
+    tokens, merges = learn_tokens(words, 8192, kind="byte-bpe", show_progress=False)
+    assert {piece: index for index, piece in enumerate(tokens)} == expected["vocab"]
     assert merges == [tuple(merge) for merge in expected["merges"]]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
-def test_bpe_opens_as_transformers_own_class_and_has_berts_form(bpe_folders, data_dir, kind):
+def test_bpe_opens_as_a_transformers_class_and_formats_text_as_bert(bpe_folders, data_dir, kind):
     assert sorted(path.name for path in bpe_folders[kind].iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
     tokenizer = AutoTokenizer.from_pretrained(bpe_folders[kind])
     assert type(tokenizer) is TokenizersBackend
@@ -188,7 +188,7 @@ def test_bpe_opens_as_transformers_own_class_and_has_berts_form(bpe_folders, dat
     pair = tokenizer("The cat", "A mat")
     assert pair["input_ids"] == [2, *ids[0], 3, *ids[1], 3]
     assert pair["token_type_ids"] == [0] * (len(ids[0]) + 2) + [1] * (len(ids[1]) + 1)
-    # Offsets are those of the words, in a text and in a list of words; a word has the same pieces in both.
+    # A word has the same tokens and offsets in a text and in a list of words.
     for line in islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 100):
         words = re.findall(r"\w+", line)
         listed = tokenizer(words, is_split_into_words=True)
@@ -201,7 +201,7 @@ def test_bpe_opens_as_transformers_own_class_and_has_berts_form(bpe_folders, dat
             assert start >= ends[word] and end <= ends[word + 1] - 1, (line, word)
 
 
-def test_text_of_bytes_comes_back_as_it_was(bpe_folders, data_dir, tmp_path):
+def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(bpe_folders["byte-bpe"])
     odd = [
         "",
@@ -216,14 +216,14 @@ def test_text_of_bytes_comes_back_as_it_was(bpe_folders, data_dir, tmp_path):
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
         assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(tokenizer("  two")["input_ids"], skip_special_tokens=True) == " two"  # as documented
-    # [MASK] stands for a word and the space before it; the next one keeps its own.
+    # [MASK] stands for a word and the space before it. The next word keeps its space.
     cat = tokenizer("cat")["input_ids"][1:-1]
     for text in ("The cat sat.", "The cat.", "cat, sat"):
         before, after = tokenizer(text)["input_ids"], tokenizer(text.replace("cat", "[MASK]"))["input_ids"]
         place = before.index(cat[0])
         assert after == [*before[:place], tokenizer.mask_token_id, *before[place + len(cat) :]]
     assert tokenizer.decode(cat) == "cat"
-    # Lower case is for those who ask for it, and the only thing that is lost then.
+    # Lowercasing is optional, and loses only the case.
     (tmp_path / "text.txt").write_text("Naïve\n", encoding="utf-8")
     lower_case = ["--model", "byte-bpe", "--do_lower_case", "--strip_accents", "false", "--vocab_size", "300"]
     main([*lower_case, "--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "lower")])

@@ -1,0 +1,49 @@
+"""Small examples for tests of `snugbert glue`: sentences in which one word decides the label."""
+
+import random
+from pathlib import Path
+
+FILLER = "a the film plot story actor scene music long short old new it was and with".split()
+WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLER, *WORDS["cheerful"], *WORDS["gloomy"]]
+NO_DROPOUT = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+NO_FILES = {"train_file": None, "validation_file": None}
+SMALL = "num_hidden_layers=1,hidden_size=32,intermediate_size=64,num_attention_heads=2," + NO_DROPOUT
+# With BERT's initializer range, so small a model would need hundreds of steps to learn.
+LARGER = {"config_overrides": SMALL + ",initializer_range=0.1"}
+
+
+def sentences(number: int, seed: int) -> list[dict[str, str]]:
+    """2 to 12 filler words around one word that decides the label."""
+    generator = random.Random(seed)
+    rows = []
+    for i in range(number):
+        label = list(WORDS)[i % 2]
+        words = generator.choices(FILLER, k=generator.randint(2, 12))
+        words.insert(generator.randrange(len(words)), generator.choice(WORDS[label]))
+        rows.append({"sentence": " ".join(words), "label": label})
+    return rows
+
+
+def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
+    """A command line that trains a small model from random weights. None removes an argument."""
+    values = {
+        "config_name": "tiny",
+        "config_overrides": SMALL,
+        "tokenizer_name": workshop / "tokenizer",
+        "train_file": workshop / "train.csv",
+        "validation_file": workshop / "dev.csv",
+        "output_dir": output_dir,
+        "per_device_train_batch_size": 16,
+        "num_train_epochs": 4,
+        "learning_rate": 5e-3,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **changes,
+    }
+    return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+
+
+def checkpoint_of(run: Path) -> dict[str, object]:
+    """Changes to `arguments` that load the checkpoint in `run`."""
+    return {"model_name_or_path": run, "config_name": None, "config_overrides": None, "tokenizer_name": None}

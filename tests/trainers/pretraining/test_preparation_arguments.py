@@ -1,0 +1,22 @@
+"""The arguments of `snugbert prepare`."""
+
+import pytest
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.preparation_arguments import OutputArguments, PreparationArguments
+
+
+def test_a_shard_is_read():
+    arguments = OutputArguments(shard="2/16")
+    assert (arguments.shard_number, arguments.num_shards) == (2, 16)
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "4", "1/2/3", "-1/4", "a/b"])
+def test_a_wrong_shard_is_refused(shard):
+    with pytest.raises(InputError, match=f"--shard '{shard}' must be i/n with i from 1 to n, such as 1/4"):
+        OutputArguments(shard=shard)
+
+
+def test_at_least_one_process_tokenizes():
+    with pytest.raises(InputError, match="--preprocessing_num_workers 0 must be at least 1"):
+        PreparationArguments(preprocessing_num_workers=0)

@@ -1,0 +1,143 @@
+"""PretrainingTrainer on datasets and collators of transformers, like Trainer."""
+
+import json
+
+import datasets
+import pytest
+import torch
+from synthetic import VOCAB_SIZE, tiny_model
+from transformers import DataCollatorForLanguageModeling
+
+import snugbert
+from snugbert.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(VOCAB_SIZE - 5))]
+    return snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)})
+
+
+def make_features(tokenizer, size=50) -> list[dict]:
+    """Texts of 4 to 14 words, with a column that no model takes."""
+    texts = [" ".join(f"w{(7 * index + 3 * word) % 190}" for word in range(4 + index % 11)) for index in range(size)]
+    return [tokenizer(text).data | {"text": text} for text in texts]
+
+
+def make_trainer(tokenizer, folder, train_dataset, data_collator=None, **arguments) -> snugbert.PretrainingTrainer:
+    defaults = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "max_steps": 9,  # more than an epoch of 50 examples
+        "save_steps": 4,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    seen = []
+    collate = data_collator or DataCollatorForLanguageModeling(tokenizer)
+
+    trainer = snugbert.PretrainingTrainer(
+        model=snugbert.SnugBertForMaskedLM(tiny_model(dropout=0.1).config),
+        args=snugbert.PretrainingArguments(**defaults | arguments),
+        train_dataset=train_dataset,
+        eval_dataset=make_features(tokenizer, 7),
+        data_collator=collate,
+    )
+    get_batch_samples = trainer.get_batch_samples
+
+    def note_batches(*args):
+        batches, labeled = get_batch_samples(*args)
+        seen.append([batch["input_ids"].tolist() for batch in batches])
+        return batches, labeled
+
+    trainer.get_batch_samples, trainer.seen = note_batches, seen
+    return trainer
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self, features):
+        self.features = features
+
+    def __len__(self):
+        return len(self.features)
+
+    def __getitem__(self, index):
+        return self.features[index]
+
+
+@pytest.mark.parametrize("kind", [list, Texts, datasets.Dataset.from_list])
+def test_a_resumed_run_on_any_dataset_equals_a_run_without_a_stop(tokenizer, tmp_path, kind):
+    """Stopped in an epoch; masks at random, which a data worker of another number would draw, too."""
+    features = make_features(tokenizer)
+    straight = make_trainer(tokenizer, tmp_path, kind(features))
+    straight.train()
+    assert len({json.dumps(batch) for batch in straight.seen}) == 9
+    lines = [line for line in straight.state.log_history if "loss" in line]
+    assert len(lines) == 9 and all("nsp_loss" not in line and 0 < line["padding"] < 1 for line in lines)
+    assert lines[-1]["epoch"] == pytest.approx(72 / 50)
+    workers = 2 if kind is list else 0
+    resumed = make_trainer(tokenizer, tmp_path / "resumed", kind(features), dataloader_num_workers=workers)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert resumed.seen == straight.seen[4:]
+    for parameter, expected in zip(resumed.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
+
+
+def test_an_epoch_has_every_example_once_in_a_new_order(tokenizer, tmp_path):
+    def collate(features):
+        return {name: torch.tensor([feature[name] for feature in features]) for name in ("input_ids", "labels")}
+
+    features = [{"input_ids": [2, 5 + number, 3], "labels": [-100, 5 + number, -100]} for number in range(40)]
+    trainer = make_trainer(tokenizer, tmp_path, features, collate, max_steps=-1, num_train_epochs=2)
+    trainer.train()
+    order = [ids[1] - 5 for [batch] in trainer.seen for ids in batch]
+    assert sorted(order[:40]) == sorted(order[40:]) == list(range(40))
+    assert order[:40] != order[40:] and order[:40] != list(range(40))
+    again = make_trainer(tokenizer, tmp_path, features, collate, max_steps=1, seed=1)
+    again.train()
+    assert again.seen[0] != trainer.seen[0]
+
+
+def test_evaluation_of_a_list_is_the_same_every_time(tokenizer, tmp_path):
+    trainer = make_trainer(tokenizer, tmp_path, None)
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert first["eval_mlm_loss"] == second["eval_mlm_loss"] == pytest.approx(first["eval_loss"])
+
+
+def test_once_per_epoch_is_a_number_of_steps(tokenizer, tmp_path):
+    args = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "no"}
+    trainer = make_trainer(tokenizer, tmp_path, make_features(tokenizer, 16), **args)
+    trainer.train()
+    assert [line["step"] for line in trainer.state.log_history if "eval_loss" in line] == [2, 4, 6]
+
+
+def test_the_pretraining_collator_masks_plain_features(tokenizer, tmp_path):
+    collator = snugbert.SnugBertDataCollatorForPretraining(tokenizer)
+    trainer = make_trainer(tokenizer, tmp_path, make_features(tokenizer), collator)
+    trainer.train()
+    again = make_trainer(tokenizer, tmp_path / "again", make_features(tokenizer), collator)
+    again.train()
+    assert again.seen == trainer.seen and len(trainer.seen) == 9
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield {}
+
+
+@pytest.mark.parametrize(("dataset", "message"), [(Stream(), "a Stream has no length"), ([], "the list is empty")])
+def test_a_dataset_that_cannot_be_used_is_one_error(tokenizer, tmp_path, dataset, message):
+    with pytest.raises(InputError, match=f"train_dataset: {message}"):
+        make_trainer(tokenizer, tmp_path, dataset)
+
+
+def test_batches_without_labels_are_one_error(tokenizer, tmp_path):
+    def collate(features):
+        return {"input_ids": torch.tensor([[2, 5, 3]])}
+
+    trainer = make_trainer(tokenizer, tmp_path, make_features(tokenizer), collate)
+    with pytest.raises(InputError, match="data_collator: its batches have no `labels`"):
+        trainer.train()
