@@ -273,18 +273,11 @@ def load_model(
         raise InputError(
             f"{name} lacks {shorten(random)}. Choose a model that was fine-tuned for this task, or train it first."
         )
-<<<<<<< HEAD
     if random and all(HEAD_WEIGHTS.match(key) for key in random):
         heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]
         logger.info("new weights, initialized randomly: %s", ", ".join(heads))
     elif random:
-        logger.warning("%s lacks weights of this model. They are initialized randomly: %s", name, listed(random))
-=======
-    if random:
-        expected = all(HEAD_WEIGHTS.match(key) for key in random)
-        level = logging.INFO if expected else logging.WARNING
-        logger.log(level, "not in %s, so initialized with random values: %s", name, shorten(random))
->>>>>>> main
+        logger.warning("%s lacks weights of this model. They are initialized randomly: %s", name, shorten(random))
     return model
 
 
