@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.checkpoints import is_uncased, listed, read_weights
+from snugbert.checkpoints import is_uncased, read_weights, shorten
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
@@ -262,19 +262,20 @@ def load_model(
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
     if unknown and trained:
         raise InputError(
-            f"{name} has weights that SnugBERT does not have: {listed(unknown)}. Ignoring them would change the model."
+            f"{name} has weights that SnugBERT does not have: {shorten(unknown)}. Ignoring them would change the "
+            "model."
         )
     if unknown:
-        logger.warning("%s has weights that this model does not have. They are ignored: %s", name, listed(unknown))
+        logger.warning("%s has weights that this model does not have. They are ignored: %s", name, shorten(unknown))
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if random and trained:
         raise InputError(
-            f"{name} lacks {listed(random)}. Choose a model that was fine-tuned for this task, or train it first."
+            f"{name} lacks {shorten(random)}. Choose a model that was fine-tuned for this task, or train it first."
         )
     if random:
         expected = all(HEAD_WEIGHTS.match(key) for key in random)
         level = logging.INFO if expected else logging.WARNING
-        logger.log(level, "not in %s, so initialized with random values: %s", name, listed(random))
+        logger.log(level, "not in %s, so initialized with random values: %s", name, shorten(random))
     return model
 
 
