@@ -26,7 +26,7 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.trainers.output_folder import newest_checkpoint
+from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
@@ -235,7 +235,7 @@ def test_a_killed_and_resumed_run_equals_a_run_without_a_stop_bit_for_bit(materi
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"loss": 3.14')  # a line it did not come to finish
 
-    checkpoint = newest_checkpoint(tmp_path)
+    checkpoint = find_newest_checkpoint(tmp_path)
     step = int(checkpoint.name.removeprefix("checkpoint-"))
     assert stopped <= step < killed
     resumed = make_trainer(material, tmp_path)

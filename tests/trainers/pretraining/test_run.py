@@ -245,9 +245,9 @@ def shrink(state):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("optimizer.pt", shrink, "exp_avg has the shape [3]"),
+        ("optimizer.pt", shrink, "exp_avg has shape [3]"),
         ("optimizer.pt", lambda state: state["param_groups"][0].update(lr="x"), "the learning rate is not a number"),
-        ("scheduler.pt", lambda state: state.update(step=1), "step is not part of the state of a schedule"),
+        ("scheduler.pt", lambda state: state.update(step=1), "a schedule has no state step"),
     ],
     ids=["shape", "rate", "method"],
 )
@@ -286,7 +286,7 @@ def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, cap
     run(small_run, output_dir=tmp_path, save_steps=4)
     weights = (tmp_path / "model.safetensors").read_bytes()
     assert run(small_run, output_dir=tmp_path, seed=1) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     # Even --overwrite_output_dir removes nothing before the new run is about to train.
     for typo in ({"train_file": "typo.txt"}, {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 8}):
         assert run(small_run | typo, output_dir=tmp_path, overwrite_output_dir="true") == 2
@@ -356,7 +356,7 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(small_run, tmp_path, 
     (tmp_path / "checkpoint-8/trainer_state.json").unlink()  # as if the disk had been full
     more = {"resume_from_checkpoint": "true", "max_steps": 10}
     assert run(small_run, output_dir=tmp_path, **more) == 0
-    assert "checkpoint-8 is not a whole checkpoint" in caplog.text
+    assert "checkpoint-8, which is not a complete checkpoint" in caplog.text
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 10
     assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
@@ -371,7 +371,7 @@ def test_one_command_begins_and_resumes(small_run, tmp_path, capsys):
     for checkpoint in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     assert run(small_run, **more) == 2
-    assert "holds no whole checkpoint" in capsys.readouterr().err
+    assert "contains no complete checkpoint" in capsys.readouterr().err
 
 
 def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
