@@ -1,4 +1,4 @@
-"""Tagging schemes of named entities (BIO, IOB1, IOBES, BILOU): tags to entities and back."""
+"""Tagging schemes of named entities (BIO, IOB1, IOBES, BILOU): converts tags to entities and back."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from seqeval.metrics.sequence_labeling import get_entities
 
 TAG = re.compile(r"O|[BIELSU]-.+")
-# What the first word of an entity, those within, its last word, and its only word begin with. BIO is also called IOB2.
-# IOB1, that of CoNLL-2003's original files, has B- only where an entity touches another of its type before it.
+# Scheme -> prefixes of the first, inner, last and only word of an entity. BIO is also called IOB2. IOB1, the scheme of
+# CoNLL-2003's original files, uses B- only if an entity directly follows another one of its type.
 SCHEMES = {
     "bio": ("B", "I", "I", "B"),
     "iob1": ("I", "I", "I", "I"),
@@ -17,28 +17,27 @@ SCHEMES = {
 
 
 def decode_tags(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The entities that tags of any scheme stand for, read as `conlleval` reads them: type, first and last word.
+    """Returns the entities of a sentence as (type, first word, last word), for tags of any scheme.
 
-    A tag that its scheme does not allow where it stands is read for what it seems to mean: an I- that continues
-    nothing begins an entity.
+    Invalid tags are read as `conlleval` reads them: an I- that continues nothing begins an entity.
     """
-    standard = {"L-": "E-", "U-": "S-"}  # BILOU's letters, last and unit
-    return get_entities([standard.get(tag[:2], tag[:2]) + tag[2:] for tag in tags])
+    iobes_prefixes = {"L-": "E-", "U-": "S-"}  # from BILOU
+    return get_entities([iobes_prefixes.get(tag[:2], tag[:2]) + tag[2:] for tag in tags])
 
 
-def encode_tags(entities: Iterable[tuple[str, int, int]], number: int, scheme: str) -> list[str]:
-    """The tags of `number` words in a scheme, of which [`decode_tags`] makes the same entities.
+def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme: str) -> list[str]:
+    """Returns the tags of a sentence. It reverses [`decode_tags`].
 
     Args:
-        entities: type, first and last word, from left to right.
-        number: of words.
+        entities: (type, first word, last word), from left to right.
+        num_words: the words of the sentence.
         scheme: one of [`SCHEMES`].
     """
-    tags = ["O"] * number
+    tags = ["O"] * num_words
     for kind, first, last in entities:
         begin, inside, end, single = SCHEMES[scheme]
         if scheme == "iob1" and first and tags[first - 1][2:] == kind:
             begin = single = "B"
-        marks = [single] if first == last else [begin, *[inside] * (last - first - 1), end]
-        tags[first : last + 1] = [f"{mark}-{kind}" for mark in marks]
+        prefixes = [single] if first == last else [begin, *[inside] * (last - first - 1), end]
+        tags[first : last + 1] = [f"{prefix}-{kind}" for prefix in prefixes]
     return tags

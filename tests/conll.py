@@ -1,4 +1,4 @@
-"""What the tests on sentences of CoNLL-2003 share."""
+"""Helpers of the tests on CoNLL-2003."""
 
 from snugbert.trainers.ner.data import NerSplit, Sentence
 
@@ -10,8 +10,8 @@ def all_tags(split: NerSplit) -> list[list[str]]:
     return [sentence.tags for sentence in split.sentences]
 
 
-def converted(tags: list[str], scheme: str) -> list[str]:
-    """BIO into another scheme, by the neighbours of each tag."""
+def convert_tags(tags: list[str], scheme: str) -> list[str]:
+    """Converts BIO to another scheme by looking at the neighbors of each tag."""
     result = []
     for before, tag, after in zip(["O", *tags], tags, [*tags[1:], "O"], strict=False):
         mark, kind = tag[0], tag[2:]
@@ -25,8 +25,8 @@ def converted(tags: list[str], scheme: str) -> list[str]:
     return result
 
 
-def joined(split: NerSplit) -> NerSplit:
-    """Each document as one sentence."""
+def join_documents(split: NerSplit) -> NerSplit:
+    """Joins the sentences of each document."""
     documents: dict[object, list[Sentence]] = {}
     for sentence in split.sentences:
         documents.setdefault(sentence.document, []).append(sentence)
@@ -38,10 +38,10 @@ def joined(split: NerSplit) -> NerSplit:
     )
 
 
-# name -> what is made of the sentences, limit in word pieces, whether windows reach over sentences
+# name -> change of the sentences, maximum tokens of a window, document context
 WAYS = {
     "sentences": (lambda split: split, 128, False),
-    "long sentences": (joined, 128, False),
+    "long sentences": (join_documents, 128, False),
     "short windows": (lambda split: split, 12, False),
     "document context": (lambda split: split, 64, True),
 }

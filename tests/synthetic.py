@@ -16,7 +16,7 @@ MAX_SEQ_LENGTH = 20
 
 
 def make_corpus(blocks: list[list[list[list[int]]]]) -> Corpus:
-    """From blocks of documents of sentences of word pieces."""
+    """A corpus of blocks of documents of sentences of token ids."""
 
     def offsets(parts):
         return np.cumsum([0, *map(len, parts)])
@@ -44,8 +44,8 @@ class RandomExamples(torch.utils.data.Dataset):
         length = int(torch.randint(8, MAX_SEQ_LENGTH + 1, (), generator=generator))
         ids = torch.randint(5, VOCAB_SIZE, (length,), generator=generator)
         labels = torch.full((length,), -100)
-        labelled = slice(1, 2 + length // 4)  # so that processes and accumulated batches have different numbers
-        labels[labelled] = ids[labelled]
+        labeled = slice(1, 2 + length // 4)  # so that processes and accumulated batches have different numbers
+        labels[labeled] = ids[labeled]
         return {"input_ids": ids.masked_fill(labels >= 0, MASK), "labels": labels, "next_sentence_label": index % 2}
 
 

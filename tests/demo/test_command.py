@@ -1,12 +1,15 @@
 """`snugbert demo`, the command."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from urllib.request import urlopen
 
+import forked
 import pytest
 from browser import CALL, PATIENCE, TYPED, ask
 from demo_checkpoints import SIZE, VOCABULARY
@@ -22,46 +25,48 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def test_a_process_serves_until_ctrl_c(checkpoints):
-    """To this machine, or to all: there by any name, and with a warning."""
-    model = str(checkpoints["tags"])
-    processes = {}
-    for host in ("127.0.0.1", "0.0.0.0"):
-        port = free_port()
-        command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", host, "--port", str(port)]
-        processes[port] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    ended = []
-    try:
-        for port, process in processes.items():
-            served_at = process.stdout.readline()
-            with urlopen(f"http://127.0.0.1:{port}/") as response:
-                assert "tags · SnugBERT" in response.read().decode()
-            statuses = [
-                ask(port, CALL, TYPED, Host="a.lan:1", Origin=origin)
-                for origin in ("http://a.lan:1", "http://b.lan:1")
-            ]
+def visit(port: int) -> list[int]:
+    """Opens the page. Returns the status of two calls with another host name, the second from a foreign page."""
+    with urlopen(f"http://127.0.0.1:{port}/") as response:
+        assert "tags · SnugBERT" in response.read().decode()
+    return [ask(port, CALL, TYPED, Host="a.lan:1", Origin=origin) for origin in ("http://a.lan:1", "http://b.lan:1")]
+
+
+def test_a_process_serves_all_hosts_until_ctrl_c(checkpoints):
+    model, port = str(checkpoints["tags"]), free_port()
+    command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", "0.0.0.0", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == f"Serving {model} at http://localhost:{port}/ (Ctrl-C to stop)\n"
+            assert visit(port) == [200, 403]
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=PATIENCE)
-            ended.append((served_at, statuses, process.returncode, output, errors))
-    finally:
-        for process in processes.values():
+        finally:
             process.kill()
-    local, open_to_all = processes
-    assert ended == [
-        (f"{model} is on http://127.0.0.1:{local}/ until Ctrl-C.\n", [400, 400], 130, "", ""),
-        (
-            f"{model} is on http://localhost:{open_to_all}/ until Ctrl-C.\n",
-            [200, 403],
-            130,
-            "",
-            "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
-            "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
-            f"ssh -L {open_to_all}:127.0.0.1:{open_to_all} THIS_MACHINE.\n",
-        ),
-    ]
+    assert (process.returncode, output) == (130, "")
+    assert errors == (
+        "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
+        "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
+        f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE.\n"
+    )
 
 
-def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
+def test_a_process_serves_only_this_machine_by_default(checkpoints):
+    model, port = str(checkpoints["tags"]), free_port()
+    process = forked.start(main, ["demo", "--model", model, "--port", str(port)])
+    try:
+        end = time.monotonic() + PATIENCE
+        while "\n" not in process.stdout and time.monotonic() < end:
+            time.sleep(0.05)
+        assert visit(port) == [400, 400]
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        status = process.wait()
+    served_at = f"Serving {model} at http://127.0.0.1:{port}/ (Ctrl-C to stop)\n"
+    assert (status, process.stdout, process.stderr) == (130, served_at, "")
+
+
+def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
     folder = str(checkpoints["encoder"])
     for name, config in (
         ("roberta", RobertaConfig()),
@@ -79,15 +84,21 @@ def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, mon
         ([], "the following arguments are required: --model"),
         (["--model", str(tmp_path / "nowhere")], f"the folder {tmp_path / 'nowhere'} does not exist."),
         (["--model", str(tmp_path / "roberta")], "is a 'roberta' model"),
-        (["--model", str(tmp_path / "nameless")], 'add "architectures", one of SnugBertModel, SnugBertForPreTraining'),
-        (["--model", str(tmp_path / "decoder")], "names the architecture BertLMHeadModel, not one of SnugBertModel,"),
+        (
+            ["--model", str(tmp_path / "nameless")],
+            'no "architectures". Add one of SnugBertModel, ',
+        ),
+        (
+            ["--model", str(tmp_path / "decoder")],
+            "unsupported architecture BertLMHeadModel. Supported: ",
+        ),
         (["--model", str(tmp_path / "headless")], "lacks qa_outputs.bias, qa_outputs.weight"),
         (
             ["--model", folder, "--port", port],
-            f"--port {port}: the page cannot be served there: Address already in use",
+            f"--port {port}: cannot serve the page. Address already in use",
         ),
-        (["--model", folder, "--port", "70000"], "--port 70000: ports are numbers from 1 to 65535."),
-        (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1: the page cannot be served there: "),
+        (["--model", folder, "--port", "70000"], "--port 70000: ports range from 1 to 65535."),
+        (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1: cannot serve the page. "),
     ):
         assert main(["demo", *arguments]) == 2
         error = capsys.readouterr().err
@@ -96,4 +107,4 @@ def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, mon
     monkeypatch.delitem(sys.modules, "snugbert.demo.page")
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo", "--model", folder]) == 2
-    assert "the page needs a current gradio. Run: pip install -U 'snugbert[demo]'" in capsys.readouterr().err
+    assert "gradio is missing or too old. Run: pip install -U 'snugbert[demo]'" in capsys.readouterr().err

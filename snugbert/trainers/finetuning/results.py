@@ -1,6 +1,7 @@
 """The results of a run: `results.json` for programs, `results.md` and the printed summary for people."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -84,14 +85,13 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         name = evaluation_set.name
         metrics = results["metrics"][name]
         shown = {metric: value for metric, value in metrics.items() if metric in task.metrics} or metrics
-        text = f"{_format_metrics(shown)} on {evaluation_set.num_examples:,} examples"
-        if evaluation_set.baseline is not None:
-            answer, scores = evaluation_set.baseline
-            finite = {metric: value for metric, value in scores.items() if value == value}  # without NaN
-            text += f"; {answer}: {_format_metrics(finite)}" if finite else ""
-        if not metrics:
-            text = f"{evaluation_set.num_examples:,} examples predicted; they have no labels"
-        lines.append((split_name(name).replace("_", " "), text))
+        baseline = {} if evaluation_set.baseline is None else evaluation_set.baseline.metrics
+        cells = [_format_metric(metric, value, baseline.get(metric)) for metric, value in shown.items()]
+        text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
+        lines.append((split_name(name).replace("_", " "), f"{evaluation_set.num_examples:,} examples: {text}"))
+    answers = dict.fromkeys(s.baseline.answer for s in task.evaluation_sets if s.baseline is not None)
+    if answers:
+        lines.append(("baseline", ", ".join(answers)))
     lines.append(("folder", str(output_dir)))
     files = {
         "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
@@ -117,5 +117,8 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _format_metrics(metrics: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.{count_decimals(value)}f}" for name, value in metrics.items())
+def _format_metric(name: str, value: float, baseline: float | None) -> str:
+    text = f"{name} {value:.{count_decimals(value)}f}"
+    if baseline is None or math.isnan(baseline):  # NaN: the correlation of a constant
+        return text
+    return f"{text} (baseline {baseline:.{count_decimals(value)}f})"

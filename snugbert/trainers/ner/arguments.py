@@ -1,4 +1,4 @@
-"""Arguments of `snugbert ner` about the data."""
+"""Arguments of `snugbert ner` that select and read the data."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,73 +7,72 @@ from typing import Literal
 from snugbert.trainers.finetuning.arguments import ExampleLimits
 from snugbert.trainers.splits import check_sources
 
-DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # of JSON and data sets
+DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
 
 
 @dataclass
 class NerDataArguments(ExampleLimits):
-    """Which data to use, and how to read them. The names are those of `run_ner.py`; the last four are new.
+    """Which data to use and how to read them.
+
+    The names are those of transformers' `run_ner.py`; the last four are new.
 
     Raises:
-        InputError: a value out of range, a file that does not exist, or both files and a data set, or neither.
+        InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.
     """
 
     task_name: str = field(default="ner", metadata={"help": "The tags are in column <task_name>_tags."})
     dataset_name: str | None = field(
-        default=None, metadata={"help": "A data set of the Hub, or a folder that the datasets library reads."}
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of that data set."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     train_file: str | None = field(
         default=None,
-        metadata={
-            "help": "Sentences to train on: .json or .jsonl, or any other name for CoNLL columns; also .gz, .zst."
-        },
+        metadata={"help": "Sentences to train on: .json, .jsonl, or CoNLL columns in any other file; also .gz, .zst."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Sentences to score the model on."})
     test_file: str | None = field(default=None, metadata={"help": "Sentences to tag, with or without tags."})
     text_column_name: str | None = field(
-        default=None,
-        metadata={"help": "Column of the words; default: tokens, in CoNLL files the first. A name or 1, 2 ..."},
+        default=None, metadata={"help": "Column of the words, by name or number. Default: tokens; CoNLL: the first."}
     )
     label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the tags; default: ner_tags or tags, in CoNLL files the last."}
+        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags; CoNLL: the last."}
     )
     # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
-    # longer. A higher limit costs nothing where nothing is padded, and pays with --document_context.
+    # longer. Without padding a higher limit costs nothing, and --document_context benefits from it.
     max_seq_length: int = field(
-        default=128, metadata={"help": "Word pieces of a window; longer sentences are read in windows that overlap."}
+        default=128, metadata={"help": "Maximum tokens of a window. Longer sentences are read in overlapping windows."}
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted; nothing is cached."})
+    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted and ignored: nothing is cached."})
     preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Accepted; the tokenizer uses all cores."}
+        default=None, metadata={"help": "Accepted and ignored: the tokenizer uses all cores."}
     )
     label_all_tokens: bool = field(
-        default=False, metadata={"help": "Train on all pieces of a word, B- on the first and I- on the others."}
+        default=False, metadata={"help": "Train on all sub-tokens of a word: B- on the first, I- on the others."}
     )
     return_entity_level_metrics: bool = field(
-        default=False, metadata={"help": "Show the figures of each type during training and on the last line, too."}
+        default=False, metadata={"help": "Log the metrics of each entity type during training, too."}
     )
     tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou"] = field(
-        default="auto", metadata={"help": "The scheme of all files; auto: the one that fits the tags best."}
+        default="auto", metadata={"help": "Tagging scheme of all files. auto: the scheme that fits the tags best."}
     )
     on_bad_tag: Literal["stop", "repair"] = field(
         default="stop",
-        metadata={"help": "What to do with tags that break the scheme: stop, or read them as conlleval does."},
+        metadata={"help": "If tags are invalid in their scheme: stop, or repair them as conlleval does."},
     )
     document_context: bool = field(
-        default=False, metadata={"help": "Fill windows with the neighbouring sentences of the same document."}
+        default=False, metadata={"help": "Fill each window with neighboring sentences of the same document."}
     )
     document_column_name: str | None = field(
-        default=None, metadata={"help": f"Column that tells documents apart; default: {', '.join(DOCUMENT_COLUMNS)}."}
+        default=None, metadata={"help": f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}."}
     )
 
     def __post_init__(self):
-        # [CLS] and [SEP], and two pieces, so that half a window is one.
+        # [CLS], [SEP] and two other tokens: half of the room must be at least one token.
         self.check_least(max_seq_length=4)
         check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name)
 
     @property
     def files(self) -> dict[str, Path]:
-        """The file of each split that has one."""
+        """The file of each split that was given as a file."""
         names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
         return {split: Path(name) for split, name in names.items() if name is not None}

@@ -1,12 +1,13 @@
-"""Sentences whose words are tagged with entities: CoNLL's columns, JSON lines, or a datasets name.
+"""Reads sentences with entity tags from CoNLL columns, JSON lines, or a dataset.
 
-Files may be in any of the schemes BIO, IOB1, IOBES and BILOU. They are checked, and read into BIO, in which models are
-trained and scored; [`write_tagged`] writes the file's own. Sentences are held in memory, 14,041 of them in CoNLL-2003.
+Tags may be in any of the schemes BIO, IOB1, IOBES and BILOU. They are checked and converted to BIO for training and
+scoring. [`write_tagged`] writes them in the scheme of the source. Sentences are kept in memory; CoNLL-2003 has 14,041
+training sentences.
 """
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,33 +24,50 @@ logger = logging.getLogger(__name__)
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 
+Tags = list[list[str]]  # the tags of each sentence
+
 
 class Sentence(NamedTuple):
-    """Words and their tags."""
+    """The words of a sentence and their tags.
+
+    Attributes:
+        words: the words.
+        tags: one tag per word. None: not labeled.
+        row: the row in the source. In a CoNLL file, the line of the first word.
+        document: id of the document, equal for neighboring sentences of a document. None: unknown.
+    """
 
     words: list[str]
-    tags: list[str] | None  # one for each word; None: not told
-    row: int  # in its source; in a CoNLL file the line of the first word
-    document: str | int | None = None  # the same for neighbours in one document; None: not told
+    tags: list[str] | None
+    row: int
+    document: str | int | None = None
 
 
 class NerSplit(NamedTuple):
-    """The sentences of training, validation or test."""
+    """The sentences of a split.
 
-    source: str  # the file or data set they come from, for messages
+    Attributes:
+        source: the file or dataset, for messages.
+        sentences: the sentences. After [`check_tags`] their tags are in BIO.
+        one_word_per_line: the source is a CoNLL file.
+        scheme: the tagging scheme of the source.
+        types: the entity types in the source, including sentences beyond the limit on examples.
+    """
+
+    source: str
     sentences: list[Sentence]
-    in_lines: bool  # whether each word has a line of its own
-    scheme: str = "bio"  # that of the source; the tags of `sentences` are BIO once they are checked
-    types: frozenset[str] = frozenset()  # of entities in the source, the sentences that are not used included
+    one_word_per_line: bool
+    scheme: str = "bio"
+    types: frozenset[str] = frozenset()
 
     @property
-    def labelled(self) -> bool:
-        """Whether the tags are told."""
+    def labeled(self) -> bool:
+        """Whether every sentence has tags."""
         return all(sentence.tags is not None for sentence in self.sentences)
 
-    def where(self, sentence: Sentence, word: int) -> str:
-        """Says where a word is from, in messages."""
-        if self.in_lines:
+    def describe_place(self, sentence: Sentence, word: int) -> str:
+        """Returns the source and the line or row of a word, for messages."""
+        if self.one_word_per_line:
             return f"{self.source}, line {sentence.row + word}"
         return f"{self.source}, row {sentence.row}, word {word + 1}"
 
@@ -58,15 +76,16 @@ class NerSplit(NamedTuple):
 
 
 def load_splits(data_args: NerDataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, NerSplit]:
-    """Reads the sentences that the arguments name, and their tags into BIO.
+    """Reads the sentences that the arguments select, and converts their tags to BIO.
 
     Args:
-        data_args: what to read.
-        wanted: those of "train", "validation" and "test" to read; None: all files, of a data set train and validation.
-        download: goes to `datasets.load_dataset`.
+        data_args: the data to read.
+        wanted: which of "train", "validation" and "test" to read. None: all files, or train and validation of a
+            dataset.
+        download: passed on to `datasets.load_dataset`.
 
     Raises:
-        InputError: a split or a data set does not exist; or as in [`read_conll`], [`read_records`] and [`check_tags`].
+        InputError: a split or a dataset does not exist; or see [`read_conll`], [`read_records`] and [`check_tags`].
     """
     found: dict[str, Path | Dataset] = dict(data_args.files) or _load_dataset_splits(data_args, **download)
     wanted = choose_splits(wanted, found, bool(data_args.files), "sentences")
@@ -82,67 +101,65 @@ def _load_dataset_splits(data_args: NerDataArguments, **download: Any) -> dict[s
 
 
 def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) -> NerSplit:
-    source = str(data) if isinstance(data, Path) else f"the {name} sentences of {data_args.dataset_name}"
-    labelled = name != "test"
+    source = str(data) if isinstance(data, Path) else f"{data_args.dataset_name} ({name})"
+    labeled = name != "test"
     stem = data.name.removesuffix(".gz").removesuffix(".zst") if isinstance(data, Path) else ""
     if isinstance(data, Path) and not stem.endswith((".json", ".jsonl")):
-        in_lines, sentences = True, list(read_conll(data, data_args, labelled))
+        one_word_per_line, sentences = True, list(read_conll(data, data_args, labeled))
     else:
-        in_lines, sentences = False, list(read_records(data, source, data_args, labelled))
+        one_word_per_line, sentences = False, list(read_records(data, source, data_args, labeled))
     empty = [sentence.row for sentence in sentences if not sentence.words]
     if empty:
-        logger.warning(
-            "%s: %d sentences without words are left out; the first is row %d", source, len(empty), empty[0]
-        )
+        logger.warning("%s: skipped %d sentences without words, the first in row %d.", source, len(empty), empty[0])
         sentences = [sentence for sentence in sentences if sentence.words]
     types = {tag[2:] for sentence in sentences for tag in sentence.tags or () if TAG.fullmatch(tag)} - {""}
     sentences = sentences[: data_args.max_samples[name]]
     if not sentences:
-        raise InputError(f"{source} holds no sentences.")
+        raise InputError(f"{source}: no sentences.")
     untagged = [sentence.row for sentence in sentences if sentence.tags is None]
     if 0 < len(untagged) < len(sentences):
-        message = "%s: %d of %d sentences have no tags, the first is row %d; they are tagged, and nothing is scored"
+        message = "%s: %d of %d sentences have no tags, the first in row %d. The sentences are tagged but not scored."
         logger.warning(message, source, len(untagged), len(sentences), untagged[0])
     if data_args.document_context and any(sentence.document is None for sentence in sentences):
-        how = (
-            f"{DOCUMENT_START} lines" if in_lines else "a column that tells them; name it with --document_column_name"
-        )
-        raise InputError(f"--document_context: {source} does not tell where documents begin; it needs {how}.")
-    return NerSplit(source, sentences, in_lines, types=frozenset(types))
+        advice = f"Add {DOCUMENT_START} lines" if one_word_per_line else "Set --document_column_name"
+        raise InputError(f"--document_context: {source} does not mark its documents. {advice}.")
+    return NerSplit(source, sentences, one_word_per_line, types=frozenset(types))
 
 
-def read_conll(file: Path, data_args: NerDataArguments, labelled: bool) -> Iterator[Sentence]:
-    """Sentences of a file in CoNLL's form: a line a word, its columns divided by tabs or spaces.
+def read_conll(file: Path, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
+    """Reads the sentences of a file in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
-    An empty line ends a sentence, a line that begins with -DOCSTART- a document. A file of one column has no tags.
+    An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A file with one column has no
+    tags.
 
     Args:
-        file: plain, .gz or .zst.
-        data_args: `text_column_name` and `label_column_name`, if given, are numbers of columns, counted from 1.
-        labelled: whether there must be tags.
+        file: a text file, also .gz or .zst.
+        data_args: `text_column_name` and `label_column_name`, if given, are column numbers, counted from 1.
+        labeled: every sentence must have tags.
 
     Raises:
-        InputError: lines with different numbers of columns, a missing column, or as in [`read_text_lines`]; with line.
+        InputError: the number of columns changes, or a column is missing; or see [`read_text_lines`]. The message
+            names the line.
     """
     text = _column_number("text_column_name", data_args.text_column_name)
     label = _column_number("label_column_name", data_args.label_column_name)
     words: list[str] = []
     tags: list[str] = []
     document: int | None = None
-    first, columns = 0, 0  # the line of the first word of the file, and how many columns it has
+    first, columns = 0, 0  # line and number of columns of the first word in the file
     number = 0
 
-    def sentence() -> Sentence:
+    def make_sentence() -> Sentence:
         return Sentence([*words], [*tags] if tags else None, number - len(words), document)
 
-    # The line None ends the last sentence, too.
+    # None marks the end of the file, which also ends a sentence.
     for number, line in enumerate((*read_text_lines(file), None), start=1):
-        # Other white space, such as a no-break space, may be a part of a word.
+        # Other white space, such as a no-break space, can be part of a word.
         line = line.strip("\r\n ") if line is not None else ""
         starts_document = line.startswith(DOCUMENT_START)
         if not line.strip("\t") or starts_document:
             if words:
-                yield sentence()
+                yield make_sentence()
                 words, tags = [], []
             if starts_document:
                 document = 0 if document is None else document + 1
@@ -150,16 +167,16 @@ def read_conll(file: Path, data_args: NerDataArguments, labelled: bool) -> Itera
         cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
         if not columns:
             first, columns = number, len(cells)
-            missing = max(text or 1, label or (2 if labelled else 1))
-            if columns < (missing if labelled else text or 1):
+            needed = max(text or 1, label or (2 if labeled else 1))
+            if columns < (needed if labeled else text or 1):
                 raise InputError(
-                    f"{file}, line {number}: {_count(columns, 'column')}, {line!r}, but column {missing} is needed; "
-                    "a line has a word and its tag, with spaces or a tab between, or the file is .json or .jsonl."
+                    f"{file}, line {number}: no column {needed} in {line!r}. A line must contain a word and its tag, "
+                    "separated by spaces or a tab. JSON files must end in .json or .jsonl."
                 )
         if len(cells) != columns:
             raise InputError(
-                f"{file}, line {number}: {_count(len(cells), 'column')}, {line!r}, and line {first} has {columns}; "
-                "every line needs the same, the word and its tag among them."
+                f"{file}, line {number}: {_count(len(cells), 'column')} in {line!r}, but line {first} has {columns}. "
+                "All lines need the same columns."
             )
         words.append(cells[(text or 1) - 1])
         if columns > 1 and (label or columns) <= columns:
@@ -168,9 +185,7 @@ def read_conll(file: Path, data_args: NerDataArguments, labelled: bool) -> Itera
 
 def _column_number(flag: str, value: str | None) -> int | None:
     if value is not None and (not value.isdecimal() or value == "0"):
-        raise InputError(
-            f"--{flag} {value}: the columns of a CoNLL file have no names; give a number, the first is 1."
-        )
+        raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Give a number; the first is 1.")
     return None if value is None else int(value)
 
 
@@ -178,69 +193,70 @@ def _count(number: int, name: str) -> str:
     return f"{number:,} {name}{'s' if number != 1 else ''}"
 
 
-def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments, labelled: bool) -> Iterator[Sentence]:
-    """Sentences of JSON lines or a data set: a row each, with a list of words and one of tags or their class ids.
+def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
+    """Reads sentences from JSON lines or a dataset. A row has a list of words and a list of tags or class ids.
 
     Args:
-        data: the data set, or a .json or .jsonl file.
-        source: what it is called in messages.
+        data: a .json or .jsonl file, or a dataset.
+        source: its name in messages.
         data_args: the names of the columns.
-        labelled: whether there must be tags.
+        labeled: every sentence must have tags.
 
     Raises:
-        InputError: a row without the columns, with something else than words or tags in them, or with another number
-            of tags than of words; tags that are numbers without names.
+        InputError: a row lacks a column, a column contains something else, the numbers of words and tags differ, or
+            tags are numbers without class names.
     """
     label_columns = (f"{data_args.task_name}_tags", "tags")
     names: list[str] = []
     for row, values in read_rows(data):
-        here = f"{source}, row {row}"
-        text = _choose("text_column_name", data_args.text_column_name, ("tokens",), values, here)
-        label = _choose("label_column_name", data_args.label_column_name, label_columns, values, here, labelled)
-        document = _choose(
-            "document_column_name", data_args.document_column_name, DOCUMENT_COLUMNS, values, here, required=False
+        where = f"{source}, row {row}"
+        text = _choose_column("text_column_name", data_args.text_column_name, ("tokens",), values, where)
+        label = _choose_column("label_column_name", data_args.label_column_name, label_columns, values, where, labeled)
+        document = _choose_column(
+            "document_column_name", data_args.document_column_name, DOCUMENT_COLUMNS, values, where, required=False
         )
         words = values[str(text)]
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError(f"{here}: column {text!r} must hold a list of words, not {words!r:.60}.")
+            raise InputError(f"{where}: expected a list of words in column {text!r}, found {words!r:.60}.")
         tags = values[label] if label is not None else None
-        if tags is None and labelled:
-            raise InputError(f"{here}: no tags in column {label!r}.")
+        if tags is None and labeled:
+            raise InputError(f"{where}: no tags in column {label!r}.")
         if tags is not None:
             if not isinstance(tags, list) or len(tags) != len(words):
-                number = f"{len(tags)} of them" if isinstance(tags, list) else f"{tags!r:.60}"
-                raise InputError(
-                    f"{here}: column {label!r} must hold a tag for each of the {len(words)} words, not {number}."
-                )
+                found = len(tags) if isinstance(tags, list) else f"{tags!r:.60}"
+                expected = f"{len(words)} tags, one per word,"
+                raise InputError(f"{where}: expected {expected} in column {label!r}, found {found}.")
             if not all(isinstance(tag, str) for tag in tags):
-                names = names or _class_names(data, str(label), here)
-                # The Hub's test sets have -1 for "not told".
-                told = all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags)
-                if not told and labelled:
-                    raise InputError(
-                        f"{here}: column {label!r} holds {tags!r:.60}, and the tags are 0 to {len(names) - 1}."
-                    )
-                tags = [names[tag] for tag in tags] if told else None
+                names = names or _class_names(data, str(label), where)
+                # Test sets on the Hub use -1 for a tag that is not given.
+                valid = all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags)
+                if not valid and labeled:
+                    expected = f"class ids from 0 to {len(names) - 1}"
+                    raise InputError(f"{where}: expected {expected} in column {label!r}, found {tags!r:.60}.")
+                tags = [names[tag] for tag in tags] if valid else None
         yield Sentence(words, tags, row, values[document] if document is not None else None)
 
 
-def _choose(
-    flag: str, given: str | None, usual: tuple[str, ...], values: dict[str, Any], here: str, required: bool = True
+def _choose_column(
+    flag: str,
+    given: str | None,
+    default: tuple[str, ...],
+    values: Mapping[str, Any],
+    where: str,
+    required: bool = True,
 ) -> str | None:
-    """The column that the user named, or the first usual one that there is."""
-    column = next((name for name in ([given] if given else usual) if name in values), None)
+    """Returns the given column, or the first default column that exists."""
+    column = next((name for name in ([given] if given else default) if name in values), None)
     if column is None and (required or (given and flag != "label_column_name")):
-        expected = repr(given) if given else " or ".join(map(repr, usual))
-        raise InputError(f"{here}: no column {expected} among {', '.join(values)}; name the right one with --{flag}.")
+        expected = repr(given) if given else " or ".join(map(repr, default))
+        raise InputError(f"{where}: no column {expected}. Columns: {', '.join(values)}. Set --{flag}.")
     return column
 
 
-def _class_names(data: Path | Dataset, column: str, here: str) -> list[str]:
+def _class_names(data: Path | Dataset, column: str, where: str) -> list[str]:
     feature = data.features[column] if isinstance(data, Dataset) else None
     if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
-        raise InputError(
-            f"{here}: the tags in column {column!r} are not text, and nothing says what they mean; write their names."
-        )
+        raise InputError(f"{where}: the tags in column {column!r} are neither text nor class labels. Write text.")
     return feature.feature.names
 
 
@@ -248,129 +264,128 @@ def _class_names(data: Path | Dataset, column: str, here: str) -> list[str]:
 
 
 def check_tags(splits: dict[str, NerSplit], scheme: str, on_bad_tag: str) -> dict[str, NerSplit]:
-    """Turns all tags into BIO.
+    """Converts all tags to BIO.
 
-    A tag breaks its scheme if the entities that `conlleval` would see, written in that scheme, have another tag there.
+    A tag is invalid in a scheme if `conlleval`'s reading of the sentence, written in that scheme, has another tag in
+    its place.
 
     Args:
-        splits: with tags as they were read.
-        scheme: that of all splits; "auto": the one that fewest tags break.
-        on_bad_tag: what to do if tags break it: "stop", or "repair": take `conlleval`'s entities and warn.
+        splits: the splits with their original tags.
+        scheme: the scheme of all splits. "auto": the scheme with the fewest invalid tags.
+        on_bad_tag: for invalid tags, "stop", or "repair": use `conlleval`'s reading, with a warning.
 
     Raises:
-        InputError: a tag of no scheme, or tags that break theirs, and these are not to be repaired; with the first.
+        InputError: a tag has no scheme's form, or is invalid with `on_bad_tag` "stop". The message names the first.
     """
-    told = [(split, s, s.tags) for split in splits.values() if split.labelled for s in split.sentences if s.tags]
-    for split, sentence, tags in told:
+    labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
+    for split, sentence, tags in labeled:
         for word, tag in enumerate(tags):
             if not TAG.fullmatch(tag):
                 raise InputError(
-                    f"{split.where(sentence, word)}: {tag!r} is no tag of an entity; these are O and B-, I-, E-, S-, "
-                    "L- or U- with a type, such as B-PER. Is it the right column (--label_column_name)?"
+                    f"{split.describe_place(sentence, word)}: {tag!r} is not an entity tag. Expected O, or a type "
+                    "after B-, I-, E-, S-, L- or U-, such as B-PER. Check --label_column_name."
                 )
-    entities = [decode_tags(tags) for _, _, tags in told]
-    broken: dict[str, list[tuple[int, int, str]]] = {}
+    entities = [decode_tags(tags) for _, _, tags in labeled]
+    invalid: dict[str, list[tuple[int, int, str]]] = {}
     for candidate in SCHEMES if scheme == "auto" else (scheme,):
-        broken[candidate] = _broken([tags for _, _, tags in told], entities, candidate)
-        if not broken[candidate]:  # it is the only one, but where all tags are O
+        invalid[candidate] = _find_invalid_tags([tags for _, _, tags in labeled], entities, candidate)
+        if not invalid[candidate]:  # no other scheme fits, unless all tags are O
             break
-    scheme = min(broken, key=lambda candidate: len(broken[candidate]))
-    bad = broken[scheme]
-    if bad:
-        index, word, right = bad[0]
-        split, sentence, tags = told[index]
-        before = f"behind {tags[word - 1]!r}" if word else "at the start of a sentence"
+    scheme = min(invalid, key=lambda candidate: len(invalid[candidate]))
+    if invalid[scheme]:
+        index, word, expected = invalid[scheme][0]
+        split, sentence, tags = labeled[index]
+        before = f"after {tags[word - 1]!r}" if word else "at the start of a sentence"
         message = (
-            f"{split.where(sentence, word)}: the tag {tags[word]!r} {before} breaks the scheme {scheme.upper()}"
-            f"{', which fits the tags best' if len(broken) > 1 else ''}; conlleval takes it for {right!r} "
-            f"({_count(len(bad), 'such tag')})"
+            f"{split.describe_place(sentence, word)}: tag {tags[word]!r} {before} is invalid in {scheme.upper()}"
+            f"{', the best fitting scheme' if len(invalid) > 1 else ''}. conlleval reads {expected!r} "
+            f"({_count(len(invalid[scheme]), 'such tag')})."
         )
         if on_bad_tag == "stop":
-            raise InputError(f"{message}. Correct them, or read them as it does: --on_bad_tag repair.")
-        logger.warning("%s, and so it is read", message)
-    elif told:
-        begin = "; entities begin with I-, behind another of their type with B-" if scheme == "iob1" else ""
-        logger.info("the tags are in the scheme %s%s", scheme.upper(), begin)
-    in_bio = iter([encode_tags(found, len(tags), "bio") for (_, _, tags), found in zip(told, entities, strict=True)])
+            raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")
+        logger.warning("%s The tags are repaired.", message)
+    elif labeled:
+        iob1 = ": entities begin with I-, but with B- directly after another of their type" if scheme == "iob1" else ""
+        logger.info("tagging scheme: %s%s", scheme.upper(), iob1)
+    bio = iter([encode_tags(found, len(tags), "bio") for (_, _, tags), found in zip(labeled, entities, strict=True)])
     checked = {}
     for name, split in splits.items():
-        labelled = split.labelled
-        sentences = [s._replace(tags=next(in_bio) if labelled else None) for s in split.sentences]
+        is_labeled = split.labeled
+        sentences = [s._replace(tags=next(bio) if is_labeled else None) for s in split.sentences]
         checked[name] = split._replace(scheme=scheme, sentences=sentences)
     return checked
 
 
-def _broken(
-    told: list[list[str]], entities: list[list[tuple[str, int, int]]], scheme: str
+def _find_invalid_tags(
+    sentences: list[list[str]], entities: list[list[tuple[str, int, int]]], scheme: str
 ) -> list[tuple[int, int, str]]:
-    """The tags that break a scheme: index of the sentence, word, and what the tag would be."""
-    broken = []
-    for index, (tags, found) in enumerate(zip(told, entities, strict=True)):
-        right = encode_tags(found, len(tags), scheme)
-        if right != tags:
-            broken += [(index, word, right[word]) for word, tag in enumerate(tags) if tag != right[word]]
-    return broken
+    """Returns the tags that are invalid in a scheme: index of the sentence, word, and the expected tag."""
+    invalid = []
+    for index, (tags, found) in enumerate(zip(sentences, entities, strict=True)):
+        expected = encode_tags(found, len(tags), scheme)
+        if expected != tags:
+            invalid += [(index, word, expected[word]) for word, tag in enumerate(tags) if tag != expected[word]]
+    return invalid
 
 
 # --- labels -----------------------------------------------------------------------------------------------------
 
 
-def choose_labels(splits: dict[str, NerSplit], known: list[str]) -> list[str]:
-    """The tags that a model tells apart, in the order of their ids: O, and B- and I- of each type in training.
+def choose_labels(splits: dict[str, NerSplit], checkpoint_labels: list[str]) -> list[str]:
+    """Returns the labels in the order of their ids: O, and B- and I- for each entity type in the training data.
 
     Args:
-        splits: what [`load_splits`] returned.
-        known: the checkpoint's labels in the order of their ids. If the labels are the same ones, its order is kept,
-            so that its classifier means what it meant. Without training sentences they are the labels.
+        splits: the splits from [`load_splits`].
+        checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, their order
+            is kept, so that the checkpoint's classifier stays valid. Without training data, these labels are used.
 
     Raises:
-        InputError: there are no entities in training, other splits have a type that training lacks, or there is
-            nothing to train on and the checkpoint's labels are no tags.
+        InputError: the training data have no entities, another split has an entity type that the labels lack, or there
+            are no training data and the checkpoint's labels are not entity tags.
     """
     if "train" in splits:
         types = set(splits["train"].types)
         labels = ["O", *(f"{mark}-{kind}" for kind in sorted(types) for mark in "BI")]
         if not types:
-            raise InputError(f"{splits['train'].source}: every tag is O; nothing to learn.")
-        if set(labels) == set(known):
-            labels = known
-        there = f"in {splits['train'].source}"
+            raise InputError(f"{splits['train'].source}: no entities. All tags are O.")
+        if set(labels) == set(checkpoint_labels):
+            labels = checkpoint_labels
+        origin = splits["train"].source
     else:
-        labels, there = known, "among the checkpoint's labels"
+        labels, origin = checkpoint_labels, "the checkpoint"
         types = {label[2:] for label in labels if TAG.fullmatch(label)} - {""}
         if not types or "O" not in labels:
-            raise InputError(f"the checkpoint is no tagger, its labels are {', '.join(labels)}; give --train_file.")
+            found = ", ".join(labels)
+            raise InputError(f"--train_file is missing, and the labels of the model are not entity tags: {found}.")
     for split in splits.values():
         for sentence in split.sentences:
             for word, tag in enumerate(sentence.tags or ()):
                 if tag != "O" and tag[2:] not in types:
-                    known_types = ", ".join(sorted(types))
-                    raise InputError(
-                        f"{split.where(sentence, word)}: the type {tag[2:]!r} is not {there}; mend or remove it; "
-                        f"there are {known_types}."
-                    )
+                    place = split.describe_place(sentence, word)
+                    expected = f"Expected a type in {origin}: {', '.join(sorted(types))}"
+                    raise InputError(f"{place}: unknown entity type {tag[2:]!r}. {expected}.")
     return labels
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def write_tagged(file: Path, split: NerSplit, predicted: list[list[str]]) -> None:
-    """Writes words, their tags if told, and the predicted tags: CoNLL's form, which `conlleval` reads.
+def write_tagged(file: Path, split: NerSplit, predicted_tags: Tags) -> None:
+    """Writes words, their tags if labeled, and predicted tags in CoNLL's format, which `conlleval` reads.
 
-    Columns are divided by a space, tags are in the scheme of the source, documents begin with -DOCSTART-. White space
-    within a word or a type, which would divide it, is written as `_`.
+    Columns are separated by a space, tags are in the scheme of the source, and documents begin with -DOCSTART-. White
+    space inside a word or a type is written as `_`.
 
     Args:
-        file: to write.
-        split: from [`load_splits`].
-        predicted: BIO tags, for each word of each sentence.
+        file: the file to write.
+        split: the sentences.
+        predicted_tags: BIO tags of each sentence.
     """
     with file.open("w", encoding="utf-8") as stream:
-        pairs = zip(split.sentences, predicted, strict=True)
+        pairs = zip(split.sentences, predicted_tags, strict=True)
         for document, sentences in groupby(pairs, key=lambda pair: pair[0].document):
             if document is not None:
-                stream.write(f"{DOCUMENT_START} O{' O' if split.labelled else ''}\n\n")
+                stream.write(f"{DOCUMENT_START} O{' O' if split.labeled else ''}\n\n")
             for sentence, tags in sentences:
                 columns = [sentence.words]
                 for bio in (sentence.tags, tags):

@@ -1,27 +1,33 @@
-"""The metric of CoNLL's shared tasks: precision, recall and F1 of whole entities; seqeval does the counting.
+"""The metric of CoNLL's shared tasks: precision, recall and F1 of whole entities, counted by seqeval.
 
-`evaluate.load("seqeval")` fetches a script from the Hub and runs it. This is the same metric as a class,
-`NerMetric()`.
+`evaluate.load("seqeval")` downloads a script from the Hub and runs it. `NerMetric()` is the same metric without a
+download.
 """
+
+from collections import Counter, defaultdict
 
 import evaluate
 from datasets import Features, List, Value
 from seqeval.metrics import accuracy_score, classification_report
 
+from snugbert.trainers.ner.data import NerSplit, Tags
+
+REPORT_KEYS = {"precision": "precision", "recall": "recall", "f1": "f1-score"}  # our metric -> seqeval's key
+
 DESCRIPTION = """\
-Precision, recall and F1 of entities, in shares of 1: an entity is right if its type, its first and its last word are.
-As in conlleval, the script of CoNLL's shared tasks, a tag that its scheme does not allow where it stands is read for
-what it seems to mean, an I- that continues nothing as the beginning of an entity."""
+Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
+correct. Invalid tags are read as by conlleval, the script of CoNLL's shared tasks: an I- that continues nothing begins
+an entity."""
 
 INPUTS = """
 Args:
     predictions: a list of tags (str) for each sentence.
-    references: the right ones.
+    references: the correct tags.
 
 Returns:
-    dict of float: precision, recall and f1 of all entities together (micro average), accuracy of the tags, and for
-    each type of entity, such as PER, PER_precision, PER_recall, PER_f1 and PER_number, how many there are in the
-    references. A share of nothing is 0.
+    dict of float: precision, recall and f1 of all entities (micro average), and accuracy of the tags. For each entity
+    type, such as PER: PER_precision, PER_recall, PER_f1, and PER_number, the number of entities in the references. A
+    fraction with denominator 0 is 0.
 
 Example:
     >>> NerMetric().compute(predictions=[["B-PER", "O"]], references=[["B-PER", "B-LOC"]])["f1"]
@@ -38,7 +44,7 @@ CITATION = """\
 
 
 class NerMetric(evaluate.Metric):
-    """Scores of entities, by the tags of their words."""
+    """Scores entities, given as the tags of their words."""
 
     def _info(self) -> evaluate.MetricInfo:
         tags = List(Value("string"))
@@ -51,22 +57,35 @@ class NerMetric(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[list[str]], references: list[list[str]]) -> dict[str, float]:
-        figures = {
+        metrics = {
             "precision": 0.0,
             "recall": 0.0,
             "f1": 0.0,
             "accuracy": float(accuracy_score(references, predictions)),
         }
         if all(tag == "O" for tags in (*references, *predictions) for tag in tags):
-            return figures  # seqeval would take the mean of no types
+            return metrics  # without entities seqeval would average over no types
         report = classification_report(references, predictions, output_dict=True, zero_division=0)
-        together = report.pop("micro avg")
-        figures.update({name: float(together[key]) for name, key in SHARES.items()})
+        micro = report.pop("micro avg")
+        metrics.update({name: float(micro[key]) for name, key in REPORT_KEYS.items()})
         for kind in sorted(report.keys() - {"macro avg", "weighted avg"}):
             scores = report[kind]
-            figures.update({f"{kind}_{name}": float(scores[key]) for name, key in SHARES.items()})
-            figures[f"{kind}_number"] = int(scores["support"])
-        return figures
+            metrics.update({f"{kind}_{name}": float(scores[key]) for name, key in REPORT_KEYS.items()})
+            metrics[f"{kind}_number"] = int(scores["support"])
+        return metrics
 
 
-SHARES = {"precision": "precision", "recall": "recall", "f1": "f1-score"}  # our names and seqeval's
+def score_tags(split: NerSplit, tags: Tags) -> dict[str, float]:
+    """Scores the predicted tags of a labeled split with [`NerMetric`]."""
+    references = [sentence.tags for sentence in split.sentences]
+    return NerMetric(keep_in_memory=True).compute(predictions=tags, references=references)
+
+
+def predict_most_frequent_tags(train: NerSplit, split: NerSplit) -> Tags:
+    """The baseline: predicts each word's most frequent tag in the training data, and O for unknown words."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for sentence in train.sentences:
+        for word, tag in zip(sentence.words, sentence.tags or (), strict=True):
+            counts[word][tag] += 1
+    most_frequent = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
+    return [[most_frequent.get(word, "O") for word in sentence.words] for sentence in split.sentences]

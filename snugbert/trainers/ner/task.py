@@ -13,8 +13,9 @@ from snugbert.trainers.finetuning.run import collect_data_settings
 from snugbert.trainers.finetuning.tables import split_by_type
 from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, model_maker
 from snugbert.trainers.ner.arguments import NerDataArguments
-from snugbert.trainers.ner.data import NerSplit, choose_labels, load_splits, write_tagged
-from snugbert.trainers.ner.windows import NerWindows, Tags, make_windows, most_frequent_tags, predicted_tags, score
+from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits, write_tagged
+from snugbert.trainers.ner.metric import predict_most_frequent_tags, score_tags
+from snugbert.trainers.ner.windows import NerWindows, make_windows, predict_tags
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
@@ -108,20 +109,20 @@ def make_evaluation_set(
 
     def write(tags: Tags, folder: Path) -> None:
         write_tagged(folder / file, split, tags)
-        if split.labelled:
-            draw_entity_scores(split_by_type(score(split, tags))[1], plot_file(folder, name, "entity_scores.png"))
+        if split.labeled:
+            draw_entity_scores(split_by_type(score_tags(split, tags))[1], plot_file(folder, name, "entity_scores.png"))
             _draw_confusion(split, tags, plot_file(folder, name, "confusion_matrix.png"))
 
     baseline = None
-    if train is not None and split.labelled:
-        metrics = score(split, most_frequent_tags(train, split))
+    if train is not None and split.labeled:
+        metrics = score_tags(split, predict_most_frequent_tags(train, split))
         baseline = Baseline("each word's most frequent tag", {metric: metrics[metric] for metric in METRICS})
     return EvaluationSet(
         name=name,
         features=windows.features,
         num_examples=len(split.sentences),
-        decode=lambda logits: predicted_tags(logits, windows, split, labels),
-        score=(lambda tags: score(split, tags)) if split.labelled else None,
+        decode=lambda logits: predict_tags(logits, windows, split, labels),
+        score=(lambda tags: score_tags(split, tags)) if split.labeled else None,
         write=write,
         predictions_file=file,
         baseline=baseline,

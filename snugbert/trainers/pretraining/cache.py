@@ -5,7 +5,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -48,10 +47,9 @@ def prepare_in_cache(
 
     Args:
         text: Files or a dataset.
-        tokenizer, language, num_workers, documents: See [`prepare_parts`].
+        tokenizer, language, num_workers, documents, show_progress: See [`prepare_parts`].
         cache_dir: The folder of the cache. Default: `HF_HOME`.
         keeps: See [`plan_parts`].
-        show_progress: Whether to show progress bars on a terminal.
 
     Returns:
         The folder in the cache, and the corpus in it. The folder's name is a digest of the names of the text, the
@@ -65,8 +63,7 @@ def prepare_in_cache(
     names = [str(file.resolve()) for part in parts for file in part.files]
     key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents])
     folder = cache_folder(cache_dir) / key
-    on_terminal = show_progress and sys.stderr.isatty()
-    prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, on_terminal)
+    prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
     os.utime(folder)  # `list_cache` prints when a folder was last used
     return folder, open_corpus(folder, tokenizer)
 

@@ -1,9 +1,10 @@
-"""Optimizers and a schedule that Trainer does not have, or not as pretraining wants them: LAMB, Muon, WSD.
+"""Optimizers and a schedule that Trainer lacks or defines differently: LAMB, Muon, and warmup-stable-decay (WSD).
 
-AdamW, the default, and warmup with linear decay are Trainer's own.
+AdamW, the default, and warmup with linear decay come from Trainer.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,21 +14,21 @@ from transformers import TrainingArguments
 
 from snugbert.errors import InputError
 
-WSD_DECAY = 0.1  # share of the steps; Hu et al. (2024), MiniCPM, section 4: 10 % of the tokens are enough
+WSD_DECAY = 0.1  # share of the steps. 10 % of the tokens are enough: Hu et al. (2024), MiniCPM, section 4
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon (Jordan, 2024) for the matrices of hidden layers, AdamW for everything else, as one optimizer.
+    """Muon (Jordan, 2024) for the matrices of hidden layers and AdamW for all other parameters, as one optimizer.
 
     Muon's update is scaled to the size of AdamW's (Liu et al., 2025, "Muon is scalable for LLM training", section
-    2.2), so that one learning rate and one weight decay serve both.
+    2.2), so one learning rate and one weight decay fit both.
 
     Args:
         matrices: 2-D weights of hidden layers, for Muon.
-        others: parameter groups for AdamW.
-        lr, weight_decay: of both; a group of `others` can have a weight decay of its own.
-        betas, eps: of AdamW.
-        options: further arguments of `torch.optim.Muon`: `momentum`, `nesterov`, `ns_steps` and so on.
+        others: parameter groups for AdamW. A group can have its own weight decay.
+        lr, weight_decay: for both.
+        betas, eps: for AdamW.
+        options: other arguments of `torch.optim.Muon`, such as `momentum`, `nesterov` and `ns_steps`.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__init__(self.muon.param_groups + self.adamw.param_groups, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One step of both."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Performs a step of both optimizers."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Groups and state are this optimizer's, whoever replaced them since: a loaded checkpoint, FSDP2.
+        # Loading a checkpoint and FSDP2 replace the groups and the state of this optimizer. Pass them on every time.
         self.muon.param_groups = [group for group in self.param_groups if "momentum" in group]
         self.adamw.param_groups = [group for group in self.param_groups if "betas" in group]
         for part in (self.muon, self.adamw):
@@ -62,17 +63,16 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]) -> torch.optim.Optimizer:
-    """The optimizer that `args.optim` names, one of `OPTIMIZERS`.
+    """Makes the optimizer that `args.optim` names, one of `OPTIMIZERS`.
 
     Args:
-        args: learning rate, weight decay, betas and epsilon are taken from it; `optim_args`, `name=value` pairs with
-            commas between, go to the optimizer.
-        model: its parameters are optimized.
-        decayed: names of the parameters that weight decay is for; not for biases and LayerNorm.
+        args: gives learning rate, weight decay, betas and epsilon. `optim_args` holds options of the optimizer, as
+            comma-separated `name=value` pairs.
+        model: gives the parameters to optimize.
+        decayed: names of the parameters with weight decay: not biases and LayerNorm.
 
     Raises:
-        InputError: LAMB's library is missing, or the model is in shards, which it cannot; `optim_args` are not the
-            optimizer's.
+        InputError: the library for LAMB is missing, LAMB is combined with FSDP, or an option is invalid.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     common = {
@@ -117,41 +117,41 @@ def _lamb(
     sharded: bool,
 ) -> torch.optim.Optimizer:
     """LAMB as its authors trained BERT with it (You et al., 2019; `lamb_optimizer.py` in google-research/albert)."""
-    if sharded:  # its in-place operations on norms are not what torch's sharded tensors can do
-        raise InputError("--optim lamb has no --fsdp; leave it out, for BERT-large and its optimizer fit on one GPU.")
+    if sharded:  # its in-place operations on norms do not work on torch's sharded tensors
+        raise InputError("--optim lamb does not support --fsdp. Leave --fsdp out: BERT-large fits on one GPU.")
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:
-        raise InputError("--optim lamb needs a library: pip install 'snugbert[lamb]'.") from error
+        raise InputError("--optim lamb needs another package. Run: pip install 'snugbert[lamb]'.") from error
     groups: list[dict[str, Any]] = [
         {"params": [named[name] for name in named if name in decayed]},
         # "adam": no trust ratio
         {"params": [named[name] for name in named if name not in decayed], "weight_decay": 0.0, "adam": True},
     ]
-    # Weight decay is part of the update that the trust ratio scales. Without correction of the bias, as in the
-    # authors' code: warmup does the same. (The library's own default divides the learning rate by 1 - beta1^t, ten
-    # times the learning rate at the first step.)
+    # The trust ratio scales the update including weight decay. As in the authors' code there is no bias correction:
+    # warmup has the same effect. (The library's default divides the learning rate by 1 - beta1^t, so the first step
+    # would have ten times the learning rate.)
     optimizer = Lamb(groups, **common, weight_decouple=False, adam_debias=True, **options)
-    optimizer.clamp = math.inf  # not 10 at most: the norm of BERT-base's word embeddings is 97 from the start
+    optimizer.clamp = math.inf  # no limit of 10: the initial norm of BERT-base's word embeddings is 97
     return optimizer
 
 
 def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
-    """Arguments for transformers' `get_wsd_schedule`, with the number of steps of decay as such.
+    """Arguments for transformers' `get_wsd_schedule`, with a default length of the decay.
 
     Args:
-        kwargs: `--lr_scheduler_kwargs`; `num_decay_steps` below 1 is a share of all steps, and 0.1 if it is missing.
+        kwargs: `--lr_scheduler_kwargs`. A `num_decay_steps` below 1 is a share of all steps; the default is 0.1.
         warmup_steps: steps of warmup.
-        num_training_steps: all steps.
+        num_training_steps: steps of the run.
 
     Raises:
-        InputError: warmup and decay do not fit into the steps.
+        InputError: warmup and decay take more steps than the run has.
     """
     given = (kwargs or {}).get("num_decay_steps", WSD_DECAY)
     decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)
     if decay_steps < 1 or warmup_steps + decay_steps > num_training_steps:
         raise InputError(
-            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive and leave room for {warmup_steps} steps "
-            f"of warmup among {num_training_steps}."
+            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive, and warmup ({warmup_steps} steps) and "
+            f"decay must fit into {num_training_steps} steps."
         )
     return {**(kwargs or {}), "num_decay_steps": decay_steps, "num_training_steps": num_training_steps}

@@ -13,7 +13,6 @@ It also lists and cleans the cache:
 """
 
 import shlex
-import sys
 from pathlib import Path
 
 from snugbert.command_line import parse_arguments
@@ -63,7 +62,6 @@ def main(argv: list[str]) -> None:
         text_args.sentence_language,
         num_workers=text_args.preprocessing_num_workers,
         replace=output_args.overwrite_output_dir,
-        show_progress=sys.stderr.isatty(),
     )
     missing = [part.name for part in parts if not (folder / part.name).exists()]
     if missing:

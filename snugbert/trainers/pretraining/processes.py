@@ -1,9 +1,9 @@
-"""Trainer on any number of processes: DDP and FSDP2, and checkpoints that do not depend on which of them wrote.
+"""Trainer on any number of processes: DDP, FSDP2, and checkpoints that are the same for both.
 
-A checkpoint has one form, whether one process wrote it, several under DDP, or several under FSDP2: `model.safetensors`
-holds whole weights and `optimizer.pt` the whole optimizer state, keyed by the names of parameters. Each loads in the
-other, and `from_pretrained` opens all of them. BERT is small enough to be gathered on one process: large has 340M
-parameters, 4 GB with AdamW's state.
+Checkpoints have one format, whether one process wrote them, several with DDP, or several with FSDP2.
+`model.safetensors` holds complete weights, and `optimizer.pt` the complete optimizer state by parameter name. So each
+can load the others' checkpoints, and `from_pretrained` opens all of them. BERT is small enough to be gathered in one
+process: large has 340M parameters, 4 GB with AdamW's state.
 """
 
 import errno
@@ -36,14 +36,14 @@ from snugbert.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on the first process; the others get nothing
+GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process; the others get nothing
 
 
 class ProcessesTrainer(Trainer):
-    """Trainer whose checkpoints have one form under DDP, under FSDP2 and in one process.
+    """Trainer whose checkpoints have one format under DDP, under FSDP2 and in one process.
 
-    A run goes on from a checkpoint in any of the three. In as many processes of the same kind it does so bit for bit,
-    otherwise within rounding, but for dropout, whose random numbers belong to a process.
+    A run can resume in any of the three. With the same number of processes of the same kind it does so bit for bit.
+    Otherwise it does so within rounding, except for dropout: every process has its own random state.
     """
 
     model: Any
@@ -52,10 +52,10 @@ class ProcessesTrainer(Trainer):
     # --- FSDP2 --------------------------------------------------------------------------------------------------
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer; `--fsdp` shards on CPUs too."""
+        """As in Trainer. `--fsdp` also works on CPUs."""
         super().create_accelerator_and_postprocess()
         if self.args.fsdp_plugin_args and self.args.world_size > 1 and not self.is_fsdp_enabled:
-            # accelerate (1.15) leaves FSDP out on CPUs without a word, and the run is DDP. torch's works there.
+            # On CPUs accelerate (1.15) silently uses DDP instead of FSDP, which torch supports there.
             plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             if self.accelerator.mixed_precision != "no":
                 plugin.set_mixed_precision(self.accelerator.mixed_precision)
@@ -65,18 +65,18 @@ class ProcessesTrainer(Trainer):
             self.is_fsdp_enabled = True
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; under FSDP2 everything but the layers is one group."""
+        """As in Trainer. Under FSDP2 all parameters outside the layers form one group."""
         if self.args.world_size > 1:
-            how = "each with a share of the weights (FSDP2)" if self.is_fsdp_enabled else "each with all weights (DDP)"
-            logger.info("%d processes, %s", self.args.world_size, how)
+            how = "FSDP2, sharded weights" if self.is_fsdp_enabled else "DDP, all weights in each"
+            logger.info("%d processes (%s)", self.args.world_size, how)
         if not self.is_fsdp_enabled or self._is_sharded:
             return super()._prepare_for_training(*args, **kwargs)
-        # The vocabulary projection shares its weight with the word embeddings and its bias with the head. Parameters
-        # that are shared must be in one group, but accelerate makes groups of the embeddings (`_no_split_modules`) and
-        # of the two modules that these methods name.
+        # The vocabulary projection shares its weight with the word embeddings and its bias with the head. Shared
+        # parameters must be in one group. But accelerate makes separate groups of the embeddings (`_no_split_modules`)
+        # and of the two modules that the methods below return.
         model, plugin = self.model, self.accelerator.state.fsdp_plugin
         if policy := plugin.mixed_precision_policy:
-            # Gradients are added up over processes, and losses returned, in float32; accelerate's way rounds both.
+            # Sum gradients over processes in float32, and return losses in float32. accelerate would round both.
             plugin.mixed_precision_policy = MixedPrecisionPolicy(policy.param_dtype, reduce_dtype=torch.float32)
         plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or ["SnugBertLayer"]
         model.get_input_embeddings = model.get_output_embeddings = lambda: None
@@ -92,7 +92,7 @@ class ProcessesTrainer(Trainer):
             super()._save_checkpoint(model, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer; whole weights under FSDP2 too."""
+        """As in Trainer. Saves complete weights, also under FSDP2."""
         with _writing(Path(output_dir or self.args.output_dir or "")):
             if not self._is_sharded:
                 return super().save_model(output_dir, _internal_call)
@@ -116,7 +116,7 @@ class ProcessesTrainer(Trainer):
         if self.args.process_index == 0:
             weights = load_file(Path(resume_from_checkpoint) / "model.safetensors")
             weights |= {name: weights[of] for name, of in self.model.get_expanded_tied_weights_keys(True).items()}
-        set_model_state_dict(self.model, weights, options=self._spread)
+        set_model_state_dict(self.model, weights, options=self._broadcast)
 
     def _load_best_model(self) -> None:
         if self._is_sharded:
@@ -130,7 +130,7 @@ class ProcessesTrainer(Trainer):
         state = {}
         if self.args.process_index == 0:
             state = _load_optimizer_state(Path(checkpoint) / "optimizer.pt", optimizer)
-        set_optimizer_state_dict(self.model, optimizer, state, options=self._spread)
+        set_optimizer_state_dict(self.model, optimizer, state, options=self._broadcast)
         self.lr_scheduler.load_state_dict(read_torch_file(Path(checkpoint) / "scheduler.pt"))
 
     @property
@@ -138,18 +138,18 @@ class ProcessesTrainer(Trainer):
         return isinstance(self.model, FSDPModule)
 
     @property
-    def _spread(self) -> StateDictOptions:
-        """From the first process, which alone reads the file, to all."""
+    def _broadcast(self) -> StateDictOptions:
+        """Options to send what the first process read from a file to all processes."""
         return StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
 
 
 def _bare(optimizer: Any) -> torch.optim.Optimizer:
-    # accelerate's wrapper would leave out a step, of which torch makes one to fill in an empty state.
+    # torch performs a step to initialize an empty state, which accelerate's wrapper would skip.
     return optimizer.optimizer
 
 
 def _unsharded(model: Any, weights: Any) -> PreTrainedModel:
-    """A model of the same class as `model` was before it was sharded, with whole `weights`."""
+    """A model of the class that `model` had before it was sharded, with complete `weights`."""
     model_class: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
     with torch.device("meta"):
         whole = model_class(model.config)
@@ -159,36 +159,41 @@ def _unsharded(model: Any, weights: Any) -> PreTrainedModel:
 
 
 def _load_optimizer_state(file: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What [`ProcessesTrainer`] wrote to `file`; refuses what it did not write, or for another optimizer."""
+    """Reads the optimizer state that [`ProcessesTrainer`] wrote.
+
+    Raises:
+        InputError: the file is missing, has another format, or is of another optimizer.
+    """
     content = read_torch_file(file) if file.is_file() else {}
     name = content.pop("optimizer", None)
     if name is None:
         raise InputError(
-            f"{file} is missing or of an older version, which did not name its parameters; start from the weights "
-            f"instead (--model_name_or_path {file.parent})."
+            f"{file} is missing, or from a version that did not store parameter names. Start from the weights instead "
+            f"(--model_name_or_path {file.parent})."
         )
     if name != type(optimizer).__name__:
         raise InputError(
-            f"{file} is the state of {name}, not of {type(optimizer).__name__}; resume with the checkpoint's --optim."
+            f"{file} is the state of {name}, not of {type(optimizer).__name__}. Resume with the --optim of the "
+            "checkpoint."
         )
     return content
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turns an error while `folder` is written into a sentence."""
+    """Turns an error while writing `folder` into an [`InputError`]."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # torch's writer reports any failure as a RuntimeError without a reason.
-        of_torch = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
-        if isinstance(error, RuntimeError) and not of_torch:
+        # torch reports any failure to write as a RuntimeError without a reason.
+        is_torch_writer = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
+        if isinstance(error, RuntimeError) and not is_torch_writer:
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = "Fix this"
-        # Other OSErrors have other causes, such as a tokenizer whose code is missing.
+        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
         if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             remedy = "The disk is probably full. Free some space"
         raise InputError(
-            f"{folder} could not be written: {reason}. {remedy} and resume (--resume_from_checkpoint true)."
+            f"{folder} could not be written: {reason}. {remedy} and resume with --resume_from_checkpoint true."
         ) from error

@@ -1,18 +1,18 @@
-"""How much of the machine training uses: the FLOPs that a step needs, and the rate that the device reaches.
+"""Model FLOPs utilization (MFU): the FLOPs that training needs, and the FLOPs per second that the device reaches.
 
-MFU (model FLOPs utilization; Chowdhery et al., 2022, "PaLM", appendix B) is here
+MFU (Chowdhery et al., 2022, "PaLM", appendix B) is here
 
-    FLOPs that the steps need / (seconds x processes x rate of large matrix products)
+    FLOPs that the steps need / (seconds x processes x FLOPs per second of large matrix products)
 
-What is needed is counted as if nothing were wasted: no padding, no logits of tokens without a label, no recomputation.
-The rate is no figure of a datasheet, it is measured on this very device in the precision of training, as the run
-starts: 100 % is a device that does nothing but large matrix products.
+Needed FLOPs exclude waste: padding, logits of unlabeled tokens, recomputation. The rate is not from a datasheet. It is
+measured on the same device, in the precision of training, when the run starts. At 100 % the device would only compute
+large matrix products.
 
-    rate = peak_flops(args.device, torch.bfloat16)              # half a second, once
-    flops += training_flops(model.config, batch)                # every micro-batch, a tensor: nothing waits for a GPU
-    mfu = flops.item() / (seconds * processes * rate)           # every line of the log, `flops` summed over processes
+    rate = peak_flops(args.device, torch.bfloat16)          # takes half a second, once
+    flops += training_flops(model.config, batch)            # for every batch; a tensor, so nothing waits for a GPU
+    mfu = flops.item() / (seconds * processes * rate)       # for every log line, `flops` summed over processes
 
-Shapes: N sequences of T tokens together.
+Shapes: N sequences of T tokens in total.
 """
 
 import time
@@ -25,11 +25,11 @@ from transformers import PreTrainedConfig
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 
-TRAINING_COST = 3  # a backward pass takes two matrix products for each one of the forward pass
-# Rows of the square matrices of `peak_flops`: large enough that a larger product is no faster.
+TRAINING_COST = 3  # the backward pass needs two matrix products for each one of the forward pass
+# Rows of the square matrices in `peak_flops`. Larger matrices are not faster.
 ROWS_ON_CPU = 1024
 ROWS_ON_ACCELERATOR = 8192
-RUN_SECONDS = 0.05  # of a measurement: the clock, and launching a kernel, then weigh nothing
+RUN_SECONDS = 0.05  # per measurement, so that the clock and kernel launches do not matter
 RUNS = 10
 
 
@@ -69,43 +69,43 @@ def training_flops(config: PreTrainedConfig, batch: Mapping[str, Any]) -> torch.
 
 
 def pretraining_flops(
-    config: PreTrainedConfig, lengths: torch.Tensor, labelled: torch.Tensor, next_sentence: bool = True
+    config: PreTrainedConfig, lengths: torch.Tensor, labeled: torch.Tensor, next_sentence: bool = True
 ) -> torch.Tensor:
     """FLOPs of a forward pass with the masked token head.
 
     Args:
         config: of the model.
         lengths: tokens of each sequence. *Shape:* (N,)
-        labelled: tokens of each sequence that have a label; never [CLS]. *Shape:* (N,)
-        next_sentence: whether there is the next-sentence head, which reads [CLS].
+        labeled: labeled tokens of each sequence, never [CLS]. *Shape:* (N,)
+        next_sentence: whether the next-sentence head is used. It reads [CLS].
 
     Returns:
-        An integer. *Shape:* ()
+        An integer scalar. *Shape:* ()
     """
     H = config.hidden_size
-    flops = encoder_flops(config, lengths, labelled + next_sentence)
-    flops = flops + labelled.sum() * 2 * (H * H + H * config.vocab_size)
+    flops = encoder_flops(config, lengths, labeled + next_sentence)
+    flops = flops + labeled.sum() * 2 * (H * H + H * config.vocab_size)
     return flops + next_sentence * len(lengths) * 2 * (H * H + H * 2)
 
 
 def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
-    """FLOPs of a forward pass of the encoder that computes nothing but what a head reads.
+    """FLOPs of a forward pass of the encoder that computes only what the heads read.
 
-    A matrix product of m x k and k x n counts 2mkn; nothing else counts. The last layer has keys and values of every
-    token, but queries, output and feed-forward only of tokens that are read.
+    A matrix product of m x k and k x n counts 2mkn. Nothing else counts. The last layer computes keys and values for
+    all tokens, but queries, output and feed-forward only for tokens that a head reads.
 
     Args:
         config: of the model.
         lengths: tokens of each sequence, in int64. *Shape:* (N,)
-        read: tokens of each sequence that the head reads. *Shape:* (N,)
+        read: tokens of each sequence that a head reads. *Shape:* (N,)
 
     Returns:
-        An integer. *Shape:* ()
+        An integer scalar. *Shape:* ()
     """
     H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
 
     def rest_of_layer(queries: torch.Tensor) -> torch.Tensor:
-        # Query and output projections, both halves of the feed-forward; scores and weighted sums of the attention.
+        # Query and output projections, both feed-forward layers, attention scores and weighted sums.
         return queries.sum() * 2 * (2 * H * H + 2 * H * inner) + 4 * H * (queries * lengths).sum()
 
     keys_and_values = lengths.sum() * 2 * 2 * H * H
@@ -113,26 +113,26 @@ def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.T
 
 
 def peak_flops(device: torch.device | str, dtype: torch.dtype) -> float:
-    """FLOPs a second that `device` reaches in a large matrix product of `dtype`; takes half a second.
+    """Measures the FLOPs per second of `device` in large matrix products of `dtype`. Takes half a second.
 
-    A product is of square matrices of 1,024 rows on a CPU and 8,192 elsewhere.
+    The matrices are square, with 1,024 rows on a CPU and 8,192 on other devices.
     """
     rows = ROWS_ON_CPU if torch.device(device).type == "cpu" else ROWS_ON_ACCELERATOR
     return matmul_rate(rows, rows, rows, device, dtype)
 
 
 def matmul_rate(rows: int, inner: int, columns: int, device: torch.device | str, dtype: torch.dtype) -> float:
-    """FLOPs a second of a linear layer from `inner` to `columns` features on so many rows; the best of ten short runs.
+    """Measures the FLOPs per second of a linear layer from `inner` to `columns` features on `rows` rows.
 
-    The state of torch's generators stays as it is.
+    Takes the best of ten short runs. Does not change the random state of torch.
     """
-    # Random numbers, as a GPU that multiplies constants draws less power and is faster than it will ever be again.
+    # Random values: multiplying constants takes less power, which makes a GPU faster than in real use.
     generator = torch.Generator(device).manual_seed(0)
     inputs = torch.rand(rows, inner, generator=generator, device=device).to(dtype)
     weight = torch.rand(columns, inner, generator=generator, device=device).to(dtype)
     flops, best, repeats = 2 * rows * weight.numel(), 0.0, 1
     with torch.inference_mode():
-        for _ in range(1 + RUNS):  # the first warms up and tells how many products make a run
+        for _ in range(1 + RUNS):  # the first run warms up and determines the number of products per run
             _wait_for(device)
             start = time.perf_counter()
             for _ in range(repeats):

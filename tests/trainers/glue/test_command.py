@@ -71,10 +71,11 @@ def test_a_run_learns_and_writes_everything(run, workshop):
 
 def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
-    title, line, *files = capsys.readouterr().out.strip().splitlines()
+    title, *lines = capsys.readouterr().out.strip().splitlines()
     assert re.fullmatch(r"glue\d+: scored", title)
-    assert line == "  validation   accuracy 1.0000 on 31 examples; always 'cheerful': accuracy 0.5161"
-    assert files == [
+    assert lines == [
+        "  validation   31 examples: accuracy 1.0000 (baseline 0.5161)",
+        "  baseline     always 'cheerful'",
         f"  folder       {tmp_path}",
         "  plots        confusion_matrix.png",
         "  all results  results.md",
@@ -121,7 +122,7 @@ def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, wor
         (folder / "pytorch_model.bin").write_bytes(content)
     else:
         torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pytorch_model.bin is damaged"):
+    with pytest.raises(InputError, match=r"pytorch_model.bin: damaged"):
         glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(folder)))
     assert not Path("owned").exists()
 
@@ -129,7 +130,7 @@ def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, wor
 def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):
     output_dir = shutil.copytree(run, tmp_path / "run")
     before = (output_dir / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match="already contains a run"):
         glue.main(arguments(workshop, output_dir))
     assert (output_dir / "model.safetensors").read_bytes() == before
     glue.main(arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1))
@@ -182,7 +183,7 @@ def test_several_labels(workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path / "out", **files, **LARGER, num_train_epochs=5))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_micro_f1"] == results["eval_macro_f1"] == results["eval_subset_accuracy"] == 1
-    assert "; always 'cheerful" in capsys.readouterr().out
+    assert "  baseline     always 'cheerful" in capsys.readouterr().out
     (tmp_path / "test.json").write_text(json.dumps([{"text": row["text"]} for row in rows[:20]]))
     changes = {**checkpoint_of(tmp_path / "out"), "test_file": tmp_path / "test.json", "do_predict": True}
     glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))

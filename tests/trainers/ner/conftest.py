@@ -1,4 +1,4 @@
-"""The sentences of CoNLL-2003."""
+"""Sentences of CoNLL-2003, and a tokenizer."""
 
 import pytest
 from conll import FILES, PARTS
@@ -17,7 +17,7 @@ def conll(data_dir) -> dict[str, NerSplit]:
 
 @pytest.fixture(scope="session")
 def part(conll) -> NerSplit:
-    """Documents of 400 sentences."""
+    """Whole documents with about 400 sentences."""
     last = conll["validation"].sentences[400].document
     return conll["validation"]._replace(sentences=[s for s in conll["validation"].sentences if s.document < last])
 

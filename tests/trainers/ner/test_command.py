@@ -155,17 +155,18 @@ def test_bad_arguments(run, workshop, tmp_path, capsys):
 
     (tmp_path / "other.txt").write_text("anna I-PER\n\nin O\nrome I-GPE\n")
     message = complaint(validation_file=tmp_path / "other.txt")
-    assert "other.txt, line 4: the type 'GPE' is not in" in message and message.endswith("there are LOC, PER.\n")
+    assert "other.txt, line 4: unknown entity type 'GPE'. Expected a type in" in message
+    assert message.endswith("train.txt: LOC, PER.\n")
     (tmp_path / "plain.txt").write_text("anna I-PER\n")
     message = complaint(validation_file=tmp_path / "plain.txt", document_context=True)
-    assert "plain.txt does not tell where documents begin; it needs -DOCSTART- lines" in message
+    assert "plain.txt does not mark its documents. Add -DOCSTART- lines" in message
     assert "there is no file" in complaint(train_file=tmp_path / "none.txt")
     assert "no data. Give" in complaint(train_file=None, validation_file=None)
     assert "--dataset_name cannot be combined with files" in complaint(dataset_name="conll2003")
-    assert "columns of a CoNLL file have no names; give a number" in complaint(label_column_name="ner_tags")
+    assert "columns of a CoNLL file have no names. Give a number" in complaint(label_column_name="ner_tags")
     assert "--max_seq_length must be at least 4, not 3" in complaint(max_seq_length=3)
     assert "has no metric 'accurcy'. Choose one of precision" in complaint(metric_for_best_model="accurcy")
-    assert "the checkpoint is no tagger, its labels are LABEL_0, LABEL_1" in complaint(train_file=None)
+    assert "the labels of the model are not entity tags: LABEL_0, LABEL_1" in complaint(train_file=None)
     assert "no test sentences. Give --test_file" in complaint(do_predict=True)
     encoder = {"config_name": None, "config_overrides": None, "model_name_or_path": tmp_path / "encoder"}
     SnugBertModel.from_pretrained(run, add_pooling_layer=False).save_pretrained(tmp_path / "encoder")

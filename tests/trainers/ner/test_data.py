@@ -1,4 +1,4 @@
-"""Every form and scheme of tags, and bad files."""
+"""Reading sentences in every form and tagging scheme, and files that cannot be read."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conll import PARTS, all_tags, converted
+from conll import PARTS, all_tags, convert_tags
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.entity_tags import SCHEMES, decode_tags, encode_tags
@@ -18,7 +18,7 @@ from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ner.data import NerSplit, Sentence, check_tags, choose_labels, load_splits
 
 # Tjong Kim Sang and De Meulder (2003), tables 1 and 2: articles, sentences, tokens, LOC, MISC, ORG, PER. They count
-# the -DOCSTART- lines among the sentences.
+# -DOCSTART- lines as sentences.
 PUBLISHED = {
     "train": (946, 14987, 203621, 7140, 3438, 6321, 6600),
     "validation": (216, 3466, 51362, 1837, 922, 1341, 1842),
@@ -47,7 +47,7 @@ def test_conll_2003_as_published(conll):
     ]  # fmt: skip
 
 
-def test_json_lines_and_data_sets_are_the_same(conll, data_dir, tmp_path):
+def test_json_lines_and_datasets_give_the_same_sentences(conll, data_dir, tmp_path):
     file = data_dir / "conll2003" / "valid.jsonl.gz"
     split = load_splits(NerDataArguments(validation_file=str(file)), None)["validation"]
     assert [sentence[:2] for sentence in split.sentences] == [s[:2] for s in conll["validation"].sentences]
@@ -62,7 +62,7 @@ def test_json_lines_and_data_sets_are_the_same(conll, data_dir, tmp_path):
     arguments = NerDataArguments(dataset_name=str(tmp_path / "data"), **columns)
     again = load_splits(arguments, ("validation",), cache_dir=str(tmp_path / "cache"))["validation"]
     assert [sentence[:2] for sentence in again.sentences] == [sentence[:2] for sentence in split.sentences[:100]]
-    # In the order of the data set's classes or not, it is the checkpoint's labels that keep their order.
+    # The checkpoint's labels keep their order, whatever the order of the dataset's classes.
     splits = {"train": split}
     assert choose_labels(splits, names) == names and choose_labels(splits, names[:3])[1:3] == ["B-LOC", "I-LOC"]
 
@@ -73,7 +73,7 @@ def test_columns_documents_and_compressed_files(tmp_path):
     )
     sentences = read(tmp_path, text)["train"].sentences
     assert sentences == [
-        Sentence(["\u00a0Jo\u00a0", "Li"], ["B-PER", "I-PER"], 3, 0),  # a no-break space may be a part of a word
+        Sentence(["\u00a0Jo\u00a0", "Li"], ["B-PER", "I-PER"], 3, 0),  # a no-break space can be part of a word
         Sentence(["'"], ["O"], 7, 0),
         Sentence(["a"], ["O"], 9, 1),
     ]
@@ -86,7 +86,7 @@ def test_columns_documents_and_compressed_files(tmp_path):
         (tmp_path / name).write_bytes(data)
         splits = load_splits(NerDataArguments(train_file=str(tmp_path / name)), ("train",))
         assert splits["train"].sentences == sentences
-    # Words in the second column, tags in the first; a test file may have no tags.
+    # Words can be in the second column and tags in the first. A test file can lack tags.
     swapped = {"text_column_name": "2", "label_column_name": "1"}
     splits = read(tmp_path, "B-PER Jo 7\nO a 8\n\nO b 9\n", **swapped, max_train_samples=1)
     assert splits["train"].sentences == [Sentence(["Jo", "a"], ["B-PER", "O"], 1, None)]
@@ -94,51 +94,49 @@ def test_columns_documents_and_compressed_files(tmp_path):
     assert words == [Sentence(["Jo", "a"], None, 1, None), Sentence(["b"], None, 4, None)]
 
 
-def test_every_scheme_is_recognized_and_stands_for_the_same_entities(conll, caplog):
+def test_every_scheme_is_recognized_and_gives_the_same_entities(conll, caplog):
     caplog.set_level(logging.INFO, logger="snugbert")
     split = conll["test"]
     for scheme in SCHEMES:
-        told = split._replace(sentences=[s._replace(tags=converted(s.tags, scheme)) for s in split.sentences])
-        checked = check_tags({"test": told}, "auto", "stop")["test"]
-        assert caplog.messages[-1].startswith(f"the tags are in the scheme {scheme.upper()}")
+        original = split._replace(sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
+        checked = check_tags({"test": original}, "auto", "stop")["test"]
+        assert caplog.messages[-1].startswith(f"tagging scheme: {scheme.upper()}")
         assert checked.sentences == split.sentences and checked.scheme == scheme
-        assert [encode_tags(decode_tags(tags), len(tags), scheme) for tags in all_tags(split)] == all_tags(told)
+        assert [encode_tags(decode_tags(tags), len(tags), scheme) for tags in all_tags(split)] == all_tags(original)
 
 
-def test_broken_tags(tmp_path, caplog):
+def test_invalid_tags(tmp_path, caplog):
     good = "a O\nb B-PER\nc I-PER\n\nd B-LOC\n\n"
-    with pytest.raises(
-        InputError, match=r"validation.txt, line 8: the tag 'I-LOC' behind 'O' breaks the scheme BIO, "
-    ):
+    with pytest.raises(InputError, match=r"validation.txt, line 8: tag 'I-LOC' after 'O' is invalid in BIO, "):
         read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n")
     with pytest.raises(
-        InputError, match=r"takes it for 'B-LOC' \(2 such tags\). Correct them, or .*--on_bad_tag repair"
+        InputError, match=r"conlleval reads 'B-LOC' \(2 such tags\)\. Fix the tags, or set --on_bad_tag repair"
     ):
         read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n")
     splits = read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n", on_bad_tag="repair")
     assert all_tags(splits["validation"])[2:] == [["O", "B-LOC", "I-LOC"], ["B-PER", "B-LOC"]]
-    assert "(2 such tags), and so it is read" in caplog.messages[-1]
-    # What is right in one scheme is wrong in another.
+    assert "(2 such tags). The tags are repaired." in caplog.messages[-1]
+    # A tag can be valid in one scheme and invalid in another.
     iob1 = "a I-PER\nb I-PER\n\nc I-PER\nd B-PER\n"
     assert all_tags(read(tmp_path, iob1)["train"]) == [["B-PER", "I-PER"], ["B-PER", "B-PER"]]
-    with pytest.raises(InputError, match="line 1: the tag 'I-PER' at the start of a sentence breaks the scheme BIO; "):
+    with pytest.raises(InputError, match=r"line 1: tag 'I-PER' at the start of a sentence is invalid in BIO\. "):
         read(tmp_path, iob1, tag_scheme="bio")
-    with pytest.raises(InputError, match="line 2: the tag 'I-X' behind 'B-X' breaks the scheme IOBES, which fits "):
+    with pytest.raises(InputError, match="line 2: tag 'I-X' after 'B-X' is invalid in IOBES, the best fitting scheme"):
         read(tmp_path, "a B-X\nb I-X\n\nc S-X\n\nd B-X\ne E-X\n")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a O\nb\n", r"train.txt, line 2: 1 column, 'b', and line 1 has 2; every line needs the same"),
-        ("a O\n\nb x O\n", r"train.txt, line 3: 3 columns, 'b x O', and line 1 has 2"),
-        ("a\nb\n", r"train.txt, line 1: 1 column, 'a', but column 2 is needed"),
-        ("\n\n-DOCSTART- O\n\n", r"train.txt holds no sentences"),
-        ("", r"train.txt holds no sentences"),
-        ("a O\nb O\n", r"train.txt: every tag is O; nothing to learn"),
-        ("a O\nb NN\n", r"train.txt, line 2: 'NN' is no tag of an entity; .*--label_column_name"),
-        ("a B-\n", r"train.txt, line 1: 'B-' is no tag of an entity"),
-        ("a\tO\t\n", r"train.txt, line 1: '' is no tag of an entity"),
+        ("a O\nb\n", r"train.txt, line 2: 1 column in 'b', but line 1 has 2\. All lines need the same"),
+        ("a O\n\nb x O\n", r"train.txt, line 3: 3 columns in 'b x O', but line 1 has 2"),
+        ("a\nb\n", r"train.txt, line 1: no column 2 in 'a'"),
+        ("\n\n-DOCSTART- O\n\n", r"train.txt: no sentences"),
+        ("", r"train.txt: no sentences"),
+        ("a O\nb O\n", r"train.txt: no entities"),
+        ("a O\nb NN\n", r"train.txt, line 2: 'NN' is not an entity tag\. .*--label_column_name"),
+        ("a B-\n", r"train.txt, line 1: 'B-' is not an entity tag"),
+        ("a\tO\t\n", r"train.txt, line 1: '' is not an entity tag"),
     ],
 )
 def test_bad_files(text, message, tmp_path):
@@ -151,17 +149,17 @@ def test_bad_files(text, message, tmp_path):
     [
         (
             [{"tokens": ["a"], "labels": ["O"]}],
-            "row 1: no column 'ner_tags' or 'tags' among tokens, labels; name the ",
+            "row 1: no column 'ner_tags' or 'tags'. Columns: tokens, labels. Set --label_column_name",
         ),
-        ([{"text": "a", "tags": ["O"]}], "row 1: no column 'tokens' among text, tags; .*--text_column_name"),
-        ([{"tokens": "a b", "tags": ["O"]}], "row 1: column 'tokens' must hold a list of words, not 'a b'"),
+        ([{"text": "a", "tags": ["O"]}], "row 1: no column 'tokens'. Columns: text, tags. Set --text_column_name"),
+        ([{"tokens": "a b", "tags": ["O"]}], "row 1: expected a list of words in column 'tokens', found 'a b'"),
         (
             [{"tokens": ["a", "b"], "tags": ["O"]}],
-            "row 1: column 'tags' must hold a tag for each of the 2 words, not 1",
+            "row 1: expected 2 tags, one per word, in column 'tags', found 1",
         ),
         ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}], "row 2: no tags in column 'tags'"),
-        ([{"tokens": ["a"], "tags": [3]}], "row 1: the tags in column 'tags' are not text, and nothing says what"),
-        ([{"tokens": [], "tags": []}], "train.jsonl holds no sentences"),
+        ([{"tokens": ["a"], "tags": [3]}], "row 1: the tags in column 'tags' are neither text nor class labels"),
+        ([{"tokens": [], "tags": []}], "train.jsonl: no sentences"),
     ],
 )
 def test_bad_rows(rows, message, tmp_path):
@@ -170,9 +168,9 @@ def test_bad_rows(rows, message, tmp_path):
         load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))
 
 
-def test_sentences_without_words_are_left_out(tmp_path, caplog):
+def test_sentences_without_words_are_skipped(tmp_path, caplog):
     rows = [{"tokens": [], "tags": []}, {"tokens": ["a"], "tags": ["B-X"]}, {"tokens": [], "tags": []}]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     sentences = load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))["train"].sentences
     assert sentences == [Sentence(["a"], ["B-X"], 2)]
-    assert "2 sentences without words are left out; the first is row 1" in caplog.text
+    assert "skipped 2 sentences without words, the first in row 1" in caplog.text

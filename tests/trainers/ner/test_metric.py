@@ -1,4 +1,4 @@
-"""The metric of entities, by hand and on real tags."""
+"""The metric of entities and its baseline, by hand and on real tags with noise."""
 
 import random
 import re
@@ -7,7 +7,8 @@ import pytest
 from conll import all_tags
 
 from snugbert.entity_tags import decode_tags, encode_tags
-from snugbert.trainers.ner.metric import NerMetric
+from snugbert.trainers.ner.data import NerSplit, Sentence
+from snugbert.trainers.ner.metric import NerMetric, predict_most_frequent_tags, score_tags
 
 
 def compute(predictions: list[list[str]], references: list[list[str]]) -> dict[str, float]:
@@ -16,10 +17,10 @@ def compute(predictions: list[list[str]], references: list[list[str]]) -> dict[s
 
 def test_metric_by_hand():
     references = [["B-PER", "I-PER", "O", "B-LOC"], ["B-ORG", "B-ORG", "O"]]
-    # The person's end is wrong, the place is right; one organization is right, one is lost, one is invented.
+    # The person is too short and the location correct. One organization is correct, one is missed, one is spurious.
     predictions = [["B-PER", "O", "O", "B-LOC"], ["B-ORG", "O", "I-ORG"]]
-    figures = compute(predictions, references)
-    assert figures == pytest.approx(
+    metrics = compute(predictions, references)
+    assert metrics == pytest.approx(
         {
             "precision": 2 / 4,
             "recall": 2 / 4,
@@ -36,7 +37,7 @@ def test_metric_by_hand():
 
 
 def spans(tags: list[str]) -> set[tuple[str, int, int]]:
-    """Entities of BIO tags, found letter by letter."""
+    """Finds the entities of BIO tags with a regular expression."""
     kinds = sorted({tag[2:] for tag in tags} - {""})
     found = set()
     for kind in kinds:
@@ -50,18 +51,25 @@ def test_metric_on_noisy_real_tags(part):
     references = all_tags(part)
     tags = sorted({tag for row in references for tag in row})
     predictions = [[generator.choice(tags) if generator.random() < 0.2 else tag for tag in row] for row in references]
-    figures = compute(predictions, references)
-    right, given = (
+    metrics = compute(predictions, references)
+    correct, given = (
         {(i, *span) for i, row in enumerate(rows) for span in spans(row)} for rows in (references, predictions)
     )
     for prefix in ("", "LOC_", "PER_", "ORG_", "MISC_"):
-        kept, told = ({s for s in group if prefix in ("", f"{s[1]}_")} for group in (given, right))
-        both = len(kept & told)
-        assert figures[f"{prefix}precision"] == pytest.approx(both / len(kept), abs=1e-12)
-        assert figures[f"{prefix}recall"] == pytest.approx(both / len(told), abs=1e-12)
-        assert figures[f"{prefix}f1"] == pytest.approx(2 * both / (len(kept) + len(told)), abs=1e-12)
+        predicted, expected = ({s for s in group if prefix in ("", f"{s[1]}_")} for group in (given, correct))
+        both = len(predicted & expected)
+        assert metrics[f"{prefix}precision"] == pytest.approx(both / len(predicted), abs=1e-12)
+        assert metrics[f"{prefix}recall"] == pytest.approx(both / len(expected), abs=1e-12)
+        assert metrics[f"{prefix}f1"] == pytest.approx(2 * both / (len(predicted) + len(expected)), abs=1e-12)
     pairs = [pair for rows in zip(predictions, references, strict=True) for pair in zip(*rows, strict=True)]
-    assert figures["accuracy"] == pytest.approx(sum(a == b for a, b in pairs) / len(pairs), abs=1e-12)
-    # Made valid as conlleval reads them, predictions score the same.
+    assert metrics["accuracy"] == pytest.approx(sum(a == b for a, b in pairs) / len(pairs), abs=1e-12)
+    # Predictions repaired as conlleval reads them score the same.
     valid = [encode_tags(decode_tags(row), len(row), "bio") for row in predictions]
-    assert {**compute(valid, references), "accuracy": figures["accuracy"]} == figures
+    assert {**compute(valid, references), "accuracy": metrics["accuracy"]} == metrics
+
+
+def test_baseline_predicts_most_frequent_tags():
+    train = NerSplit("s", [Sentence(["a", "b", "a", "a"], ["B-X", "O", "O", "B-X"], 1)], True)
+    test = NerSplit("s", [Sentence(["a", "c"], ["B-X", "B-X"], 1)], True)
+    assert predict_most_frequent_tags(train, test) == [["B-X", "O"]]
+    assert score_tags(test, [["B-X", "O"]])["f1"] == pytest.approx(2 / 3)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conll import WAYS, all_tags, converted
+from conll import WAYS, all_tags, convert_tags
 
 from snugbert.entity_tags import decode_tags
 from snugbert.trainers.ner import task as ner
@@ -48,7 +48,7 @@ def test_correct_predictions_reproduce_the_file(way, scheme, conll, part, tokeni
         original = [line.split() for line in stream]
     if way == "long sentences":
         lines, original = [line for line in lines if line], [cells for cells in original if cells]
-    tags = converted([cells[3] if cells else "O" for cells in original], scheme)
+    tags = convert_tags([cells[3] if cells else "O" for cells in original], scheme)
     expected = [f"{cells[0]} {tag} {tag}" if cells else "" for cells, tag in zip(original, tags, strict=True)]
     assert len(lines) > 4000 and lines == expected[: len(lines)]
     assert expected[len(lines)].startswith("-DOCSTART-")

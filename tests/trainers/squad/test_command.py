@@ -136,7 +136,11 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
     results = json.loads((first / "eval_results.json").read_text())
     assert results["eval_f1"] + 20 < results["eval_best_f1"]
     assert results["eval_baseline_exact"] == results["eval_baseline_f1"] == 50.0
-    assert "always no answer: exact 50.00, f1 50.00" in capsys.readouterr().out
+    summary = capsys.readouterr().out
+    assert re.search(
+        r"validation   60 examples: exact \S+ \(baseline 50\.00\), f1 \S+ \(baseline 50\.00\), HasAns", summary
+    )
+    assert "  baseline     always no answer\n" in summary
     assert (first / "thresholds.png").stat().st_size > 5000
     threshold = results["eval_best_f1_thresh"]
     changes = {**files, **checkpoint_of(first), "null_score_diff_threshold": threshold}
