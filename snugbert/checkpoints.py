@@ -1,8 +1,7 @@
-"""Checkpoints as others write them -> weights under SnugBERT's names, a configuration, and the head they are for.
+"""Reads checkpoints of SnugBERT, BERT, DistilBERT and TensorFlow's BERT as SnugBERT weights and a configuration.
 
-SnugBERT's names are BERT's, so of BERT there is nothing to rename but what old files call differently. DistilBERT and
-Google's TensorFlow release each have a table of names below. Nothing is guessed: a weight that is missing, of another
-shape or not known is refused by name.
+SnugBERT uses BERT's parameter names. Tables below rename the weights of old BERT files, DistilBERT and Google's
+TensorFlow release. Nothing is guessed: missing weights, unknown weights and wrong shapes are errors.
 
     checkpoint = read_checkpoint(Path("distilbert-base-uncased"))
     checkpoint.head, checkpoint.config.num_hidden_layers, checkpoint.weights["bert.pooler.dense.weight"]
@@ -31,7 +30,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 
-# Head -> the parts it has beside the encoder.
+# Head -> its parts in addition to the encoder.
 PARTS: dict[str, set[str]] = {
     "Model": set(),
     "ForPreTraining": {"cls.predictions", "cls.seq_relationship"},
@@ -42,7 +41,7 @@ PARTS: dict[str, set[str]] = {
     "ForQuestionAnswering": {"qa_outputs"},
     "ForMultipleChoice": {"classifier"},
 }
-# Kind of checkpoint -> head -> the class that runs it. What TensorFlow wrote is run by stock BERT.
+# Kind of checkpoint -> head -> model class. Stock BERT runs TensorFlow checkpoints.
 CLASSES: dict[str, dict[str, type[PreTrainedModel]]] = {
     "snugbert": {head: getattr(snugbert, f"SnugBert{head}") for head in PARTS},
     "bert": {head: getattr(transformers, f"Bert{head}") for head in PARTS},
@@ -55,10 +54,10 @@ CLASSES: dict[str, dict[str, type[PreTrainedModel]]] = {
 }
 MODEL_TYPES = ("snugbert", "bert", "distilbert")
 
-# Pattern -> what it becomes, one after the other, on every name.
+# Pattern -> replacement. All are applied to every name, in order.
 BERT_NAMES = (
-    (r"^(embeddings|encoder|pooler)\.", r"bert.\1."),  # a file of the encoder alone
-    (r"\.gamma$", ".weight"),  # files of 2018 and 2019
+    (r"^(embeddings|encoder|pooler)\.", r"bert.\1."),  # files of the bare encoder
+    (r"\.gamma$", ".weight"),  # files from 2018 and 2019
     (r"\.beta$", ".bias"),
 )
 DISTILBERT_NAMES = (
@@ -83,7 +82,7 @@ TENSORFLOW_NAMES = (
     (r"^cls/seq_relationship/output_bias$", "cls/seq_relationship/bias"),
     (r"/layer_(\d+)/", r"/layer/\1/"),
     (r"_embeddings$", "_embeddings/weight"),
-    (r"/(kernel|gamma)$", "/weight"),  # a kernel is stored as (inputs, outputs): read_tensorflow turns it
+    (r"/(kernel|gamma)$", "/weight"),  # read_tensorflow transposes kernels
     (r"/beta$", "/bias"),
     (r"/", "."),
 )
@@ -93,8 +92,7 @@ NAMES = {
     "distilbert": DISTILBERT_NAMES,
     "tensorflow": TENSORFLOW_NAMES,
 }
-# What no model needs: BERT files of 2019 to 2022 hold a buffer of positions, TensorFlow's what the optimizer (AdamW of
-# the original release) goes on with.
+# Not part of a model: the position buffer of BERT files from 2019 to 2022, and optimizer state in TensorFlow files.
 NOT_NEEDED = r"(^|\.)position_ids$|/adam_[mv]$|^global_step$"
 
 POOLER = "bert.pooler."
@@ -113,25 +111,25 @@ DISTILBERT_FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
 }
-# Its positions began as sinusoids, but are weights like any others; BERT's question answering head has no dropout.
+# `sinusoidal_pos_embds` only sets initial values. BERT's question answering head has no dropout.
 DISTILBERT_ONLY = ("model_type", "sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_")
 
-LISTED = 8  # names in a message
+MOST_LISTED = 8  # names in a message
 
 
 @dataclass
 class Checkpoint:
-    """A checkpoint, under SnugBERT's names.
+    """A checkpoint with SnugBERT's parameter names.
 
     Attributes:
-        folder: where it is, and its tokenizer.
+        folder: folder of the checkpoint and its tokenizer.
         kind: `"snugbert"`, `"bert"`, `"distilbert"` or `"tensorflow"`.
-        values: its configuration as the file has it.
-        config: its configuration as SnugBERT's.
-        head: such as `"ForMaskedLM"`; `"Model"` for the encoder alone.
-        weights: all that `SnugBert{head}` has, in the file's dtype; the encoder's names begin with `bert.` even where
-            it is alone.
-        notes: what the user should know, a sentence each.
+        values: contents of its configuration file.
+        config: the equivalent SnugBERT configuration.
+        head: for example `"ForMaskedLM"`; `"Model"` for the bare encoder.
+        weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
+            for the bare encoder.
+        notes: sentences to show to the user.
     """
 
     folder: Path
@@ -144,42 +142,49 @@ class Checkpoint:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What SnugBERT's and BERT's class of the head has to know beside the configuration."""
+        """Keyword arguments of the model class, in addition to the configuration."""
         without_pooler = self.head == "Model" and not any(name.startswith(POOLER) for name in self.weights)
         return {"add_pooling_layer": False} if without_pooler else {}
 
 
 def fetch_checkpoint(name: str, **hub: Any) -> Path:
-    """The checkpoint that `name` names: a folder, a prefix of TensorFlow's files, or a model on the Hub, downloaded.
+    """Returns the path of a checkpoint. Downloads it if it is on the Hub.
 
     Args:
-        name: folder, prefix, or Hub name.
-        hub: `revision`, `token` and `cache_dir`, as `snapshot_download` takes them.
+        name: a folder, the prefix of TensorFlow files, or a Hub name.
+        hub: `revision`, `token` and `cache_dir` of `snapshot_download`.
+
+    Returns:
+        The folder, or the prefix of TensorFlow files.
 
     Raises:
-        InputError: there is no such folder, or nothing that can be had from the Hub.
+        InputError: the folder does not exist, or the download failed.
     """
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)
-    # A name on the Hub is "name" or "owner/name"; what can only be a folder is not looked for there.
+    # Hub names are "name" or "owner/name". Other names can only be folders.
     if name[0] in "/.~" or name.count("/") > 1:
-        raise InputError(f"there is no folder {name}.")
+        raise InputError(f"{name}: no such folder.")
     download = functools.partial(snapshot_download, name, ignore_patterns="*/*", **hub)
     try:
         folder = Path(download(allow_patterns=["*.json", "*.txt", "model*.safetensors"]))
         if not any(folder.glob("model*.safetensors")):
             download(allow_patterns="pytorch_model*.bin")
     except (OSError, ValueError) as error:
-        raise InputError(f"there is no folder {name}, and from the Hub: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"{name}: no such folder, and the download from the Hub failed. {reason}") from error
     return folder
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a folder, or under the prefix of TensorFlow's files (`folder/bert_model.ckpt`).
+    """Reads a checkpoint.
+
+    Args:
+        path: a folder, or the prefix of TensorFlow files (`folder/bert_model.ckpt`).
 
     Raises:
-        InputError: files that are missing, cut short or hold other things than tensors; a configuration of another
-            architecture; weights that are missing, have other shapes than the configuration says, or are not known.
+        InputError: files are missing, truncated or contain more than tensors; the architecture is not supported;
+            weights are missing, unknown or of the wrong shape.
     """
     prefix = _tensorflow_prefix(path)
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"
@@ -187,21 +192,21 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if prefix is not None:
         kind, tensors = "tensorflow", read_tensorflow(prefix)
     else:
-        # The configuration of Google's own release names no model type.
+        # Google's release has no model type in its configuration.
         kind = values.get("model_type") or ("bert" if "num_attention_heads" in values else "unknown")
         if kind not in MODEL_TYPES:
             raise InputError(
-                f"{file} is of a model of type {kind!r}; what is accepted is {', '.join(MODEL_TYPES)}, and the "
-                "TensorFlow release of BERT."
+                f"{file}: unsupported model type {kind!r}. Supported: {', '.join(MODEL_TYPES)}, and the TensorFlow "
+                "release of BERT."
             )
         tensors = read_weights(path)
-    weights, origin = _renamed(tensors, NAMES[kind], path)
-    promised = _promised_head(kind, values, file)
-    head = _head(kind, promised, weights, file)
-    checkpoint = Checkpoint(file.parent, kind, values, _config(kind, values, head, file), head, weights)
-    if promised not in (None, head):
-        checkpoint.notes.append(f"config.json says {promised}, but the file holds the weights of {head}.")
-    _complete(checkpoint)
+    weights, origin = _rename(tensors, NAMES[kind], path)
+    declared = _read_declared_head(kind, values, file)
+    head = _find_head(kind, declared, weights, file)
+    checkpoint = Checkpoint(file.parent, kind, values, _convert_config(kind, values, head, file), head, weights)
+    if declared not in (None, head):
+        checkpoint.notes.append(f"config.json declares {declared}, but the weights are those of {head}.")
+    _add_implied_weights(checkpoint)
     _check_weights(checkpoint, origin)
     return checkpoint
 
@@ -213,7 +218,15 @@ def build_model(
     dtype: torch.dtype,
     options: dict[str, Any],
 ) -> PreTrainedModel:
-    """The model with weights of [`Checkpoint`]'s names, in `dtype`; `options` are those of the checkpoint."""
+    """Builds a model from weights.
+
+    Args:
+        model_class: a SnugBERT or stock BERT class.
+        config: its configuration.
+        weights: weights as in [`Checkpoint`].
+        dtype: dtype of the model.
+        options: `options` of the checkpoint.
+    """
     if model_class is CLASSES["snugbert"]["Model"] or model_class is CLASSES["bert"]["Model"]:
         weights = {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
     return model_class.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
@@ -223,13 +236,13 @@ def build_model(
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder's `model.safetensors` or `pytorch_model.bin`, whole or in shards, on the CPU.
+    """Reads all tensors of a folder's `model.safetensors` or `pytorch_model.bin`, sharded or not, onto the CPU.
 
-    Safetensors are mapped into memory: nothing is read before it is used. A `.bin` is opened with `weights_only`: one
-    that holds more than tensors, and so could run code, is refused.
+    Safetensors files are memory-mapped and read on first use. `.bin` files are opened with `weights_only`, because
+    other objects could run code.
 
     Raises:
-        InputError: no weights, a shard that is missing, a file that is cut short or holds other things than tensors.
+        InputError: weights or shards are missing, or a file is truncated or contains more than tensors.
     """
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).exists():
@@ -239,22 +252,22 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
             return _read_shards(folder, index)
         stem, _, suffix = name.partition(".")
         for shard in sorted(folder.glob(f"{stem}-*-of-*.{suffix}")):
-            raise InputError(f"{folder} has {shard.name}, but not {index.name}, which says what is in which shard.")
-    raise InputError(f"there are no weights in {folder}: neither model.safetensors nor pytorch_model.bin.")
+            raise InputError(f"{folder}: {index.name}, the index of its shards, is missing. Found {shard.name}.")
+    raise InputError(f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin.")
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
-    shard_of = read_json(index).get("weight_map")
-    if not isinstance(shard_of, dict):
-        raise InputError(f"{index} has no weight_map, which says what is in which shard.")
-    shards = sorted(set(shard_of.values()))
-    missing = [shard for shard in shards if not (folder / shard).exists()]
-    if missing:
-        raise InputError(f"{folder} is not whole: of its {len(shards)} shards there is no {listed(missing)}.")
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise InputError(f'{index}: no "weight_map". It must map each weight to its shard.')
+    shards = sorted(set(weight_map.values()))
+    missing_shards = [shard for shard in shards if not (folder / shard).exists()]
+    if missing_shards:
+        raise InputError(f"{folder}: incomplete. Missing {shorten(missing_shards)} of {len(shards)} shards.")
     tensors = {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
-    lost = sorted(shard_of.keys() - tensors.keys())
-    if lost:
-        raise InputError(f"{folder} is not whole: {index.name} promises {listed(lost)}, which no shard holds.")
+    missing = sorted(weight_map.keys() - tensors.keys())
+    if missing:
+        raise InputError(f"{folder}: incomplete. {index.name} lists {shorten(missing)}, but no shard has it.")
     return tensors
 
 
@@ -263,79 +276,87 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
         try:
             return load_file(file)
         except SafetensorError as error:
-            raise InputError(f"{file} is cut short, or is no safetensors file ({error}).") from error
+            raise InputError(f"{file}: truncated, or not a safetensors file ({error}).") from error
     tensors = read_torch_file(file)
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{file} must contain a dictionary of tensors.")
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise InputError(f"{file}: every value must be a tensor.")
     return tensors
 
 
-def read_torch_file(file: Path) -> Any:
-    """Loads a file that `torch.save` wrote, onto the CPU. Runs no code from it.
+def read_torch_file(file: Path) -> dict[str, Any]:
+    """Loads a dictionary written by `torch.save` onto the CPU. Runs no code from the file.
 
     Raises:
-        InputError: the file is missing or damaged, or holds objects that could run code.
+        InputError: the file is missing, damaged, not a dictionary, or contains objects that could run code.
     """
     try:
         with safe_globals():  # random states are NumPy arrays
-            return torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InputError(f"{file} is damaged, or contains objects that could run code. It was not opened.") from error
+        raise InputError(f"{file}: damaged, or contains objects that could run code. It was not opened.") from error
     except FileNotFoundError as error:
-        raise InputError(f"{file} is missing.") from error
+        raise InputError(f"{file}: no such file.") from error
     except Exception as error:  # a damaged archive or pickle can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{file} is damaged or was not written by torch.save ({reason}).") from error
+        raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: expected a dictionary, not {type(content).__name__}.")
+    return content
 
 
 def is_uncased(vocabulary: Path) -> bool:
-    """Whether all pieces of a `vocab.txt` are lower-case, as those of a model of lower-cased text are."""
-    pieces = vocabulary.read_text(encoding="utf-8", errors="replace").split("\n")
-    return all(piece == piece.lower() for piece in pieces if not piece.startswith("["))
+    """Whether all tokens of a `vocab.txt` are lower-case, apart from special tokens in brackets."""
+    tokens = vocabulary.read_text(encoding="utf-8", errors="replace").split("\n")
+    return all(token == token.lower() for token in tokens if not token.startswith("["))
 
 
 def _tensorflow_prefix(path: Path) -> Path | None:
-    """The prefix of the TensorFlow files at `path`, a folder or the prefix itself; None if there are none."""
+    """Returns the prefix of the TensorFlow files at `path`, a folder or a prefix. None if there are none."""
     if Path(f"{path}.index").exists():
         return path
     found = sorted(path.glob("*.ckpt*.index"))
     if not found or (path / "config.json").exists():
         return None
     if len(found) > 1:
-        raise InputError(f"{path} holds {len(found)} checkpoints; name one, such as {found[-1].with_suffix('')}.")
+        raise InputError(f"{path}: {len(found)} checkpoints. Choose one, for example {found[-1].with_suffix('')}.")
     return found[0].with_suffix("")
 
 
 def read_tensorflow(prefix: Path) -> dict[str, torch.Tensor]:
-    """The variables of a TensorFlow checkpoint, by their names there; kernels as torch has them, (outputs, inputs).
+    """Reads the variables of a TensorFlow checkpoint, under their own names.
+
+    Kernels are transposed to torch's (outputs, inputs).
+
+    Args:
+        prefix: the prefix of the files, for example `folder/bert_model.ckpt`.
 
     Raises:
-        InputError: TensorFlow is not installed, or the files are not whole.
+        InputError: TensorFlow is not installed, or files are missing or truncated.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # otherwise it tells of the processor's features and the like
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides messages about processor features
     try:
         import tensorflow as tf
     except ImportError as error:
         raise InputError(
-            f"{prefix} is a checkpoint of TensorFlow, which reads it; `pip install snugbert[tensorflow]` brings it."
+            f"{prefix}: reading a TensorFlow checkpoint needs TensorFlow. Run `pip install 'snugbert[tensorflow]'`."
         ) from error
     try:
         reader = tf.train.load_checkpoint(str(prefix))
-        # What the optimizer keeps is twice the model: it is not even read.
+        # The optimizer state is twice as large as the model. It is never read.
         names = [name for name in reader.get_variable_to_shape_map() if not re.search(NOT_NEEDED, name)]
         tensors = {name: torch.from_numpy(reader.get_tensor(name)) for name in names}
-    except (tf.errors.OpError, IndexError, ValueError) as error:  # what its reader raises for a short file
-        raise InputError(f"the checkpoint {prefix} is not whole: {' '.join(str(error).split())}") from error
+    except (tf.errors.OpError, IndexError, ValueError) as error:  # raised for truncated files
+        raise InputError(f"{prefix}: incomplete checkpoint. {' '.join(str(error).split())}") from error
     return {name: tensor.T.contiguous() if name.endswith("/kernel") else tensor for name, tensor in tensors.items()}
 
 
 # --- names, heads and configurations ----------------------------------------------------------------------------
 
 
-def _renamed(
+def _rename(
     tensors: dict[str, torch.Tensor], names: Iterable[tuple[str, str]], path: Path
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors by SnugBERT's names, and by these what each was called."""
+    """Returns the tensors under SnugBERT's names, and the original name of each."""
     origin: dict[str, str] = {}
     for name in tensors:
         if re.search(NOT_NEEDED, name):
@@ -344,13 +365,13 @@ def _renamed(
         for pattern, replacement in names:
             new = re.sub(pattern, replacement, new)
         if new in origin:
-            raise InputError(f"{path} holds the same weight twice, as {origin[new]} and as {name}.")
+            raise InputError(f"{path}: the same weight is stored twice, as {origin[new]} and as {name}.")
         origin[new] = name
     return {new: tensors[name] for new, name in origin.items()}, origin
 
 
-def _promised_head(kind: str, values: dict[str, Any], file: Path) -> str | None:
-    """The head that the configuration names; None if it names none, as those of Google's own release."""
+def _read_declared_head(kind: str, values: dict[str, Any], file: Path) -> str | None:
+    """Reads the head from the configuration's `architectures`. None if there are none, as in Google's release."""
     architectures = values.get("architectures")
     if not architectures:
         return None
@@ -358,85 +379,85 @@ def _promised_head(kind: str, values: dict[str, Any], file: Path) -> str | None:
         if model_class.__name__ == architectures[0]:
             return head
     known = ", ".join(model_class.__name__ for model_class in CLASSES[kind].values())
-    raise InputError(f"{file} is of a {architectures[0]}; what is accepted is {known}.")
+    raise InputError(f"{file}: unsupported architecture {architectures[0]}. Supported: {known}.")
 
 
-def _head(kind: str, promised: str | None, weights: dict[str, torch.Tensor], file: Path) -> str:
-    """The promised head, unless the weights are clearly those of one that has more parts."""
+def _find_head(kind: str, declared: str | None, weights: dict[str, torch.Tensor], file: Path) -> str:
+    """Returns the declared head, unless the weights belong to a head with more parts."""
     parts = {part for part in set().union(*PARTS.values()) for name in weights if name.startswith(f"{part}.")}
-    if promised is not None and not PARTS[promised] < parts:
-        return promised
-    # Google's BERT on the Hub says BertForMaskedLM, and holds the next-sentence head, too.
+    if declared is not None and not PARTS[declared] < parts:
+        return declared
+    # Google's BERT on the Hub declares BertForMaskedLM, but also contains the next-sentence head.
     heads = [head for head in CLASSES[kind] if PARTS[head] == parts]
     if len(heads) == 1:
         return heads[0]
-    if promised is None:
-        classes = " or ".join(CLASSES[kind][head].__name__ for head in heads) or "no head that is known"
-        raise InputError(f'{file} names no "architectures", and the weights could be of {classes}; add the right one.')
-    return promised
+    if declared is None:
+        classes = " or ".join(CLASSES[kind][head].__name__ for head in heads) or "no supported architecture"
+        raise InputError(f'{file}: no "architectures". The weights match {classes}. Add the right one.')
+    return declared
 
 
-def _config(kind: str, values: dict[str, Any], head: str, file: Path) -> SnugBertConfig:
-    values = {name: value for name, value in values.items() if name != "auto_map"}  # names code that does not go along
+def _convert_config(kind: str, values: dict[str, Any], head: str, file: Path) -> SnugBertConfig:
+    values = {name: value for name, value in values.items() if name != "auto_map"}  # its code is not copied
     try:
         if kind != "distilbert":
             return SnugBertConfig.from_dict(values)
         fields = transformers.DistilBertConfig.from_dict(values).to_dict()
         fields |= {ours: fields.pop(theirs) for theirs, ours in DISTILBERT_FIELDS.items()}
         if head in ("ForSequenceClassification", "ForMultipleChoice"):
-            # Its name for the pooler is pre_classifier.
+            # DistilBERT calls the pooler pre_classifier.
             fields |= {"pooler_act": "relu", "classifier_dropout": fields["seq_classif_dropout"]}
         return SnugBertConfig.from_dict({name: fields[name] for name in fields.keys() - DISTILBERT_ONLY})
     except (ValueError, StrictDataclassError) as error:
-        raise InputError(f"{file} cannot be used: {' '.join(str(error).split())}") from error
+        raise InputError(f"{file}: unsupported configuration. {' '.join(str(error).split())}") from error
 
 
-def _complete(checkpoint: Checkpoint) -> None:
-    """Adds the weights that a file leaves out because they are those of another name, or zeros."""
+def _add_implied_weights(checkpoint: Checkpoint) -> None:
+    """Adds weights that files omit: tied weights, and the segment embeddings of DistilBERT."""
     config, weights = checkpoint.config, checkpoint.weights
     words = weights.get(WORDS)
     if checkpoint.kind == "distilbert" and words is not None:
-        # DistilBERT has no segments. Zeros make it indifferent to them.
+        # DistilBERT has no segments. With zeros, segments have no effect.
         weights[SEGMENTS] = torch.zeros(config.type_vocab_size, words.shape[-1], dtype=words.dtype)
     if "cls.predictions" in PARTS[checkpoint.head]:
         if words is not None and config.tie_word_embeddings:
-            # As in transformers, what a file holds twice, and not equal, is not tied, whatever its configuration says.
+            # As in transformers, weights that are stored twice with different values are not tied.
             config.tie_word_embeddings = torch.equal(weights.setdefault(PROJECTION, words), words)
-        # The decoder's bias is the one that stock BERT adds. Where embeddings are not tied, the other one is idle, and
-        # what shares memory is not saved twice: hence a copy.
+        # Stock BERT adds the decoder's bias. If embeddings are untied, the other bias is unused. It is a copy, because
+        # tensors that share memory are saved only once.
         bias = weights.get(DECODER_BIAS, weights.get(BIAS))
         if bias is not None:
             weights[DECODER_BIAS], weights[BIAS] = bias, bias.clone()
 
 
 def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
-    """Leaves out a pooler that the head does not have, and refuses what is missing, not known, or of another shape."""
+    """Drops an unused pooler. Refuses missing weights, unknown weights and wrong shapes."""
     model_class, folder = CLASSES["snugbert"][checkpoint.head], checkpoint.folder
     with torch.device("meta"):
         model = model_class(checkpoint.config, **checkpoint.options)
     prefix = "bert." if checkpoint.head == "Model" else ""
     expected = {f"{prefix}{name}": tensor.shape for name, tensor in model.state_dict().items()}
     weights = checkpoint.weights
-    # Files that transformers wrote before version 4 have a pooler with every head.
+    # transformers before version 4 saved a pooler with every head.
     if not any(name.startswith(POOLER) for name in expected):
-        idle = [name for name in weights if name.startswith(POOLER)]
-        for name in idle:
+        unused = [name for name in weights if name.startswith(POOLER)]
+        for name in unused:
             del weights[name]
-        if idle:
-            checkpoint.notes.append(f"The pooler, which {checkpoint.head} does not use, was left out.")
+        if unused:
+            checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
     if missing := sorted(expected.keys() - weights.keys()):
-        raise InputError(f"{folder} lacks weights of {checkpoint.head}, which would be random: {listed(missing)}.")
+        raise InputError(f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}.")
     if unknown := sorted(origin[name] for name in weights.keys() - expected.keys()):
-        raise InputError(f"{folder} holds weights that {checkpoint.head} does not have: {listed(unknown)}.")
+        raise InputError(f"{folder}: unknown weights for {checkpoint.head}: {shorten(unknown)}.")
     for name, shape in expected.items():
         if weights[name].shape != shape:
             raise InputError(
-                f"{folder}: {origin.get(name, name)} has the shape {list(weights[name].shape)}, but by the "
-                f"configuration it must be {list(shape)}."
+                f"{folder}: {origin.get(name, name)} has shape {list(weights[name].shape)}. The configuration "
+                f"requires {list(shape)}."
             )
 
 
-def listed(names: list[str]) -> str:
-    """The first of them, for a message, and how many more there are."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
+def shorten(names: list[str]) -> str:
+    """Joins the first names for a message, and appends the number of the others."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more

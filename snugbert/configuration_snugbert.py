@@ -1,6 +1,6 @@
-"""The configuration of a SnugBERT model: BertConfig's fields that an encoder needs, same names and defaults."""
+"""Configuration of SnugBERT models. Field names and defaults are those of BertConfig."""
 
-from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before what other versions lack
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, first: reports unsupported versions
 
 # isort: split
 import re
@@ -10,8 +10,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-# Layers, hidden size, attention heads. base and large: Devlin et al. (2018), section 3; the smaller ones: the
-# models that Google released with Turc et al. (2019), "Well-Read Students Learn Better".
+# Layers, hidden size, attention heads. Sizes base and large: Devlin et al. (2018), section 3. Smaller sizes: Google's
+# models for Turc et al. (2019), "Well-Read Students Learn Better".
 SIZES = {
     "tiny": (2, 128, 2),
     "mini": (4, 256, 4),
@@ -21,7 +21,7 @@ SIZES = {
     "large": (24, 1024, 16),
 }
 POSITION_EMBEDDING_TYPES = ("absolute", "sinusoidal")
-OUR_CODE = re.compile(r"(configuration|modeling)_snugbert\.SnugBert\w+")  # what an `auto_map` may name
+OUR_CODE = re.compile(r"(configuration|modeling)_snugbert\.SnugBert\w+")  # allowed in an `auto_map`
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
@@ -30,36 +30,36 @@ class SnugBertConfig(PreTrainedConfig):
     r"""Configuration of a SnugBERT model. The defaults are those of BERT base (110M parameters).
 
     Args:
-        vocab_size (`int`, *optional*, defaults to 30522): Word pieces in the vocabulary.
-        hidden_size (`int`, *optional*, defaults to 768): Width of the encoder, a multiple of `num_attention_heads`.
-        num_hidden_layers (`int`, *optional*, defaults to 12): Layers of the encoder.
-        num_attention_heads (`int`, *optional*, defaults to 12): Attention heads of a layer.
-        intermediate_size (`int`, *optional*, defaults to 3072): Width of the feed-forward part of a layer; 4 times
-            `hidden_size` in the paper (section 3).
-        hidden_act (`str`, *optional*, defaults to `"gelu"`): Activation of the feed-forward part and of the masked
-            token head, any name of `transformers.activations.ACT2FN`.
+        vocab_size (`int`, *optional*, defaults to 30522): Number of tokens in the vocabulary.
+        hidden_size (`int`, *optional*, defaults to 768): Width of the encoder. A multiple of `num_attention_heads`.
+        num_hidden_layers (`int`, *optional*, defaults to 12): Number of encoder layers.
+        num_attention_heads (`int`, *optional*, defaults to 12): Number of attention heads per layer.
+        intermediate_size (`int`, *optional*, defaults to 3072): Width of the feed-forward sublayer. The paper uses 4
+            times `hidden_size` (section 3).
+        hidden_act (`str`, *optional*, defaults to `"gelu"`): Activation of the feed-forward sublayer and the masked
+            token head. Any name in `transformers.activations.ACT2FN`.
         hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on embeddings and sublayer outputs.
         attention_probs_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on attention weights.
-        max_position_embeddings (`int`, *optional*, defaults to 512): Longest sequence, in tokens.
-        type_vocab_size (`int`, *optional*, defaults to 2): Segments (`token_type_ids`).
+        max_position_embeddings (`int`, *optional*, defaults to 512): Length of the longest sequence, in tokens.
+        type_vocab_size (`int`, *optional*, defaults to 2): Number of segments (`token_type_ids`).
         initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the initial weights.
         layer_norm_eps (`float`, *optional*, defaults to 1e-12): Added to the variance in LayerNorm.
         pad_token_id (`int`, *optional*, defaults to 0): Id of the padding token.
-        position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` learns position embeddings
-            (Devlin et al., 2018); `"sinusoidal"` computes those of Vaswani et al. (2017), section 3.5.
-        pooler_act (`str`, *optional*, defaults to `"tanh"`): Activation of the pooler. A classifier converted from
-            DistilBERT has `"relu"`.
-        classifier_dropout (`float`, *optional*): Dropout before a classifier; `hidden_dropout_prob` if None.
+        position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` for learned positions
+            (Devlin et al., 2018), `"sinusoidal"` for computed positions (Vaswani et al., 2017, section 3.5).
+        pooler_act (`str`, *optional*, defaults to `"tanh"`): Activation of the pooler. Classifiers converted from
+            DistilBERT use `"relu"`.
+        classifier_dropout (`float`, *optional*): Dropout before a classifier. None: `hidden_dropout_prob`.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`): Whether the masked token head shares the word
             embeddings.
 
     Raises:
-        ValueError: a value out of its range, or a configuration of a decoder or of relative positions, neither of
-            which SnugBERT has. A value of the wrong type raises `huggingface_hub`'s `StrictDataclassError`.
+        ValueError: a value is out of range, or the configuration is for a decoder or relative positions.
+        StrictDataclassError: a value has the wrong type (from `huggingface_hub`).
     """
 
     model_type = "snugbert"
-    # Losses that `ForPreTraining` returns beside the total, for logging. They are no predictions.
+    # `ForPreTraining` returns these losses for logging. They are not predictions.
     keys_to_ignore_at_inference = ["mlm_loss", "nsp_loss"]
 
     vocab_size: int = 30522
@@ -81,20 +81,20 @@ class SnugBertConfig(PreTrainedConfig):
     pooler_act: str = "tanh"
     classifier_dropout: float | int | None = None
     tie_word_embeddings: bool = True
-    # As any text, so that `_check_ranges` refuses a wrong one. huggingface_hub's own error is not a ValueError.
+    # Any string, so that `_check_ranges` raises the error. huggingface_hub's error is not a ValueError.
     problem_type: str | None = None  # type: ignore[assignment]
 
     def __post_init__(self, **kwargs: Any):
-        # A BERT checkpoint's own "bert" must not shadow the class attribute: what is saved says snugbert.
+        # The "bert" of a BERT checkpoint must not shadow the class attribute, which is saved.
         model_type = kwargs.pop("model_type", None)
         if model_type not in (None, "", "bert", self.model_type):
-            raise ValueError(f"This is a configuration of {model_type!r}; SnugBERT loads 'snugbert' and 'bert'.")
-        # Fields of BertConfig that an encoder does not need. They are dropped where they ask for nothing.
+            raise ValueError(f"Unsupported model type {model_type!r}. SnugBERT loads 'snugbert' and 'bert'.")
+        # Fields of BertConfig for decoders.
         kwargs.pop("use_cache", None)
         for name in ("is_decoder", "add_cross_attention"):
             if kwargs.pop(name, False):
                 raise ValueError(
-                    f"`{name}` is true, but SnugBERT is an encoder; use transformers' BERT for a decoder."
+                    f"`{name}` is true, but SnugBERT is an encoder. Use transformers' BERT for a decoder."
                 )
         super().__post_init__(**kwargs)
         if self.id2label is not None and self.label2id is None:  # pipelines need both
@@ -111,18 +111,18 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> "SnugBertConfig":
-        """The configuration of a named size.
+        """Builds the configuration of a named size.
 
         Args:
             size (`str`): `"tiny"` (2 layers, hidden size 128, 2 heads), `"mini"` (4, 256, 4), `"small"` (4, 512, 8),
                 `"medium"` (8, 512, 8), `"base"` (12, 768, 12) or `"large"` (24, 1024, 16).
-            overrides: any fields, by name.
+            overrides: values of other fields, by name.
 
         Raises:
-            ValueError: an unknown size.
+            ValueError: the size is unknown.
         """
         if size not in SIZES:
-            raise ValueError(f"Unknown size {size!r}; the sizes are {', '.join(SIZES)}.")
+            raise ValueError(f"Unknown size {size!r}. Sizes: {', '.join(SIZES)}.")
         layers, hidden_size, heads = SIZES[size]
         fields = {
             "num_hidden_layers": layers,
@@ -133,13 +133,13 @@ class SnugBertConfig(PreTrainedConfig):
         return cls(**{**fields, **overrides})
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers, without foreign `auto_map` entries and pipelines, which may name foreign code."""
+        """Saves as in transformers, without `auto_map` entries and pipelines that refer to other code."""
         auto_map = getattr(self, "auto_map", None) or {}
         self.auto_map = {name: code for name, code in auto_map.items() if OUR_CODE.fullmatch(str(code))}
         self.__dict__.pop("custom_pipelines", None)
         super().save_pretrained(*args, **kwargs)
 
-    # Not a `validate_...` method, which transformers would run and wrap: its exception is no ValueError.
+    # Not named `validate_...`: transformers would run it and turn its ValueError into another error.
     def _check_ranges(self):
         for name in (
             "vocab_size",
@@ -158,23 +158,23 @@ class SnugBertConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` must be at least 0 and below 1, not {probability}.")
         for name in ("initializer_range", "layer_norm_eps"):
             if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must not be negative, it is {getattr(self, name)}.")
+                raise ValueError(f"`{name}` must be at least 0, not {getattr(self, name)}.")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"`hidden_size` {self.hidden_size} is not a multiple of `num_attention_heads` "
                 f"{self.num_attention_heads}."
             )
         if self.problem_type not in (None, *PROBLEM_TYPES):
-            raise ValueError(f"Unknown `problem_type` {self.problem_type!r}; known are {', '.join(PROBLEM_TYPES)}.")
+            raise ValueError(f"Unknown `problem_type` {self.problem_type!r}. Expected {', '.join(PROBLEM_TYPES)}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` {self.pad_token_id} is outside the vocabulary of {self.vocab_size}.")
         for name in ("hidden_act", "pooler_act"):
             if getattr(self, name) not in ACT2FN:
-                raise ValueError(f"Unknown `{name}` {getattr(self, name)!r}; known are {', '.join(sorted(ACT2FN))}.")
+                raise ValueError(f"Unknown `{name}` {getattr(self, name)!r}. Expected {', '.join(sorted(ACT2FN))}.")
         if self.position_embedding_type not in POSITION_EMBEDDING_TYPES:
             raise ValueError(
-                f"Unknown `position_embedding_type` {self.position_embedding_type!r}; known are "
-                f"{' and '.join(POSITION_EMBEDDING_TYPES)}."
+                f"Unknown `position_embedding_type` {self.position_embedding_type!r}. Expected "
+                f"{' or '.join(POSITION_EMBEDDING_TYPES)}."
             )
         if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(f"Sinusoidal positions need an even `hidden_size`, not {self.hidden_size}.")

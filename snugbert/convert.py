@@ -1,10 +1,10 @@
-"""`snugbert convert`: a checkpoint of SnugBERT, BERT, DistilBERT or TensorFlow's BERT -> a folder of SnugBERT or BERT.
+"""`snugbert convert`: converts SnugBERT, BERT, DistilBERT and TensorFlow checkpoints to SnugBERT or BERT.
 
     snugbert convert pretrained pretrained-bert --to bert      # opens where only transformers is installed
     snugbert convert distilbert-base-uncased distil --to snugbert
 
-The folder appears only when it is whole and its model gives the outputs of the source, which stock transformers
-computes where the source is one of its own. Memory: the weights twice, in float64 while outputs are compared.
+The output is written only after its model and the source gave the same outputs on an example batch. Stock transformers
+runs the source if it supports it. The comparison holds the weights twice in memory, in float64.
 """
 
 import functools
@@ -45,9 +45,9 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "distilbert": DistilBertConfig,
     "tensorflow": BertConfig,
 }
-# Largest difference of outputs that is taken for rounding. In float64 it is near 1e-15 for outputs of 1 to 10.
+# Largest accepted difference of outputs. Rounding in float64 is near 1e-15 for outputs of 1 to 10.
 TOLERANCE = 1e-6
-# What SnugBERT's configuration says of itself, and BERT's has no word for.
+# Fields of a SnugBERT configuration that BERT's does not have or that differ.
 NOT_IN_BERT = ("model_type", "architectures", "position_embedding_type", "pooler_act")
 
 TOKENIZER_FILES = (
@@ -59,7 +59,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-# Files of a model, which another model replaces. The first makes a folder one: it goes first, and comes last.
+# Files of a model, which the output replaces. config.json marks a folder as a model. It is removed first and written
+# last.
 MODEL_FILES = (
     "config.json",
     "model.safetensors",
@@ -69,9 +70,9 @@ MODEL_FILES = (
     "pytorch_model-*-of-*.bin",
     "pytorch_model.bin.index.json",
     *TOKENIZER_FILES,
-    *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code that goes along
+    *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
 )
-# Tokenizers that are BertTokenizer by another name. A folder that names none has BERT's.
+# Tokenizer classes that are the same as BertTokenizer. It is also the default.
 WORDPIECE_TOKENIZERS = (
     "SnugBertTokenizer",
     "BertTokenizer",
@@ -83,19 +84,19 @@ WORDPIECE_TOKENIZERS = (
 
 @dataclass
 class Conversion:
-    """What was done.
+    """Result of a conversion.
 
     Attributes:
-        source: kind of the checkpoint, `"snugbert"`, `"bert"`, `"distilbert"` or `"tensorflow"`.
+        source: kind of the source: `"snugbert"`, `"bert"`, `"distilbert"` or `"tensorflow"`.
         to: `"snugbert"` or `"bert"`.
-        model_class: name of the class that was written, such as `"BertForMaskedLM"`.
-        parameters: how many it has.
-        dtype: of the weights, such as `"float32"`.
-        size: of the weights' files, in bytes.
-        files: how many these are.
-        tokenizer: name of its class, None if the source has none.
-        difference: largest difference of any output of the two models on the same batch, in float64.
-        notes: what the user should know, a sentence each.
+        model_class: class of the new model, for example `"BertForMaskedLM"`.
+        parameters: number of parameters.
+        dtype: dtype of the weights, for example `"float32"`.
+        size: total size of the weight files, in bytes.
+        files: number of weight files.
+        tokenizer: class of the tokenizer; None if the source has none.
+        difference: largest difference of any output of source and result on the example batch, in float64.
+        notes: sentences to show to the user.
     """
 
     source: str
@@ -111,10 +112,10 @@ class Conversion:
 
 
 def main(argv: list[str]) -> None:
-    """Converts as `argv` says, and prints what was done.
+    """Runs `snugbert convert`, and prints a summary.
 
     Raises:
-        InputError: arguments, files or folders that cannot be used, see [`convert`].
+        InputError: bad arguments, files or folders, see [`convert`].
     """
     parser = ArgumentParser(
         prog="snugbert convert",
@@ -122,22 +123,22 @@ def main(argv: list[str]) -> None:
         description="Converts a checkpoint of SnugBERT, BERT, DistilBERT or TensorFlow's BERT to SnugBERT or BERT.",
         example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
     )
-    parser.add_argument("input", help="Folder or Hub name of SnugBERT, BERT or DistilBERT, or TensorFlow's BERT.")
+    parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
     parser.add_argument("output", help="Folder to write.")
-    parser.add_argument("--to", required=True, choices=("bert", "snugbert"), help="What to make of it.")
-    parser.add_argument("--dtype", choices=DTYPES, help="Of the weights. Default: as they are.")
-    parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Of a file of weights. Default: 5GB.")
+    parser.add_argument("--to", required=True, choices=("bert", "snugbert"), help="Target architecture.")
+    parser.add_argument("--dtype", choices=DTYPES, help="Dtype of the weights. Default: as in the input.")
+    parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Largest weight file. Default: 5GB.")
     parser.add_argument(
         "--do_lower_case",
         action="store_true",
         default=None,
-        help="Lower-case all text. Default: as the tokenizer says; where only vocab.txt is there, if all of it is.",
+        help="Lower-case text. Default: as in the input. With vocab.txt only: if all tokens are lower-case.",
     )
     parser.add_argument("--no_do_lower_case", dest="do_lower_case", action="store_false", help="Keep upper case.")
-    parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace the model that is there.")
-    parser.add_argument("--model_revision", default="main", help="Branch, tag or commit of the input on the Hub.")
-    parser.add_argument("--token", help="Token for the Hub; default: that of `hf auth login`.")
-    parser.add_argument("--cache_dir", help="Where to keep downloads; default: HF_HOME.")
+    parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace a model in the output folder.")
+    parser.add_argument("--model_revision", default="main", help="Hub branch, tag or commit. Default: main.")
+    parser.add_argument("--token", help="Hub token. Default: the token of `hf auth login`.")
+    parser.add_argument("--cache_dir", help="Download folder. Default: HF_HOME.")
     args = parser.parse_args(argv)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -151,18 +152,18 @@ def main(argv: list[str]) -> None:
         do_lower_case=args.do_lower_case,
         overwrite_output_dir=args.overwrite_output_dir,
     )
-    print(f"From {args.input} ({done.source}) to {args.output}: {done.model_class}")
-    files = "one file" if done.files == 1 else f"{done.files} files"
-    print(f"{done.parameters:,} parameters in {done.dtype}, {done.size / 1e6:,.1f} MB in {files}")
-    print(f"Tokenizer: {done.tokenizer or 'none, because there is none'}")
+    print(f"Converted {args.input} ({done.source}) to {args.output} ({done.model_class})")
+    files = "1 file" if done.files == 1 else f"{done.files} files"
+    print(f"Weights: {done.parameters:,} parameters in {done.dtype}, {done.size / 1e6:,.1f} MB in {files}")
+    print(f"Tokenizer: {done.tokenizer or 'none in the source'}")
     for note in done.notes:
         print(f"Note: {note}")
-    print(f"Checked: on the same batch the outputs of both differ by {done.difference:.1e} at most (in float64)")
+    print(f"Check: outputs of source and result differ by at most {done.difference:.1e} in float64")
 
 
 def _size(text: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", text):
-        raise ArgumentTypeError(f"{text!r} is no size such as 500MB or 5GB")
+        raise ArgumentTypeError(f"expected a size such as 500MB or 5GB, not {text!r}")
     return text
 
 
@@ -176,36 +177,39 @@ def convert(
     do_lower_case: bool | None = None,
     overwrite_output_dir: bool = False,
 ) -> Conversion:
-    """Writes the checkpoint `source` as a folder of another architecture, or another form of the same.
+    """Converts a checkpoint to SnugBERT or BERT.
 
     Args:
-        source: a folder, or the prefix of TensorFlow's files; see [`read_checkpoint`].
-        output_dir: files in it that belong to no model stay.
-        to: `"snugbert"`, a folder with its code, which others open with `trust_remote_code=True`, or `"bert"`, which
-            needs neither.
-        dtype: of the weights; None: the widest that the file has.
-        max_shard_size: of a file of weights, such as `"5GB"`.
-        do_lower_case: of BERT's tokenizer; None: as it says, or where there is only a vocabulary, if all of it is
-            lower-case.
-        overwrite_output_dir: a model in `output_dir` may be replaced.
+        source: a folder, or the prefix of TensorFlow files, see [`read_checkpoint`].
+        output_dir: the folder to write. Other files in it are kept.
+        to: `"snugbert"` or `"bert"`. A SnugBERT folder contains SnugBERT's code, and loads with
+            `trust_remote_code=True`. A BERT folder needs transformers only.
+        dtype: dtype of the weights. None: the widest dtype in the source.
+        max_shard_size: largest size of a weight file, for example `"5GB"`.
+        do_lower_case: whether the tokenizer lower-cases text. None: as in the source. If the source has a `vocab.txt`
+            only, text is lower-cased if all tokens are lower-case.
+        overwrite_output_dir: whether to replace a model in `output_dir`.
+
+    Returns:
+        What was converted and checked.
 
     Raises:
-        InputError: `source` cannot be used; BERT cannot express it; `output_dir` is `source` or holds a model; or the
-            two models do not give the same outputs. Then nothing has changed.
-        OSError, SafetensorError: the output cannot be written. Then there is no half of it.
+        InputError: the source is not supported, BERT has no equivalent, `output_dir` is the source or contains a
+            model, or the outputs differ. Nothing is written.
+        OSError, SafetensorError: writing failed. No partial output remains.
     """
     _check_output_dir(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(source)
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
-        del checkpoint.config.tokenizer_class  # tokenizer_config.json says what it is now
+        del checkpoint.config.tokenizer_class  # tokenizer_config.json declares the new class
     tensors = [tensor for tensor in checkpoint.weights.values() if tensor.is_floating_point()]
     dtype = dtype or functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     config, weights = _as_bert(checkpoint, dtype) if to == "bert" else (checkpoint.config, checkpoint.weights)
     model_class = CLASSES[to][checkpoint.head]
     if checkpoint.options:
         checkpoint.notes.append(
-            f"There is no pooler. Loading says that {model_class.__name__}'s is random, unless it is told "
-            "`add_pooling_layer=False`."
+            f"There is no pooler. Load {model_class.__name__} with `add_pooling_layer=False`. Otherwise its pooler is "
+            "random."
         )
 
     output_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -233,19 +237,18 @@ def convert(
 def _check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
     folder = source if source.is_dir() else source.parent
     if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"the output {output_dir} is a file, not a folder.")
+        raise InputError(f"{output_dir}: the output is a file. Choose a folder.")
     if output_dir.resolve() == folder.resolve():
-        raise InputError(f"{output_dir} is both input and output; name another folder for the output.")
-    there = [file.name for pattern in MODEL_FILES for file in output_dir.glob(pattern)]
-    if there and not overwrite:
+        raise InputError(f"{output_dir}: input and output are the same folder. Choose another output folder.")
+    existing = [file.name for pattern in MODEL_FILES for file in output_dir.glob(pattern)]
+    if existing and not overwrite:
         raise InputError(
-            f"{output_dir} already holds a model ({there[0]}); choose another folder, or replace it "
-            "(--overwrite_output_dir)."
+            f"{output_dir}: contains a model ({existing[0]}). Choose another folder, or add --overwrite_output_dir."
         )
 
 
 def _put_in_place(written: Path, output_dir: Path) -> None:
-    """Moves files, and replaces those of the model that was there; whoever looks in between sees no whole model."""
+    """Moves files to the output folder, and removes an old model. In between, the folder is not a complete model."""
     output_dir.mkdir(exist_ok=True)
     for pattern in MODEL_FILES:
         for file in output_dir.glob(pattern):
@@ -258,25 +261,25 @@ def _put_in_place(written: Path, output_dir: Path) -> None:
 
 
 def _as_bert(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
-    """The configuration and the weights of the same model as stock BERT.
+    """Returns the configuration and the weights of the equivalent stock BERT model.
 
     Raises:
-        InputError: BERT cannot express it.
+        InputError: there is no equivalent.
     """
     config, weights = checkpoint.config, dict(checkpoint.weights)
     if config.pooler_act != "tanh" and any(name.startswith(POOLER) for name in weights):
         raise InputError(
-            f"BERT's pooler has tanh, and that of this {checkpoint.head} has {config.pooler_act} (DistilBERT's "
-            "classifiers do); it can be converted with --to snugbert only."
+            f"{checkpoint.folder}: BERT's pooler uses tanh, but this {checkpoint.head} uses {config.pooler_act} (as "
+            "DistilBERT's classifiers do). Convert it with --to snugbert."
         )
     if config.position_embedding_type == "sinusoidal":
         if dtype not in (torch.float32, torch.float64):
             raise InputError(
-                f"BERT keeps in a table the positions that SnugBERT computes, and {dtype} would round them; "
-                "add --dtype float32."
+                f"{checkpoint.folder}: BERT stores sinusoidal positions as weights, and {dtype} would round them. Add "
+                "--dtype float32."
             )
         weights[POSITIONS] = SnugBertSinusoidalPositions(config)(torch.arange(config.max_position_embeddings))
-        checkpoint.notes.append("The computed positions became a table, which training would change.")
+        checkpoint.notes.append("Sinusoidal positions became weights. Training would change them.")
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_IN_BERT}
     return BertConfig.from_dict(fields), weights
 
@@ -284,49 +287,48 @@ def _as_bert(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedConf
 def _difference(
     checkpoint: Checkpoint, model_class: type[PreTrainedModel], written: Path, dtype: torch.dtype
 ) -> float:
-    """Largest difference of any output between the source and what was written, both in float64.
+    """Computes the largest difference of any output between source and result, both in float64.
 
-    Both have weights rounded to `dtype`. The source is run by transformers' own class from its own files, except for
-    TensorFlow's, which only the weights read from it can stand for.
+    The weights of both are rounded to `dtype`. transformers' own class loads the source from its own files. For
+    TensorFlow checkpoints, stock BERT runs the weights that were read.
 
     Raises:
-        InputError: they are not the same model.
+        InputError: the outputs differ by more than `TOLERANCE`.
     """
     source_class = CLASSES[checkpoint.kind][checkpoint.head]
     source_config = CONFIGS[checkpoint.kind].from_dict(checkpoint.values)
-    inputs = _example(checkpoint)
-    of_source = dict(inputs)
+    inputs = _example_batch(checkpoint)
+    source_inputs = dict(inputs)
     options = checkpoint.options
     if checkpoint.kind == "distilbert":
-        del of_source["token_type_ids"]
-        # Its multiple choice head flattens all inputs but these.
-        of_source["position_ids"] = inputs["position_ids"].flatten(0, -2)
+        del source_inputs["token_type_ids"]
+        # DistilBERT's multiple choice head flattens all other inputs, but not positions.
+        source_inputs["position_ids"] = inputs["position_ids"].flatten(0, -2)
         options = {}
     if checkpoint.kind == "tensorflow":
         source = build_model(source_class, source_config, checkpoint.weights, dtype, options)
     else:
         source = source_class.from_pretrained(checkpoint.folder, config=source_config, dtype=dtype, **options)
     with torch.no_grad():
-        expected = source.double().eval()(**of_source)
-        del source  # two models in float64 are four of the file
+        expected = source.double().eval()(**source_inputs)
+        del source  # saves memory: float64 doubles the size
         outputs = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options).double().eval()(**inputs)
     difference = torch.zeros(())
     for name, tensor in expected.items():
         theirs, ours = tensor, outputs[name]
-        if tensor.dim() == 3 or name in ("start_logits", "end_logits"):  # what is at padding means nothing
-            real = inputs["attention_mask"].bool()
-            theirs, ours = theirs[real], ours[real]
-        difference = torch.maximum(difference, (ours - theirs).abs().max())  # NaN stays
+        if tensor.dim() == 3 or name in ("start_logits", "end_logits"):  # outputs at padding are undefined
+            token_mask = inputs["attention_mask"].bool()
+            theirs, ours = theirs[token_mask], ours[token_mask]
+        difference = torch.maximum(difference, (ours - theirs).abs().max())  # propagates NaN
     if not difference <= TOLERANCE:
         raise InputError(
-            f"the outputs of {checkpoint.folder} and of what became of it differ by {difference:.1e}; nothing was "
-            "written."
+            f"{checkpoint.folder}: the outputs of source and result differ by {difference:.1e}. Nothing was written."
         )
     return float(difference)
 
 
-def _example(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Three sequences with padding, two segments, and positions from the first to the last; the same every time."""
+def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Draws three sequences with padding, all segments and positions up to the last. The batch is always the same."""
     config = checkpoint.config
     length = min(24, config.max_position_embeddings)
     shape = (1, 3, length) if checkpoint.head == "ForMultipleChoice" else (3, length)
@@ -345,13 +347,13 @@ def _example(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_case: bool | None) -> str | None:
-    """Writes BERT's tokenizer as `to` has it, and copies any other as it is.
+    """Converts a WordPiece tokenizer, and copies the files of any other.
 
     Returns:
-        The name of its class; None if there is none.
+        The tokenizer's class name; None if the source has no tokenizer.
 
     Raises:
-        InputError: a tokenizer that needs code of its own, cannot be opened, or does not give the same ids.
+        InputError: the tokenizer needs custom code, cannot be opened, or gives other ids after conversion.
     """
     source = checkpoint.folder
     files = [source / name for name in TOKENIZER_FILES if (source / name).exists()]
@@ -362,15 +364,15 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     if name not in WORDPIECE_TOKENIZERS:
         if "auto_map" in settings:
             raise InputError(
-                f"the tokenizer of {source}, {name}, needs code of its own; convert a copy of the folder without "
-                "tokenizer files."
+                f"{source}: its tokenizer, {name}, needs custom code. Convert a copy of the folder without tokenizer "
+                "files."
             )
         for file in files:
             shutil.copyfile(file, written / file.name)
         return name
 
     if not {source / "tokenizer.json", source / "vocab.txt"} & {*files}:
-        raise InputError(f"the tokenizer of {source} has no vocabulary, neither tokenizer.json nor vocab.txt.")
+        raise InputError(f"{source}: the tokenizer has no vocabulary. Expected tokenizer.json or vocab.txt.")
     if do_lower_case is None and not {source / "tokenizer.json", source / "tokenizer_config.json"} & {*files}:
         do_lower_case = is_uncased(source / "vocab.txt")
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
@@ -379,15 +381,15 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
         before = BertTokenizer.from_pretrained(source, **options)
         tokenizer = tokenizer_class.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
-        raise InputError(f"the tokenizer of {source} cannot be used: {' '.join(str(error).split())}") from error
-    for name in ("auto_map", "is_local", "local_files_only"):  # of the source, and of this run
+        raise InputError(f"{source}: cannot open the tokenizer. {' '.join(str(error).split())}") from error
+    for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(written)
     write_vocab_txt(tokenizer, written)
 
-    pieces = list(before.get_vocab())
-    sample = " ".join(pieces[:: 1 + len(pieces) // 500]) + " Émigré in 東京, [MASK]!"
+    tokens = list(before.get_vocab())
+    sample = " ".join(tokens[:: 1 + len(tokens) // 500]) + " Émigré in 東京, [MASK]!"
     after = tokenizer_class.from_pretrained(written)
     if dict(before(sample, sample, verbose=False)) != dict(after(sample, sample, verbose=False)):
-        raise InputError(f"the tokenizer of {source} and what became of it give different ids; nothing was written.")
+        raise InputError(f"{source}: the converted tokenizer gives other ids. Nothing was written.")
     return tokenizer_class.__name__

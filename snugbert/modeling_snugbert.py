@@ -10,7 +10,7 @@ Shapes: B rows and L columns of the caller's batch, N sequences, T tokens, H hid
 tokens, Q tokens whose output is needed.
 """
 
-from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before what other versions lack
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, first: reports unsupported versions
 
 # isort: split
 from collections.abc import Callable

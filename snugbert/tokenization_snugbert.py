@@ -1,6 +1,6 @@
-"""The WordPiece tokenizer of BERT, on the tokenizers library."""
+"""BERT's WordPiece tokenizer, based on the tokenizers library."""
 
-from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, checked before what other versions lack
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, first: reports unsupported versions
 
 # isort: split
 from pathlib import Path
@@ -10,33 +10,33 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, process
 from tokenizers.models import WordPiece
 from transformers import TokenizersBackend
 
-# Longest sequence of every released BERT, in tokens (Devlin et al., 2018, appendix A.2).
+# Longest sequence of all released BERT models, in tokens (Devlin et al., 2018, appendix A.2).
 MODEL_MAX_LENGTH = 512
 
 
 class SnugBertTokenizer(TokenizersBackend):
-    r"""WordPiece tokenizer, equal to `BertTokenizer` id for id and offset for offset.
+    r"""WordPiece tokenizer with the same ids and offsets as `BertTokenizer`.
 
-    It opens a folder with `tokenizer.json` or `vocab.txt`, and is a fast tokenizer: offsets, `word_ids`, batches on
-    all cores.
+    It loads folders with a `tokenizer.json` or a `vocab.txt`. It is a fast tokenizer, with offsets, `word_ids` and
+    parallel batches.
 
-    `train_new_from_iterator` trains as the tokenizers library does, which breaks ties otherwise in every process
-    (huggingface/tokenizers#1794); `snugbert vocabulary` gives the same pieces every time.
+    `train_new_from_iterator` uses the trainer of the tokenizers library, which breaks ties differently in each process
+    (huggingface/tokenizers#1794). `snugbert vocabulary` is deterministic.
 
     Args:
-        vocab (`dict[str, int]`, `str` or `Path`, *optional*): Word pieces and their ids, or the path of a
-            `vocab.txt`; only the five special tokens if None.
-        do_lower_case (`bool`, *optional*, defaults to `True`): Whether to lower-case the text.
-        unk_token (`str`, *optional*, defaults to `"[UNK]"`): Stands for a word that no pieces make up.
-        sep_token (`str`, *optional*, defaults to `"[SEP]"`): Ends every segment.
-        pad_token (`str`, *optional*, defaults to `"[PAD]"`): Fills short sequences of a batch.
-        cls_token (`str`, *optional*, defaults to `"[CLS]"`): Begins every sequence.
-        mask_token (`str`, *optional*, defaults to `"[MASK]"`): Stands for a token to predict.
-        tokenize_chinese_chars (`bool`, *optional*, defaults to `True`): Whether each Chinese character is a word.
-        strip_accents (`bool`, *optional*): Whether to remove accents; as `do_lower_case` if None.
+        vocab (`dict[str, int]`, `str` or `Path`, *optional*): Tokens and their ids, or the path of a `vocab.txt`.
+            None: the five special tokens only.
+        do_lower_case (`bool`, *optional*, defaults to `True`): Whether to lower-case text.
+        unk_token (`str`, *optional*, defaults to `"[UNK]"`): Replaces words outside the vocabulary.
+        sep_token (`str`, *optional*, defaults to `"[SEP]"`): Ends each segment.
+        pad_token (`str`, *optional*, defaults to `"[PAD]"`): Pads short sequences in a batch.
+        cls_token (`str`, *optional*, defaults to `"[CLS]"`): Starts each sequence.
+        mask_token (`str`, *optional*, defaults to `"[MASK]"`): Replaces tokens to predict.
+        tokenize_chinese_chars (`bool`, *optional*, defaults to `True`): Whether to split text into Chinese characters.
+        strip_accents (`bool`, *optional*): Whether to remove accents. None: as `do_lower_case`.
 
     Raises:
-        ValueError: no vocabulary in a folder, one without the five special tokens, or one that is not UTF-8.
+        ValueError: the vocabulary is missing, lacks a special token or is not UTF-8.
         FileNotFoundError: the `vocab.txt` does not exist.
     """
 
@@ -44,8 +44,8 @@ class SnugBertTokenizer(TokenizersBackend):
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     model: Any = WordPiece
 
-    # Every argument is passed on to super().__init__, which stores it: transformers rebuilds normalizer and
-    # pre-tokenizer from these arguments, not from tokenizer.json, where no remote code runs.
+    # super().__init__ stores every argument. Without remote code, transformers rebuilds the normalizer and the
+    # pre-tokenizer from these arguments, not from tokenizer.json.
     def __init__(
         self,
         vocab: str | Path | dict[str, int] | None = None,
@@ -59,22 +59,22 @@ class SnugBertTokenizer(TokenizersBackend):
         strip_accents: bool | None = None,
         **kwargs: Any,
     ):
-        kwargs.pop("auto_map", None)  # may name another repository's code, and would be saved
+        kwargs.pop("auto_map", None)  # would be saved, and may refer to another repository's code
         special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
         if vocab is None:
             if kwargs.get("name_or_path"):
-                raise ValueError(f"There is no tokenizer.json or vocab.txt in {kwargs['name_or_path']}.")
+                raise ValueError(f"{kwargs['name_or_path']}: no tokenizer.json or vocab.txt.")
             vocab = {token: index for index, token in enumerate(special_tokens)}
         elif not isinstance(vocab, dict):
             vocab = _read_vocabulary(Path(vocab))
-        # A special token may have been added behind the vocabulary.
+        # Special tokens may also be added tokens, with ids after the vocabulary.
         added = kwargs.get("added_tokens_decoder") or {}
         ids = {**vocab, **{str(token): index for index, token in added.items()}}
         missing = [token for token in special_tokens if token not in ids]
         if missing:
             raise ValueError(
-                f"The vocabulary of {len(vocab)} word pieces lacks {', '.join(missing)}; "
-                f"it must hold {', '.join(special_tokens)}."
+                f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}. It must contain "
+                f"{', '.join(special_tokens)}."
             )
         self.do_lower_case = do_lower_case
         self.tokenize_chinese_chars = tokenize_chinese_chars
@@ -100,22 +100,22 @@ class SnugBertTokenizer(TokenizersBackend):
             strip_accents=strip_accents,
             **kwargs,
         )
-        # Behind super().__init__, which takes that of tokenizer.json, whatever special tokens the caller wants.
+        # After super().__init__, which loads the one in tokenizer.json and ignores the caller's special tokens.
         self._tokenizer.post_processor = processors.BertProcessing(
             (str(sep_token), ids[str(sep_token)]), (str(cls_token), ids[str(cls_token)])
         )
 
 
 def _read_vocabulary(file: Path) -> dict[str, int]:
-    """Word pieces of a `vocab.txt`, one a line, and their ids, the lines' numbers from 0."""
-    pieces = {}
+    """Reads a `vocab.txt` with one token per line. A token's id is its line number, starting at 0."""
+    vocabulary = {}
     for index, line in enumerate(file.read_bytes().split(b"\n")):
         try:
-            pieces[line.decode("utf-8").rstrip("\r")] = index
+            vocabulary[line.decode("utf-8").rstrip("\r")] = index
         except UnicodeDecodeError as error:
             raise ValueError(f"{file}, line {index + 1}: not UTF-8 ({error.reason}).") from error
-    pieces.pop("", None)  # behind the last line's end
-    return pieces
+    vocabulary.pop("", None)  # from the final newline
+    return vocabulary
 
 
 __all__ = ["SnugBertTokenizer"]

@@ -1,7 +1,7 @@
-"""The versions of transformers and torch that SnugBERT works with.
+"""Checks the installed versions of transformers and torch.
 
-Whoever loads a model from the Hub has what he has: the files that transformers loads first import this one before
-anything that other versions lack, so that he learns which versions work.
+Hub users may have an unsupported version. SnugBERT's other files import this module first, so that these users get a
+clear error.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -10,15 +10,15 @@ import transformers
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-# As in pyproject.toml. The tokenizer alone works without torch.
+# As in pyproject.toml. The tokenizer works without torch.
 WORKING_VERSIONS = {"transformers": ">=5.17,<6", "torch": ">=2.11"}
 
 
 def check_versions() -> None:
-    """Makes sure that the installed versions are among [`WORKING_VERSIONS`].
+    """Checks that the installed versions are in [`WORKING_VERSIONS`].
 
     Raises:
-        ImportError: naming those that are installed, and those that work.
+        ImportError: an installed version is not supported.
     """
     installed = {"transformers": transformers.__version__}
     try:
@@ -27,10 +27,10 @@ def check_versions() -> None:
         pass
     for package, found in installed.items():
         working = WORKING_VERSIONS[package]
-        # Builds of vendors, such as 2.11.0a0+nv26.3, are what will be, or is, that release.
+        # Vendor builds such as 2.11.0a0+nv26.3 count as the release.
         if not SpecifierSet(working).contains(Version(found).base_version):
             raise ImportError(
-                f"SnugBERT works with {package} {working}, and {package} {found} is installed: "
+                f"SnugBERT needs {package} {working}, but {package} {found} is installed. Run: "
                 f'pip install "{package}{working}"'
             )
 

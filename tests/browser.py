@@ -1,4 +1,4 @@
-"""The demo page, served: requests to it, and a real Chromium that shows it.
+"""Serves the demo page, sends requests to it, and opens it in a real Chromium.
 
 `python tests/browser.py docs CHECKPOINT ...` takes the screenshots of the docs. It runs the second example of each
 checkpoint's first tab, and shows the attention of the last checkpoint.
@@ -51,7 +51,7 @@ def served(folder: Path) -> Iterator[gr.Blocks]:
 
 
 def ask(port: int, path: str, body: bytes | Iterator[bytes] | None = None, **headers: str) -> int:
-    """The status of the answer to a GET, or to a POST if there is a body; an iterator is sent without its length."""
+    """Sends a GET, or a POST if there is a body. Returns the status. Iterators are sent without a length."""
     connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     fields = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
     with closing(connection):
@@ -60,7 +60,7 @@ def ask(port: int, path: str, body: bytes | Iterator[bytes] | None = None, **hea
 
 
 class Visitor:
-    """Somebody at a page: says what is to be seen on it, types, clicks and slides."""
+    """A user of the page: types, clicks, moves sliders, and reads what is displayed."""
 
     def __init__(self):
         missing = [name for name, path in PROGRAMS.items() if path is None]
@@ -81,7 +81,7 @@ class Visitor:
 
     @contextmanager
     def at(self, folder: Path, host: str = "127.0.0.1") -> Iterator[None]:
-        """Opens the page of a checkpoint, and sees to it that it asks nobody else for anything."""
+        """Opens the page of a checkpoint, and checks that it sends no requests to other hosts."""
         with served(folder) as page:
             self.browser.get_log("performance")
             self.browser.get(f"http://{host}:{page.server_port}/")
@@ -93,7 +93,7 @@ class Visitor:
             assert hosts == {host}
 
     def all(self, selector: str) -> list:
-        """What of it can be seen."""
+        """Displayed elements."""
         return [element for element in self.browser.find_elements("css selector", selector) if element.is_displayed()]
 
     def turn_to(self, tab: str) -> None:
@@ -115,7 +115,7 @@ class Visitor:
         self.all(f"input[aria-label='range slider for {label}']")[0].send_keys(Keys.ARROW_RIGHT * steps)
 
     def until(self, look: Callable[[], Any], expected: Any) -> None:
-        """Waits for what is expected to be seen."""
+        """Waits until `look` returns the expected value."""
 
         def seen(_: Any) -> bool:
             return look() == expected
@@ -128,18 +128,18 @@ class Visitor:
             assert look() == expected
 
     def shoot(self, file: Path) -> None:
-        """A picture of the whole page in 256 colours."""
-        time.sleep(1)  # until nothing fades in any more
-        for height in (500, None):  # in a high window the foot is at that of the window
+        """Saves a screenshot of the whole page in 256 colors."""
+        time.sleep(1)  # wait for animations
+        for height in (500, None):  # in a high window, the footer is at the bottom of the window
             height = height or self.browser.execute_script("return document.documentElement.scrollHeight")
             size = {"width": 1100, "height": height, "deviceScaleFactor": 1, "mobile": False}
             self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         time.sleep(1)
-        with Image.open(BytesIO(self.browser.get_screenshot_as_png())) as picture:
-            picture.convert("P", palette=Image.Palette.ADAPTIVE).save(file, optimize=True)
+        with Image.open(BytesIO(self.browser.get_screenshot_as_png())) as image:
+            image.convert("P", palette=Image.Palette.ADAPTIVE).save(file, optimize=True)
 
     def headings(self) -> list[str]:
-        """The largest letters of each list of labels."""
+        """The heading of each list of labels."""
         return [element.text for element in self.all("[data-testid=label-output-value]")]
 
     def bars(self) -> dict[str, str]:
@@ -150,7 +150,7 @@ class Visitor:
         }
 
     def marked(self) -> list[tuple[str, str, str]]:
-        """What is marked in a text, as what, and its colour."""
+        """Highlighted spans with their labels and colors."""
         marks = self.all(".marked .token.highlighted")
         return [
             (
@@ -166,7 +166,7 @@ class Visitor:
         return next((element.text for element in self.all("[data-testid=toast-text]")[-1:]), "")
 
     def heat_map(self) -> tuple[list[str], ...]:
-        """The labels of its rows and columns, and what its squares say."""
+        """Row labels, column labels and cell titles."""
         look = "selector => [...document.querySelectorAll(selector)].map(cell => cell.title || cell.innerText)"
         parts = ("tbody th", "thead th", "tbody td")
         return tuple(
@@ -174,8 +174,8 @@ class Visitor:
         )
 
 
-def make_pictures(folder: Path, checkpoints: list[Path]) -> None:
-    """Writes `demo_*.png`, see above."""
+def make_screenshots(folder: Path, checkpoints: list[Path]) -> None:
+    """Writes `demo_*.png`."""
     visitor = Visitor()
     for checkpoint in checkpoints:
         with visitor.at(checkpoint):
@@ -194,4 +194,4 @@ def make_pictures(folder: Path, checkpoints: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    make_pictures(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
+    make_screenshots(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

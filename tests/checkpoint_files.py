@@ -1,4 +1,4 @@
-"""Writes checkpoints as others do, for the tests of reading and converting them."""
+"""Writes BERT and TensorFlow checkpoints, for the tests of reading and converting them."""
 
 import json
 import os
@@ -20,33 +20,33 @@ def names_in(folder: Path) -> set[str]:
 
 
 def write_checkpoint(folder: Path, weights: dict[str, torch.Tensor], binary: bool = False, shards: int = 1, **fields):
-    """A BERT folder; fields of None are left out of its configuration."""
+    """Writes a BERT folder. Fields of None are left out of its configuration."""
     folder.mkdir()
     config = {"model_type": "bert", **CONFIG, **fields}
     config = {name: value for name, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config))
     stem, suffix = ("pytorch_model", "bin") if binary else ("model", "safetensors")
-    shard_of = {}
+    weight_map = {}
     for shard in range(shards):
         part = {name: weights[name].clone() for name in sorted(weights)[shard::shards]}
         name = f"{stem}.{suffix}" if shards == 1 else f"{stem}-{shard + 1:05}-of-{shards:05}.{suffix}"
-        shard_of |= dict.fromkeys(part, name)
+        weight_map |= dict.fromkeys(part, name)
         torch.save(part, folder / name) if binary else save_file(part, folder / name)
     if shards > 1:
-        index = {"metadata": {}, "weight_map": shard_of}
+        index = {"metadata": {}, "weight_map": weight_map}
         (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
     return folder
 
 
 def write_classifier(folder: Path, **options) -> Path:
-    """A BERT folder of a classifier; `options` as in [`write_checkpoint`]."""
+    """Writes a BERT classifier. `options` as in [`write_checkpoint`]."""
     _, stock = ours_and_stock("ForSequenceClassification")
     fields = {"architectures": ["BertForSequenceClassification"]}
     return write_checkpoint(folder, stock.state_dict(), **fields | options)
 
 
 def tensorflow_variables(stock) -> dict:
-    """The weights of stock BERT as Google's code named and shaped them, with what its optimizer kept."""
+    """Names and shapes stock BERT's weights as Google's code does, and adds optimizer state."""
     variables = {}
     for name, parameter in stock.named_parameters():
         part, _, kind = name.replace("encoder.layer.", "encoder.layer_").rpartition(".")
@@ -58,7 +58,7 @@ def tensorflow_variables(stock) -> dict:
         elif part == "cls.predictions":
             kind = "/output_bias"
         elif part == "cls.predictions.decoder":
-            continue  # the word embeddings again
+            continue  # tied to the word embeddings
         elif part == "cls.seq_relationship":
             kind = f"/output_{kind}s".replace("biass", "bias")
         elif kind == "weight":
@@ -71,7 +71,7 @@ def tensorflow_variables(stock) -> dict:
 
 
 def write_tensorflow(folder: Path, variables: dict) -> Path:
-    """Writes variables as Google's release does, in a folder with configuration and vocabulary."""
+    """Writes variables in the format of Google's release, with a configuration and a vocabulary."""
     if find_spec("tensorflow") is None:
         pytest.skip("tensorflow is not installed (pip install snugbert[tensorflow])")
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"

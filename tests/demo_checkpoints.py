@@ -1,4 +1,4 @@
-"""Tiny checkpoints of every head that have learned a few texts by heart, for the tests of the demo page."""
+"""Trains tiny checkpoints of every head on a few texts, for the tests of the demo page."""
 
 from itertools import permutations
 from pathlib import Path
@@ -38,7 +38,7 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
 def train_checkpoints(root: Path, tokenizer: snugbert.SnugBertTokenizer) -> dict[str, Path]:
-    """Writes models that have learned the texts above by heart to folders in `root`. Some are stock BERT's."""
+    """Trains models until they fit the texts above, and saves them in `root`. Some are stock BERT models."""
 
     def learn(name: str, model_class: type, batch: dict[str, Any], **config: Any) -> None:
         torch.manual_seed(0)
@@ -105,8 +105,8 @@ def train_checkpoints(root: Path, tokenizer: snugbert.SnugBertTokenizer) -> dict
 
     encoding = tokenizer([text for text, _ in TAGGED], padding=True, return_tensors="pt")
     tags = torch.full_like(encoding["input_ids"], -100)
-    for row, (_, told) in enumerate(TAGGED):
-        tags[row, 1 : 1 + len(told.split())] = torch.tensor([TAGS.index(tag) for tag in told.split()])
+    for row, (_, text_tags) in enumerate(TAGGED):
+        tags[row, 1 : 1 + len(text_tags.split())] = torch.tensor([TAGS.index(tag) for tag in text_tags.split()])
     learn(
         "tags",
         transformers.BertForTokenClassification,
@@ -127,18 +127,18 @@ def train_checkpoints(root: Path, tokenizer: snugbert.SnugBertTokenizer) -> dict
 
 
 def masked_pairs(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tensor]:
-    """Each story with its own end, with the other's, and without, once for each word that is masked."""
+    """Each story with its own ending, with the other ending and without one, with each word masked in turn."""
     firsts, seconds = zip(*STORIES, strict=True)
     rows = [(*story, 0) for story in STORIES] + [(firsts[0], seconds[1], 1), (firsts[1], seconds[0], 1)]
     rows += [(first, "", 0) for first in firsts]
     batch: dict[str, list] = {"input_ids": [], "token_type_ids": [], "labels": [], "next_sentence_label": []}
     for first, second, is_random in rows:
         encoding = tokenizer(first, second)
-        for place, token in enumerate(encoding["input_ids"]):
+        for position, token in enumerate(encoding["input_ids"]):
             if token in tokenizer.all_special_ids:
                 continue
             ids, labels = encoding["input_ids"].copy(), [-100] * len(encoding["input_ids"])
-            ids[place], labels[place] = tokenizer.mask_token_id, token
+            ids[position], labels[position] = tokenizer.mask_token_id, token
             for name, values in (
                 ("input_ids", ids),
                 ("token_type_ids", encoding["token_type_ids"]),
@@ -157,7 +157,7 @@ def masked_pairs(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tenso
 
 
 def questions_on_facts(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tensor]:
-    """Every question on the facts in any order, or some of them; [CLS] answers what the text does not tell."""
+    """All questions on all permutations of the facts and subsets of them. [CLS] is the answer if there is none."""
     contexts = [" ".join(facts) for number in (1, 2, 3) for facts in permutations(FACTS, number)]
     rows = [(question, context, found) for context in contexts for question, found in QUESTIONS.items()]
     batch = tokenizer([row[0] for row in rows], [row[1] for row in rows], padding=True, return_tensors="pt")

@@ -1,4 +1,4 @@
-"""Checkpoints as others write them: every form of file is read, and what is damaged is refused."""
+"""Checkpoints in every file format are read. Damaged or unsupported ones are refused."""
 
 import json
 import re
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
     _, stock = ours_and_stock("ForPreTraining")
     weights = stock.state_dict()
-    # Files of google-bert hold tied weights once. Their configuration says BertForMaskedLM.
+    # Files of google-bert store tied weights once. Their configuration declares BertForMaskedLM.
     google = {name: tensor for name, tensor in weights.items() if not name.startswith("cls.predictions.decoder")}
     google_fields = {
         "architectures": ["BertForMaskedLM"],
@@ -52,7 +52,7 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
         source = write_checkpoint(tmp_path / f"{variant}{form}", tensors, **form, **fields)
         done = convert(source, output, "snugbert", overwrite_output_dir=True)
         assert done.model_class == "SnugBertForPreTraining"
-        assert ["config.json says ForMaskedLM" in note for note in done.notes] == [True] * (variant == "google")
+        assert ["config.json declares ForMaskedLM" in note for note in done.notes] == [True] * (variant == "google")
         assert names_in(output) == set(google)  # tied weights are stored once
         config = json.loads((output / "config.json").read_text())
         assert "tokenizer_class" not in config and "AutoModelForCausalLM" not in config["auto_map"]
@@ -63,7 +63,7 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
     assert (output / "modeling_snugbert.py").exists()
     assert "AutoModelForTokenClassification" in json.loads((output / "config.json").read_text())["auto_map"]
 
-    # Both, and not equal: transformers does not tie them, whatever the configuration says.
+    # Stored twice with different values: transformers does not tie them, whatever the configuration declares.
     untied = weights | {"cls.predictions.decoder.weight": 2 * weights["cls.predictions.decoder.weight"]}
     convert(write_checkpoint(tmp_path / "untied", untied), output, "snugbert", overwrite_output_dir=True)
     ours = snugbert.SnugBertForPreTraining.from_pretrained(output)
@@ -76,36 +76,36 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
         done = convert(write_checkpoint(tmp_path / name, variant), tmp_path / f"{name}-snug", "snugbert")
         assert done.model_class == "SnugBertModel" and names_in(tmp_path / f"{name}-snug") == set(variant)
         assert ["no pooler" in note for note in done.notes] == [True] * (name == "without_pooler")
-    # transformers before version 4 wrote a pooler with every head.
+    # transformers before version 4 saved a pooler with every head.
     _, stock = ours_and_stock("ForTokenClassification")
     pooler = {name: tensor for name, tensor in weights.items() if name.startswith("bert.pooler.")}
     source = write_checkpoint(
         tmp_path / "tagger", stock.state_dict() | pooler, architectures=["BertForTokenClassification"]
     )
     done = convert(source, tmp_path / "tagger-snug", "snugbert")
-    assert done.notes == ["The pooler, which ForTokenClassification does not use, was left out."]
+    assert done.notes == ["The pooler was dropped. ForTokenClassification does not use it."]
     assert names_in(tmp_path / "tagger-snug") == set(stock.state_dict())
 
 
-def test_a_model_of_the_hub(tmp_path):
-    """From the cache: the tests have no network."""
+def test_a_hub_checkpoint_is_fetched(tmp_path):
+    """It comes from the cache, because tests have no network."""
     _, stock = ours_and_stock("Model")
     stock.save_pretrained(tmp_path / "models--me--bert" / "snapshots" / "0123")
     (tmp_path / "models--me--bert" / "refs").mkdir()
     (tmp_path / "models--me--bert" / "refs" / "v1").write_text("0123")
     folder = fetch_checkpoint("me/bert", revision="v1", cache_dir=str(tmp_path))
     assert convert(folder, tmp_path / "snug", "snugbert").model_class == "SnugBertModel"
-    with pytest.raises(InputError, match="there is no folder me/other, and from the Hub: "):
+    with pytest.raises(InputError, match="me/other: no such folder, and the download from the Hub failed"):
         fetch_checkpoint("me/other", revision="v1", cache_dir=str(tmp_path))
-    with pytest.raises(InputError, match=r"there is no folder \./bert\.$"):
+    with pytest.raises(InputError, match=r"^\./bert: no such folder\.$"):
         fetch_checkpoint("./bert")
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- refused checkpoints ----------------------------------------------------------------------------------------
 
 
 class Payload:
-    """Unpickled, it writes a file."""
+    """Writes a file when unpickled."""
 
     def __reduce__(self):
         return Path.write_text, (self.file, "run")
@@ -114,16 +114,16 @@ class Payload:
         self.file = file
 
 
-def test_a_pickle_that_runs_code_is_not_opened(tmp_path):
+def test_pickles_that_could_run_code_are_not_opened(tmp_path):
     source = write_classifier(tmp_path / "source", binary=True)
     payload = {"weight": torch.zeros(2), "more": Payload(tmp_path / "proof")}
     for legacy in (False, True):
         torch.save(payload, source / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
-        with pytest.raises(InputError, match=r"pytorch_model\.bin .* could run code. It was not opened"):
+        with pytest.raises(InputError, match=r"pytorch_model\.bin: .* could run code. It was not opened"):
             convert(source, tmp_path / "output", "snugbert")
     assert not (tmp_path / "proof").exists() and not (tmp_path / "output").exists()
     torch.load(source / "pytorch_model.bin", weights_only=False)
-    assert (tmp_path / "proof").read_text() == "run"  # it would have
+    assert (tmp_path / "proof").read_text() == "run"  # a full load would have run it
 
 
 def cut(file: str):
@@ -155,73 +155,77 @@ CASES = {
     "shard": (
         {"shards": 3},
         lambda folder: (folder / "model-00002-of-00003.safetensors").unlink(),
-        r"source is not whole: of its 3 shards there is no model-00002-of-00003\.safetensors\.$",
+        r"source: incomplete. Missing model-00002-of-00003\.safetensors of 3 shards\.$",
     ),
     "no index": (
         {"shards": 2},
         lambda folder: (folder / "model.safetensors.index.json").unlink(),
-        r"has model-00001-of-00002\.safetensors, but not model\.safetensors\.index\.json",
+        r"model\.safetensors\.index\.json, the index of its shards, is missing. Found model-00001-of-",
     ),
-    "exchanged shard": (
+    "wrong shard": (
         {"shards": 2},
         lambda folder: shutil.copy(
             folder / "model-00001-of-00002.safetensors", folder / "model-00002-of-00002.safetensors"
         ),
-        r"index\.json promises .*, which no shard holds",
+        r"index\.json lists .*, but no shard has it",
     ),
-    "short safetensors": ({}, cut("model.safetensors"), r"source/model\.safetensors is cut short"),
+    "short safetensors": ({}, cut("model.safetensors"), r"source/model\.safetensors: truncated"),
     "short shard": (
         {"shards": 2},
         cut("model-00002-of-00002.safetensors"),
-        r"model-00002-of-00002\.safetensors is cut short",
+        r"model-00002-of-00002\.safetensors: truncated",
     ),
-    "short bin": ({"binary": True}, cut("pytorch_model.bin"), r"source/pytorch_model\.bin is damaged"),
-    "no weights": ({}, lambda folder: (folder / "model.safetensors").unlink(), "there are no weights in .*source"),
-    "no config": ({}, lambda folder: (folder / "config.json").unlink(), r"there is no config\.json in .*source\.$"),
+    "short bin": ({"binary": True}, cut("pytorch_model.bin"), r"source/pytorch_model\.bin: damaged"),
+    "no weights": ({}, lambda folder: (folder / "model.safetensors").unlink(), "source: no weights"),
+    "no config": ({}, lambda folder: (folder / "config.json").unlink(), r"source contains no config\.json\.$"),
     "short config": ({}, cut("config.json"), r"config\.json is not JSON"),
     "roberta": (
         {},
         fields(model_type="roberta"),
-        "is of a model of type 'roberta'; what is accepted is snugbert, bert, distilbert, and the TensorFlow release",
+        "unsupported model type 'roberta'. Supported: snugbert, bert, distilbert, and the TensorFlow release",
     ),
     "decoder": (
         {},
         fields(architectures=["BertLMHeadModel"]),
-        "is of a BertLMHeadModel; what is accepted is BertModel",
+        "unsupported architecture BertLMHeadModel. Supported: BertModel",
     ),
-    "cross-attention": ({}, fields(is_decoder=True), "config.json cannot be used: .*SnugBERT is an encoder"),
-    "relative positions": ({}, fields(position_embedding_type="relative_key"), "known are absolute and sinusoidal"),
+    "cross-attention": (
+        {},
+        fields(is_decoder=True),
+        "config.json: unsupported configuration. .*SnugBERT is an encoder",
+    ),
+    "relative positions": ({}, fields(position_embedding_type="relative_key"), "Expected absolute or sinusoidal"),
     "ambiguous": (
         {},
         fields(architectures=None),
-        'names no "architectures", and the weights could be of BertForSequenceClassification or BertForTokenClassif',
+        'no "architectures". The weights match BertForSequenceClassification or BertForTokenClassif',
     ),
     "another head": (
         {},
         fields(architectures=["BertForQuestionAnswering"]),
-        r"lacks weights of ForQuestionAnswering, which would be random: qa_outputs\.bias, qa_outputs\.weight\.$",
+        r"weights of ForQuestionAnswering are missing: qa_outputs\.bias, qa_outputs\.weight\.$",
     ),
     "missing": (
         {},
         weights(lambda tensors: tensors.pop("bert.pooler.dense.weight")),
-        r"which would be random: bert\.pooler\.dense\.weight\.$",
+        r"are missing: bert\.pooler\.dense\.weight\.$",
     ),
     "unknown": (
         {},
         weights(lambda tensors: tensors.update({"adapter.down": torch.zeros(2), "adapter.up": torch.zeros(2)})),
-        r"holds weights that ForSequenceClassification does not have: adapter\.down, adapter\.up\.$",
+        r"unknown weights for ForSequenceClassification: adapter\.down, adapter\.up\.$",
     ),
-    "labels": ({}, fields(num_labels=5), r"classifier\.weight has the shape \[3, 48\], but .* it must be \[5, 48\]"),
+    "labels": ({}, fields(num_labels=5), r"classifier\.weight has shape \[3, 48\]. .* requires \[5, 48\]"),
     "not finite": (
         {},
         weights(lambda tensors: tensors["classifier.bias"].fill_(torch.nan)),
-        "differ by nan; nothing was written",
+        "differ by nan. Nothing was written",
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_is_named(case, tmp_path):
+def test_bad_checkpoints_are_refused(case, tmp_path):
     options, spoil, message = CASES[case]
     source = write_classifier(tmp_path / "source", **options)
     spoil(source)
@@ -230,7 +234,7 @@ def test_bad_input_is_named(case, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_a_tensorflow_checkpoint_that_is_not_whole(tmp_path, monkeypatch):
+def test_incomplete_tensorflow_checkpoints_are_refused(tmp_path, monkeypatch):
     _, stock = ours_and_stock("ForPreTraining")
     variables = tensorflow_variables(stock)
 
@@ -242,11 +246,11 @@ def test_a_tensorflow_checkpoint_that_is_not_whole(tmp_path, monkeypatch):
         assert not (tmp_path / "output").exists()
 
     data = "bert_model.ckpt.data-00000-of-00001"
-    refused("no data", {}, f"not whole: .*{data}; No such file", lambda folder: (folder / data).unlink())
-    refused("short", {}, "bert_model.ckpt is not whole", cut(data))
-    refused("short index", {}, "bert_model.ckpt is not whole", cut("bert_model.ckpt.index"))
-    refused("unknown", {"extra/kernel": variables["bert/pooler/dense/kernel"]}, "does not have: extra/kernel")
-    refused("missing", {"bert/pooler/dense/bias": None}, r"lacks .* bert\.pooler\.dense\.bias")
+    refused("no data", {}, f"incomplete checkpoint. .*{data}; No such file", lambda folder: (folder / data).unlink())
+    refused("short", {}, "bert_model.ckpt: incomplete checkpoint", cut(data))
+    refused("short index", {}, "bert_model.ckpt: incomplete checkpoint", cut("bert_model.ckpt.index"))
+    refused("unknown", {"extra/kernel": variables["bert/pooler/dense/kernel"]}, "unknown weights .*: extra/kernel")
+    refused("missing", {"bert/pooler/dense/bias": None}, r"are missing: .*bert\.pooler\.dense\.bias")
     refused(
         "config",
         {},
@@ -255,5 +259,5 @@ def test_a_tensorflow_checkpoint_that_is_not_whole(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     refused_source = tmp_path / "missing"
-    with pytest.raises(InputError, match=r"pip install snugbert\[tensorflow\]"):
+    with pytest.raises(InputError, match=r"pip install .snugbert\[tensorflow\]"):
         convert(refused_source, tmp_path / "output", "snugbert")

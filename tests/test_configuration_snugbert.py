@@ -1,4 +1,4 @@
-"""SnugBertConfig against BertConfig, and its checks."""
+"""SnugBertConfig compared with BertConfig, and its checks."""
 
 import pytest
 from transformers import AutoConfig, BertConfig
@@ -6,13 +6,13 @@ from transformers import AutoConfig, BertConfig
 from snugbert import SnugBertConfig
 
 
-def test_defaults_are_those_of_bert():
+def test_defaults_equal_bert():
     stock, ours = BertConfig().to_dict(), SnugBertConfig().to_dict()
     only_ours = {"position_embedding_type", "pooler_act", "model_type"}
     assert {name: ours[name] for name in ours.keys() - only_ours} == {
         name: stock[name] for name in ours.keys() - only_ours
     }
-    # A decoder's fields are all that is missing.
+    # Only fields for decoders are missing.
     assert stock.keys() - ours.keys() == {"use_cache", "is_decoder", "add_cross_attention"}
 
 
@@ -47,27 +47,27 @@ def test_sizes(size, expected):
     [
         ({"hidden_dropout_prob": 1.0}, "`hidden_dropout_prob` must be at least 0 and below 1, not 1.0"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` must be at least 1, not 0"),
-        ({"hidden_act": "gulu"}, "Unknown `hidden_act` 'gulu'; known are .*gelu"),
-        ({"pooler_act": "rilu"}, "Unknown `pooler_act` 'rilu'; known are .*relu"),
-        ({"position_embedding_type": "relative_key"}, "known are absolute and sinusoidal"),
+        ({"hidden_act": "gulu"}, "Unknown `hidden_act` 'gulu'. Expected .*gelu"),
+        ({"pooler_act": "rilu"}, "Unknown `pooler_act` 'rilu'. Expected .*relu"),
+        ({"position_embedding_type": "relative_key"}, "Expected absolute or sinusoidal"),
         ({"is_decoder": True}, "SnugBERT is an encoder"),
         ({"pad_token_id": 30522}, "`pad_token_id` 30522 is outside the vocabulary of 30522"),
-        ({"layer_norm_eps": -1}, "`layer_norm_eps` must not be negative"),
+        ({"layer_norm_eps": -1}, "`layer_norm_eps` must be at least 0"),
         ({"hidden_size": 100, "num_attention_heads": 3}, "`hidden_size` 100 is not a multiple of .* 3"),
-        ({"problem_type": "regresion"}, "Unknown `problem_type` 'regresion'; known are regression, single"),
-        ({"model_type": "roberta"}, "This is a configuration of 'roberta'"),
+        ({"problem_type": "regresion"}, "Unknown `problem_type` 'regresion'. Expected regression, single"),
+        ({"model_type": "roberta"}, "Unsupported model type 'roberta'"),
     ],
 )
-def test_wrong_values_are_named(fields, message):
+def test_values_out_of_range_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         SnugBertConfig(**fields)
 
 
-def test_a_wrong_type_is_named():
+def test_values_of_the_wrong_type_are_refused():
     with pytest.raises(Exception, match="hidden_size"):
         SnugBertConfig(hidden_size="768")
 
 
-def test_an_unknown_size_names_the_known_ones():
-    with pytest.raises(ValueError, match="Unknown size 'huge'; the sizes are tiny, mini, small, medium, base, large"):
+def test_an_unknown_size_lists_the_sizes():
+    with pytest.raises(ValueError, match=r"Unknown size 'huge'\. Sizes: tiny, mini, small, medium, base, large"):
         SnugBertConfig.from_size("huge")

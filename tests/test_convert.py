@@ -1,4 +1,4 @@
-"""Conversion beside stock transformers: every head, every form of file, and what is refused."""
+"""Conversions of every head compared with stock transformers, tokenizers, and refused outputs."""
 
 import json
 import re
@@ -44,7 +44,7 @@ TEXT = "The Cats sat on the [MASK], é!"
 
 @pytest.fixture(autouse=True)
 def _verbosity():
-    """The command makes transformers quiet, for all tests that follow."""
+    """Restores the log level, because the command makes transformers quiet."""
     before = transformers.utils.logging.get_verbosity()
     yield
     transformers.utils.logging.set_verbosity(before)
@@ -61,18 +61,18 @@ def distilbert(head: str, **fields):
     return model
 
 
-def batch_of(head: str) -> dict[str, torch.Tensor]:
+def make_batch(head: str) -> dict[str, torch.Tensor]:
     inputs = ragged_batch(head)
     return {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
 
 
 def difference(expected, model, inputs: dict[str, torch.Tensor], dtype: torch.dtype = DTYPES[0]) -> float:
-    """Largest difference of any output at real tokens, relative where outputs are larger than 1."""
-    of_expected = dict(inputs)
+    """Largest difference of any output at tokens, relative if outputs are larger than 1."""
+    expected_inputs = dict(inputs)
     if expected.config.model_type == "distilbert":
-        del of_expected["token_type_ids"]
+        del expected_inputs["token_type_ids"]
     with torch.no_grad():
-        theirs = expected.to(dtype).eval()(**of_expected)
+        theirs = expected.to(dtype).eval()(**expected_inputs)
         ours = model.to(dtype).eval()(**inputs)
     real = inputs["attention_mask"].bool()
     largest = 0.0
@@ -90,7 +90,7 @@ def difference(expected, model, inputs: dict[str, torch.Tensor], dtype: torch.dt
 
 
 class Table:
-    """The rows of the table of conversions: (from, to) -> heads and largest differences in float64 and float32."""
+    """Table of conversions: (from, to) -> heads, and largest differences in float64 and float32."""
 
     def __init__(self):
         self.rows = {}
@@ -118,7 +118,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def bert_folders(tmp_path_factory, table) -> Path:
-    """Every head of SnugBERT, converted to BERT, and what it is compared with."""
+    """Every head of SnugBERT converted to BERT, with example inputs and expected outputs."""
     folder = tmp_path_factory.mktemp("bert")
     snugbert.SnugBertTokenizer({piece: i for i, piece in enumerate(PIECES)}, do_lower_case=False).save_pretrained(
         folder / "tokenizer"
@@ -131,15 +131,15 @@ def bert_folders(tmp_path_factory, table) -> Path:
         done = convert(folder / "snug" / head, folder / head, "bert")
         assert done.model_class == f"Bert{head}" and done.difference <= 1e-6
         back = getattr(transformers, f"Bert{head}").from_pretrained(folder / head)
-        table.add(("SnugBERT", "BERT"), head, *(difference(ours, back, batch_of(head), dtype) for dtype in DTYPES))
-        outputs[head] = ours.float()(**batch_of(head))[0].detach()
+        table.add(("SnugBERT", "BERT"), head, *(difference(ours, back, make_batch(head), dtype) for dtype in DTYPES))
+        outputs[head] = ours.float()(**make_batch(head))[0].detach()
     torch.save(outputs, folder / "outputs.pt")
-    torch.save({head: batch_of(head) for head in HEADS}, folder / "inputs.pt")
+    torch.save({head: make_batch(head) for head in HEADS}, folder / "inputs.pt")
     return folder
 
 
-# Run where `import snugbert` fails: it knows nothing but transformers and the folders.
-STRANGER = """
+# Runs in a process where `import snugbert` fails.
+WITHOUT_SNUGBERT = """
     import sys
     sys.modules["snugbert"] = None
     import torch, transformers
@@ -164,7 +164,7 @@ STRANGER = """
 """
 
 
-def test_what_is_converted_to_bert_opens_where_snugbert_is_not_installed(bert_folders, tmp_path):
+def test_converted_to_bert_opens_without_snugbert(bert_folders, tmp_path):
     for head in HEADS:
         files = {file.name for file in (bert_folders / head).iterdir()}
         assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
@@ -174,7 +174,7 @@ def test_what_is_converted_to_bert_opens_where_snugbert_is_not_installed(bert_fo
         assert "auto_map" not in (bert_folders / head / "tokenizer_config.json").read_text()
         assert (bert_folders / head / "vocab.txt").read_text("utf-8").split() == PIECES
     process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(STRANGER), bert_folders, TEXT],
+        [sys.executable, "-c", textwrap.dedent(WITHOUT_SNUGBERT), bert_folders, TEXT],
         capture_output=True,
         text=True,
         env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
@@ -204,7 +204,7 @@ def test_the_commands_of_the_page(bert_folders, tmp_path, monkeypatch):
 
 
 def measure(table: Table, row: tuple[str, str], head: str, source: Path, expected) -> None:
-    """Converts `source`, and adds to `table` how far what can be loaded is from the model that was saved there."""
+    """Converts `source`, and adds the difference between the result and the saved model to the table."""
     to = row[1].lower()
     output = source.parent / f"{source.name}-as-{to}"
     done = convert(source, output, to)
@@ -213,7 +213,7 @@ def measure(table: Table, row: tuple[str, str], head: str, source: Path, expecte
     options = {"add_pooling_layer": False} if "no pooler" in " ".join(done.notes) else {}
     model, info = model_class.from_pretrained(output, output_loading_info=True, **options)
     assert not any(info.values()), info
-    table.add(row, head, *(difference(expected, model, batch_of(head), dtype) for dtype in DTYPES))
+    table.add(row, head, *(difference(expected, model, make_batch(head), dtype) for dtype in DTYPES))
 
 
 def test_every_head_of_bert_becomes_snugbert(table, tmp_path):
@@ -223,7 +223,7 @@ def test_every_head_of_bert_becomes_snugbert(table, tmp_path):
         measure(table, ("BERT", "SnugBERT"), head, tmp_path / head, stock)
 
 
-def test_every_head_of_distilbert_becomes_snugbert_and_where_it_can_bert(table, tmp_path):
+def test_every_head_of_distilbert_becomes_snugbert_and_some_become_bert(table, tmp_path):
     for head in DISTILBERT_HEADS:
         model = distilbert(head)
         model.save_pretrained(tmp_path / head)
@@ -232,7 +232,7 @@ def test_every_head_of_distilbert_becomes_snugbert_and_where_it_can_bert(table, 
         measure(table, ("DistilBERT", "BERT"), head, tmp_path / head, distilbert(head))
 
 
-def test_the_tensorflow_release_becomes_both(table, tmp_path):
+def test_the_tensorflow_release_becomes_snugbert_and_bert(table, tmp_path):
     _, stock = ours_and_stock("ForPreTraining")
     write_tensorflow(tmp_path / "google", tensorflow_variables(stock))
     for name in ("SnugBERT", "BERT"):
@@ -272,8 +272,8 @@ def test_the_table_of_conversions(bert_folders, table):
 # --- forms of files ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_configuration_says_survives_there_and_back(tmp_path):
-    """Untied embeddings with a bias of their own, labels, problem, dropout, in shards and in bfloat16."""
+def test_the_configuration_survives_a_round_trip(tmp_path):
+    """Untied embeddings with their own bias, labels, problem type and dropout, sharded and in bfloat16."""
     fields = {
         "tie_word_embeddings": False,
         "id2label": {0: "no", 1: "maybe", 2: "yes"},
@@ -297,7 +297,7 @@ def test_what_a_configuration_says_survives_there_and_back(tmp_path):
     convert(tmp_path / "snug", tmp_path / "back", "bert")
     back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back")
     assert back.dtype == torch.bfloat16
-    inputs = batch_of("ForMaskedLM")
+    inputs = make_batch("ForMaskedLM")
     del inputs["token_type_ids"]
     assert difference(stock.bfloat16(), back, inputs) <= 1e-12
     for name, value in fields.items():
@@ -305,21 +305,21 @@ def test_what_a_configuration_says_survives_there_and_back(tmp_path):
         assert getattr(snugbert.SnugBertConfig.from_pretrained(tmp_path / "snug"), name) == value, name
 
 
-def test_computed_positions_become_a_table(tmp_path):
+def test_sinusoidal_positions_become_weights(tmp_path):
     torch.manual_seed(0)
     ours = snugbert.SnugBertForTokenClassification(
         snugbert.SnugBertConfig(**CONFIG, position_embedding_type="sinusoidal", initializer_range=0.3)
     )
     ours.save_pretrained(tmp_path / "snug")
     done = convert(tmp_path / "snug", tmp_path / "bert", "bert")
-    assert done.notes == ["The computed positions became a table, which training would change."]
+    assert done.notes == ["Sinusoidal positions became weights. Training would change them."]
     back = transformers.BertForTokenClassification.from_pretrained(tmp_path / "bert")
-    assert difference(ours, back, batch_of("ForTokenClassification")) <= 1e-12
-    with pytest.raises(InputError, match="would round them; add --dtype float32"):
+    assert difference(ours, back, make_batch("ForTokenClassification")) <= 1e-12
+    with pytest.raises(InputError, match=r"would round them\. Add --dtype float32"):
         convert(tmp_path / "snug", tmp_path / "half", "bert", dtype=torch.float16)
 
 
-def test_distilbert_is_indifferent_to_segments_and_keeps_its_relu(tmp_path):
+def test_distilbert_ignores_segments_and_keeps_its_relu(tmp_path):
     model = distilbert("ForSequenceClassification", problem_type="regression", id2label={0: "x", 1: "y", 2: "z"})
     model.save_pretrained(tmp_path / "distil", max_shard_size="100KB")
     convert(tmp_path / "distil", tmp_path / "snug", "snugbert")
@@ -329,17 +329,15 @@ def test_distilbert_is_indifferent_to_segments_and_keeps_its_relu(tmp_path):
     assert (config.attention_probs_dropout_prob, config.hidden_act) == (0.05, "relu")
     assert (config.problem_type, config.id2label) == ("regression", {0: "x", 1: "y", 2: "z"})
     assert not set(config.to_dict()) & {"dim", "n_layers", "qa_dropout", "sinusoidal_pos_embds"}
-    inputs = batch_of("ForSequenceClassification")
+    inputs = make_batch("ForSequenceClassification")
     swapped = inputs | {"token_type_ids": 1 - inputs["token_type_ids"]}
     assert torch.equal(ours(**inputs).logits, ours(**swapped).logits)
-    with pytest.raises(
-        InputError, match="BERT's pooler has tanh, and that of this ForSequenceClassification has relu"
-    ):
+    with pytest.raises(InputError, match="BERT's pooler uses tanh, but this ForSequenceClassification uses relu"):
         convert(tmp_path / "snug", tmp_path / "bert", "bert")
     assert not (tmp_path / "bert").exists()
 
 
-def test_tokenizers_go_along(tmp_path):
+def test_tokenizers_are_converted(tmp_path):
     _, stock = ours_and_stock("Model")
     stock.save_pretrained(tmp_path / "model")
 
@@ -352,12 +350,12 @@ def test_tokenizers_go_along(tmp_path):
     def vocabulary(pieces):
         return lambda folder: (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
 
-    # A vocabulary alone does not say whether text is lower-cased, but whether it can be anything else.
+    # With a vocabulary only, text is lower-cased if all tokens are lower-case.
     lower = [piece for piece in PIECES if piece != "Cat"]
     for name, pieces, options, expected in (
         ("cased", PIECES, {}, False),
         ("uncased", lower, {}, True),
-        ("told", lower, {"do_lower_case": False}, False),
+        ("flag", lower, {"do_lower_case": False}, False),
     ):
         kind, folder = convert_with(name, vocabulary(pieces), **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -390,14 +388,18 @@ def test_tokenizers_go_along(tmp_path):
         return lambda folder: (folder / "tokenizer_config.json").write_text(json.dumps(values))
 
     for name, values, message in (
-        ("empty", {"tokenizer_class": "BertTokenizer"}, "has no vocabulary, neither tokenizer.json nor vocab.txt"),
-        ("code", {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}, "code of its own"),
+        (
+            "empty",
+            {"tokenizer_class": "BertTokenizer"},
+            "the tokenizer has no vocabulary. Expected tokenizer.json or vocab.txt",
+        ),
+        ("code", {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}, "needs custom code"),
     ):
         with pytest.raises(InputError, match=message):
             convert_with(name, settings(**values), to="bert")
 
 
-def test_the_command_says_what_it_did(tmp_path, capsys):
+def test_the_command_prints_a_summary(tmp_path, capsys):
     ours, _ = ours_and_stock("ForNextSentencePrediction")
     ours.save_pretrained(tmp_path / "snug")
     arguments = ["convert", str(tmp_path / "snug"), str(tmp_path / "bert"), "--to", "bert", "--dtype", "float16"]
@@ -407,25 +409,25 @@ def test_the_command_says_what_it_did(tmp_path, capsys):
     files = list((tmp_path / "bert").glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files) / 1e6
     assert f"{ours.num_parameters():,} parameters in float16, {size:,.1f} MB in {len(files)} files" in printed
-    assert re.search(r"differ by [\d.e-]+ at most", printed)
-    # Once more over it, in one file: nothing of the shards stays, what is not a model's does.
+    assert re.search(r"differ by at most [\d.e-]+ in float64", printed)
+    # Overwritten with a single file: the shards are removed, other files are kept.
     (tmp_path / "bert" / "mine.md").write_text("mine")
     assert main(arguments) == 2
-    assert "already holds a model (config.json); choose another folder" in capsys.readouterr().err
+    assert "contains a model (config.json). Choose another folder" in capsys.readouterr().err
     assert main([*arguments, "--overwrite_output_dir"]) == 0
     files = {file.name for file in (tmp_path / "bert").iterdir()}
     assert files == {"config.json", "model.safetensors", "mine.md"}
     assert main(["convert", "a", "b", "--to", "bert", "--max_shard_size", "5XB"]) == 2
-    assert "'5XB' is no size such as 500MB" in capsys.readouterr().err
+    assert "expected a size such as 500MB or 5GB, not '5XB'" in capsys.readouterr().err
 
 
-def test_the_output_folder_is_guarded(tmp_path):
+def test_the_output_folder_is_protected(tmp_path):
     source = write_classifier(tmp_path / "source")
-    with pytest.raises(InputError, match="source is both input and output"):
+    with pytest.raises(InputError, match="source: input and output are the same folder"):
         convert(source, tmp_path / "x" / ".." / "source", "bert", overwrite_output_dir=True)
-    with pytest.raises(InputError, match=r"config\.json is a file, not a folder"):
+    with pytest.raises(InputError, match=r"config\.json: the output is a file"):
         convert(source, source / "config.json", "bert")
-    # A disk that is full after 100 kB: what was there stays as it was, and of the new model nothing is left.
+    # The disk is full after 100 kB: the old model is unchanged, and no partial output remains.
     write_classifier(tmp_path / "output")
     before = {file.name: file.read_bytes() for file in (tmp_path / "output").iterdir()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Packed batches: losses are those of padded ones; batches by number of tokens; what is wrong with features."""
+"""Packed batches have the losses of padded batches. Token budgets, and error messages for bad features."""
 
 import csv
 import gzip
@@ -27,7 +27,7 @@ def tokenizer(data_dir):
     return snugbert.SnugBertTokenizer(vocab=str(data_dir / "vocab/bert-base-uncased-vocab.txt"))
 
 
-def rows_of(file, number):
+def read_rows(file, number):
     opener = gzip.open if file.suffix == ".gz" else open
     with opener(file, "rt", encoding="utf-8") as lines:
         if ".tsv" in file.name:
@@ -36,21 +36,21 @@ def rows_of(file, number):
 
 
 def sentences(data_dir, tokenizer):
-    """SST-2: a label a sentence."""
-    rows = rows_of(data_dir / "glue/SST-2/train.tsv.gz", 24)
+    """SST-2: one label per sentence."""
+    rows = read_rows(data_dir / "glue/SST-2/train.tsv.gz", 24)
     features = [dict(tokenizer(row["sentence"])) | {"label": int(row["label"])} for row in rows]
     return "SequenceClassification", features, DataCollatorWithPadding(tokenizer)
 
 
-def numbers_of_pairs(data_dir, tokenizer):
-    """MRPC, its label as a float: regression, and two segments."""
-    rows = rows_of(data_dir / "glue/MRPC/dev.tsv", 16)
+def pair_scores(data_dir, tokenizer):
+    """MRPC with float labels: regression on sentence pairs."""
+    rows = read_rows(data_dir / "glue/MRPC/dev.tsv", 16)
     features = [dict(tokenizer(row["#1 String"], row["#2 String"])) | {"label": float(row["Quality"])} for row in rows]
     return "SequenceClassification", features, DataCollatorWithPadding(tokenizer)
 
 
 def several_labels(data_dir, tokenizer):
-    """Which of three letters a sentence begins with, as floats: multi-label."""
+    """Which of three letters a sentence starts with, as floats: multi-label."""
     _, features, collate = sentences(data_dir, tokenizer)
     for number, feature in enumerate(features):
         feature["label"] = [float(number % 2), float(number % 3 == 0), 1.0]
@@ -58,9 +58,9 @@ def several_labels(data_dir, tokenizer):
 
 
 def tags(data_dir, tokenizer):
-    """CoNLL-2003: a label a word, on its first piece."""
+    """CoNLL-2003: one label per word, on its first token."""
     features = []
-    for row in rows_of(data_dir / "conll2003/valid.jsonl.gz", 12):
+    for row in read_rows(data_dir / "conll2003/valid.jsonl.gz", 12):
         encoding = tokenizer(row["tokens"], is_split_into_words=True)
         words = encoding.word_ids()
         first = [word is not None and word != before for word, before in zip(words, [None, *words], strict=False)]
@@ -70,9 +70,9 @@ def tags(data_dir, tokenizer):
 
 
 def answers(data_dir, tokenizer):
-    """SQuAD: the first and the last token of an answer; one question has none."""
+    """SQuAD: first and last token of the answer. One question has no answer."""
     features = []
-    for number, row in enumerate(rows_of(data_dir / "squad/dev-v1.1.jsonl.gz", 8)):
+    for number, row in enumerate(read_rows(data_dir / "squad/dev-v1.1.jsonl.gz", 8)):
         encoding = tokenizer(row["question"], row["context"], truncation="only_second", max_length=300)
         begin, text = row["answers"]["answer_start"][0], row["answers"]["text"][0]
         ends = (encoding.char_to_token(at, sequence_index=1) for at in (begin, begin + len(text) - 1))
@@ -82,8 +82,8 @@ def answers(data_dir, tokenizer):
 
 
 def choices(data_dir, tokenizer):
-    """Which of three sentences of MRPC goes with the first."""
-    rows = rows_of(data_dir / "glue/MRPC/dev.tsv", 12)
+    """MRPC: which of three sentences matches the first."""
+    rows = read_rows(data_dir / "glue/MRPC/dev.tsv", 12)
     features = []
     for number, row in enumerate(rows[:-2]):
         seconds = [other["#2 String"] for other in rows[number : number + 3]]
@@ -91,11 +91,11 @@ def choices(data_dir, tokenizer):
     return "MultipleChoice", features, DataCollatorForMultipleChoice(tokenizer)
 
 
-@pytest.mark.parametrize("task", [sentences, numbers_of_pairs, several_labels, tags, answers, choices])
+@pytest.mark.parametrize("task", [sentences, pair_scores, several_labels, tags, answers, choices])
 def test_packed_features_have_the_loss_of_padded_ones(data_dir, tokenizer, task):
     head, features, pad = task(data_dir, tokenizer)
     torch.manual_seed(0)
-    config = snugbert.SnugBertConfig.from_size("tiny", num_labels=1 if task is numbers_of_pairs else 3)
+    config = snugbert.SnugBertConfig.from_size("tiny", num_labels=1 if task is pair_scores else 3)
     model = getattr(snugbert, f"SnugBertFor{head}")(config).eval()
     padded = pad([dict(feature) for feature in features])
     assert (padded["attention_mask"] == 0).any()
@@ -110,7 +110,7 @@ def test_packed_features_have_the_loss_of_padded_ones(data_dir, tokenizer, task)
 
 @pytest.mark.parametrize("task", [tags, answers, choices])
 def test_padding_inside_of_features_is_dropped(data_dir, tokenizer, task):
-    """On both sides, from labels of tokens too; the positions of answers move."""
+    """Padding on both sides. Token labels are dropped, and answer positions are adjusted."""
     _, features, _ = task(data_dir, tokenizer)
     expected = pack(features)
     for number, feature in enumerate(features):
@@ -125,7 +125,7 @@ def test_padding_inside_of_features_is_dropped(data_dir, tokenizer, task):
             if name in feature:
                 feature[name] += number
     packed = pack(features)
-    if task is answers:  # no answer stays beyond the sequence
+    if task is answers:  # no answer: the position stays beyond the sequence
         for batch in (expected, packed):
             batch["start_positions"][5] = batch["end_positions"][5] = 999
     assert packed.keys() == expected.keys()
@@ -134,7 +134,7 @@ def test_padding_inside_of_features_is_dropped(data_dir, tokenizer, task):
 
 
 def test_a_packed_batch_by_hand():
-    """Lists, arrays and tensors; padding on both sides; what every name holds and of which type."""
+    """Lists, arrays and tensors, with padding on both sides: all values and dtypes of the batch."""
     batch = pack(
         [
             {"input_ids": [0, 5, 6, 0], "attention_mask": [0, 1, 1, 0], "labels": [-100, 1, 2, -100]},
@@ -161,21 +161,30 @@ def test_a_packed_batch_by_hand():
 
 IDS = {"input_ids": [5, 6, 7]}
 BAD = [
-    ([IDS | {"sentence": "a b c", "idx": 1}], "takes ['sentence', 'idx']; remove them: `dataset.remove_columns(["),
-    ([IDS | {"label": "positive"}], "`labels` must hold numbers, not 'positive'"),
+    (
+        [IDS | {"sentence": "a b c", "idx": 1}],
+        "Unknown columns ['sentence', 'idx']. Remove them: `dataset.remove_columns([",
+    ),
+    ([IDS | {"label": "positive"}], "`labels` must contain numbers, not 'positive'"),
     (
         [IDS | {"labels": [1, 0]}],
-        "`labels` of sequence 0 has the shape [2], but there are 3 tokens. (Labels of classes",
+        "`labels` of sequence 0 has shape [2]. Expected [3], one value per token. Multi-label targets",
     ),
-    ([IDS, IDS | {"token_type_ids": [0, 0]}], "Feature 1 has input_ids, token_type_ids, but feature 0 input_ids"),
-    ([IDS | {"token_type_ids": [0, 0]}], "`token_type_ids` of sequence 0 has the shape [2], but there are 3 tokens."),
+    (
+        [IDS, IDS | {"token_type_ids": [0, 0]}],
+        "Feature 1 has columns input_ids, token_type_ids. Feature 0 has",
+    ),
+    ([IDS | {"token_type_ids": [0, 0]}], "`token_type_ids` of sequence 0 has shape [2]. Expected [3]"),
     (
         [IDS | {"labels": [1.0, 0.0]}, IDS | {"labels": [1.0]}],
         "`labels` has different shapes in one batch: (1,), (2,)",
     ),
     ([IDS, {"input_ids": []}], "Sequence 1 of the batch has no tokens"),
     ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "different numbers of choices: [1, 2]"),
-    ([IDS | {"attention_mask": [1, 1, 0], "start_positions": 2}], "`start_positions` holds 2, which is padding"),
+    (
+        [IDS | {"attention_mask": [1, 1, 0], "start_positions": 2}],
+        "`start_positions` contains 2, which is",
+    ),
     ([IDS | {"attention_mask": [1, 1, 0], "labels": [1, 2, 3]}], "`labels` of sequence 0 must be -100 at padding"),
 ]
 
@@ -187,17 +196,17 @@ def test_bad_features_are_named(features, message):
     assert message in str(error.value)
 
 
-# --- by number of tokens ----------------------------------------------------------------------------------------
+# --- token budgets ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def sst2(data_dir, tokenizer):
-    rows = rows_of(data_dir / "glue/SST-2/train.tsv.gz", 600)
+    rows = read_rows(data_dir / "glue/SST-2/train.tsv.gz", 600)
     return Dataset.from_list([dict(tokenizer(row["sentence"])) | {"label": int(row["label"])} for row in rows])
 
 
-def sequences_of(budget):
-    """The ids of the examples of each item."""
+def list_sequences(budget):
+    """Token ids of the examples in each item."""
     items = []
     for features in budget:
         batch = pack([features])
@@ -207,7 +216,7 @@ def sequences_of(budget):
 
 
 @pytest.mark.parametrize("kind", ["dataset", "torch format", "list", "padded"])
-def test_items_hold_every_example_once_within_the_budget(sst2, kind):
+def test_items_contain_every_example_once_within_the_budget(sst2, kind):
     rows = sst2.shuffle(seed=1)
     expected = sorted(tuple(row["input_ids"]) for row in rows)
     dataset = {
@@ -219,18 +228,18 @@ def test_items_hold_every_example_once_within_the_budget(sst2, kind):
             for row in rows
         ],
     }[kind]
-    items = sequences_of(snugbert.TokenBudgetDataset(dataset, max_tokens=256))
+    items = list_sequences(snugbert.TokenBudgetDataset(dataset, max_tokens=256))
     assert sorted(ids for item in items for ids in item) == expected
     sizes = [sum(map(len, item)) for item in items]
     assert max(sizes) <= 256 and np.mean(sizes[:-1]) > 0.95 * 256
-    assert sequences_of(snugbert.TokenBudgetDataset(dataset, 256)) == items
-    assert sequences_of(snugbert.TokenBudgetDataset(dataset, 256, seed=43)) != items
+    assert list_sequences(snugbert.TokenBudgetDataset(dataset, 256)) == items
+    assert list_sequences(snugbert.TokenBudgetDataset(dataset, 256, seed=43)) != items
 
 
-def test_a_row_over_the_budget_is_named(sst2):
+def test_a_row_over_the_budget_is_refused(sst2):
     row = max(range(len(sst2)), key=lambda row: len(sst2[row]["input_ids"]))
     length = len(sst2[row]["input_ids"])
-    with pytest.raises(ValueError, match=f"Row {row} has {length} tokens, more than `max_tokens` {length - 1}"):
+    with pytest.raises(ValueError, match=rf"Row {row} has {length} tokens\. The limit is {length - 1}"):
         snugbert.TokenBudgetDataset(sst2, max_tokens=length - 1)
 
 
@@ -247,13 +256,13 @@ def training(folder, dataset, collate, dropout=0.0, **arguments):
     )
 
 
-def figures(trainer):
+def metrics(trainer):
     log = [line for line in trainer.state.log_history if "loss" in line]
     return [{name: line[name] for name in ("loss", "grad_norm")} for line in log]
 
 
 def test_accumulated_token_budgets_are_one_padded_batch(sst2, tokenizer, tmp_path):
-    """All examples in one step, by budgets of unequal numbers of examples and padded at once: loss and gradient."""
+    """One step on all examples: the loss and gradient of uneven token budgets equal those of one padded batch."""
     rows = sst2.select(range(64))
     budget = snugbert.TokenBudgetDataset(rows, max_tokens=200)
     assert len({len(item) for item in budget}) > 1
@@ -262,11 +271,11 @@ def test_accumulated_token_budgets_are_one_padded_batch(sst2, tokenizer, tmp_pat
     padded = training(tmp_path / "padded", rows, DataCollatorWithPadding(tokenizer), per_device_train_batch_size=64)
     for trainer in (packed, padded):
         trainer.train()
-    assert figures(packed) == [pytest.approx(line, rel=1e-5) for line in figures(padded)]
+    assert metrics(packed) == [pytest.approx(line, rel=1e-5) for line in metrics(padded)]
 
 
 def test_training_by_tokens_resumes(sst2, tmp_path):
-    """In mid-epoch, with dropout, while items are shuffled anew every epoch."""
+    """Mid-epoch, with dropout, and a new shuffle of the items in each epoch."""
     budget = snugbert.TokenBudgetDataset(sst2.select(range(100)), max_tokens=300)
     assert 4 < len(budget) < 8
     more = {"max_steps": 8, "save_strategy": "steps", "save_steps": 6, "per_device_train_batch_size": 1}
@@ -274,6 +283,6 @@ def test_training_by_tokens_resumes(sst2, tmp_path):
     straight.train()
     resumed = training(tmp_path, budget, pack, dropout=0.1, **more)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    assert figures(resumed) == figures(straight)
+    assert metrics(resumed) == metrics(straight)
     for ours, theirs in zip(resumed.model.parameters(), straight.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)

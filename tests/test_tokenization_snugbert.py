@@ -1,4 +1,4 @@
-"""The tokenizer against BertTokenizer, id for id and offset for offset."""
+"""SnugBertTokenizer gives the same ids and offsets as BertTokenizer."""
 
 import gzip
 import json
@@ -80,7 +80,7 @@ def test_equal_to_bert_tokenizer_on_pairs_and_odd_text(tokenizers, data_dir):
         assert ours.decode(ids, skip_special_tokens=True) == stock.decode(ids, skip_special_tokens=True)
 
 
-def test_opens_from_every_kind_of_folder_and_round_trips(tokenizers, tmp_path, data_dir):
+def test_every_kind_of_folder_loads_and_round_trips(tokenizers, tmp_path, data_dir):
     ours, stock = tokenizers
     lines = [*read_text_lines(data_dir, "sample_text"), *CASES]
     expected = ours(lines)["input_ids"]
@@ -105,7 +105,7 @@ def test_opens_from_every_kind_of_folder_and_round_trips(tokenizers, tmp_path, d
 
 
 def test_a_vocabulary_without_special_tokens_is_refused():
-    with pytest.raises(ValueError, match=r"The vocabulary of 4 word pieces lacks \[SEP\], \[MASK\]; it must hold"):
+    with pytest.raises(ValueError, match=r"The vocabulary of 4 tokens lacks \[SEP\], \[MASK\]\. It must contain"):
         snugbert.SnugBertTokenizer({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "a": 3})
 
 
@@ -121,14 +121,14 @@ def test_a_replaced_special_token_round_trips(tmp_path):
         assert other("a")["input_ids"] == [6, 5, 3]
 
 
-def test_a_vocabulary_file_that_cannot_be_read_is_named(tmp_path):
+def test_unreadable_vocabulary_files_are_refused(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n[UNK]\ncaf\xe9\n")
     with pytest.raises(ValueError, match=r"vocab.txt, line 3: not UTF-8"):
         snugbert.SnugBertTokenizer(tmp_path / "vocab.txt")
     with pytest.raises(FileNotFoundError, match=r"nowhere.txt"):
         snugbert.SnugBertTokenizer("nowhere.txt")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"There is no tokenizer.json or vocab.txt in .*empty"):
+    with pytest.raises(ValueError, match=r"empty: no tokenizer\.json or vocab\.txt"):
         snugbert.SnugBertTokenizer.from_pretrained(tmp_path / "empty")
 
 
@@ -184,7 +184,7 @@ def test_added_tokens_and_a_resized_model_are_saved_and_loaded_together(data_dir
     after = loaded(**again(texts, padding=True, return_tensors="pt"))
     assert torch.equal(after.prediction_logits[..., :30522], before.prediction_logits)
     assert torch.equal(after.seq_relationship_logits, before.seq_relationship_logits)
-    # A step moves a new token's row and its bias, once for both uses.
+    # A training step updates the new token's tied embedding and its bias.
     inputs = again("the snug-bert [MASK]", return_tensors="pt")
     loss = loaded(**inputs, labels=torch.where(inputs["input_ids"] == 103, 30524, -100)).loss
     loss.backward()

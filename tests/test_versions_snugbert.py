@@ -54,7 +54,7 @@ def test_remote_code_says_which_versions_work(tmp_path):
     )
     assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout.splitlines()[-1]) == [
-        f"SnugBERT works with {package} {working}, and {package} {found} is installed: "
+        f"SnugBERT needs {package} {working}, but {package} {found} is installed. Run: "
         f'pip install "{package}{working}"'
         for package, working, found in (
             ("transformers", ">=5.17,<6", "4.57.0"),

@@ -1,6 +1,6 @@
-"""The page: what fits the checkpoint's head, and attention. Nothing in it is fetched from the network.
+"""The web page: tabs for the checkpoint's head, and a tab for attention. It loads nothing from the network.
 
-A tab is a function that lays out its inputs, outputs and examples, and says which function of `answers.py` answers.
+Each tab is a function that creates inputs, outputs and examples, and connects them with a function of `answers.py`.
 """
 
 import html
@@ -38,12 +38,12 @@ from snugbert.question_answering.answerer import QuestionAnswerer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito (2008), "Color Universal Design": eight colours that the colour-blind tell apart, without black, which
-# is no mark, and yellow, on which white letters cannot be read.
+# Okabe and Ito (2008), "Color Universal Design": colors that colorblind people can distinguish. Without black, which
+# does not stand out, and yellow, on which white text is unreadable.
 MARKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-SHADES = "cividis"  # made for the colour-blind to see as others do (Nuñez et al., 2018)
-MOST_TOKENS = 64  # of a picture: labels of more cannot be read
-WIDTH, LARGEST_CELL = 832, 26  # of the table and of its squares, in pixels
+SHADES = "cividis"  # looks the same to colorblind people (Nuñez et al., 2018)
+MOST_TOKENS = 64  # in a heat map: labels of more tokens are unreadable
+WIDTH, LARGEST_CELL = 832, 26  # of the table and its cells, in pixels
 STYLE = """
 .heat-map { overflow-x: auto; }
 table.attention { border-collapse: collapse; font-size: 12px; line-height: 1; margin: auto; width: auto; }
@@ -54,23 +54,23 @@ table.attention tbody td { background-clip: content-box; height: var(--cell); mi
 .overview img { max-width: 600px !important; }
 .marked .textfield { display: block; word-break: normal; }
 .marked .token-container, .marked .token { display: inline; }
-.marked .textfield, .marked .token { font-size: 0; }  /* the spaces between pieces are none of the text */
+.marked .textfield, .marked .token { font-size: 0; }  /* hides spaces that are not in the text */
 .marked .highlighted { color: inherit !important; font-size: var(--text-md); margin: 0; }
 .marked .line-break { display: block; }
 .marked .text { font-size: var(--text-md); }
 """
-# Names that DNS cannot point at another machine.
+# Names that DNS cannot redirect to another machine.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# The longest text: about 20,000 English words. A question on 100,000 full stops, one token each, takes up to 1 GB.
+# About 20,000 English words. A question on 100,000 periods, one token each, takes up to 1 GB of memory.
 MOST_CHARACTERS = 100_000
-MOST_BYTES = 2**20  # the largest request: enough for the longest text in any script
+MOST_BYTES = 2**20  # per request: enough for the longest text in any script
 
 
 def build_page(name: str, checkpoint: LoadedCheckpoint) -> gr.Blocks:
-    """The page of a checkpoint, for [`serve`].
+    """Builds the page of a checkpoint.
 
     Args:
-        name: what the page calls it.
+        name: title of the page.
         checkpoint: from [`load_checkpoint`].
     """
     with gr.Blocks(title=f"{name} · SnugBERT", analytics_enabled=False) as page:
@@ -93,8 +93,8 @@ def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool =
         page: from [`build_page`].
         host: the address to serve on. The `Host` header of a request must be this address or a loopback name. At
             0.0.0.0 any name is accepted, because the names of the machine are unknown.
-        port: default: the first free one from 7860 on.
-        inbrowser: open the page in the browser of this machine.
+        port: the port. None: the first free port from 7860.
+        inbrowser: whether to open the page in a browser on this machine.
     """
     # A website can point its own name at this machine (DNS rebinding). Its scripts would then share our origin.
     hosts = ["*"] if host == "0.0.0.0" else [*LOOPBACK_NAMES, host]
@@ -111,14 +111,14 @@ def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool =
         share=False,
         quiet=True,
         footer_links=["gradio", "settings"],
-        # The fonts of the browser: others would be fetched.
+        # The browser's own fonts. Others would be loaded from the network.
         theme=gr.themes.Soft(
             primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
         ),
         css=STYLE,
         app_kwargs={"middleware": guards},
-        max_file_size=0,  # the page takes no files
-        # The environment could ask for a second server, which has no guards.
+        max_file_size=0,  # no uploads
+        # Environment variables could start a second server without the middleware.
         ssr_mode=False,
         num_workers=0,
     )
@@ -153,7 +153,7 @@ def is_foreign(method: str, headers: Headers) -> bool:
 
 
 def fill_mask_tab(checkpoint: LoadedCheckpoint) -> None:
-    """A text with masks -> a list of words for each."""
+    """Predicts the words of each mask in a text."""
     mask = checkpoint.tokenizer.mask_token
     text = gr.Textbox(label=f"Text with {mask}", lines=2, max_lines=10)
     button = gr.Button("Fill the mask", variant="primary")
@@ -162,25 +162,25 @@ def fill_mask_tab(checkpoint: LoadedCheckpoint) -> None:
     @gr.render(inputs=guesses)
     def show(guesses: list[dict[str, float]]) -> None:
         with gr.Row():
-            for number, words in enumerate(guesses, start=1):
-                gr.Label(words, label=mask if len(guesses) == 1 else f"{mask} {number}")
+            for index, words in enumerate(guesses, start=1):
+                gr.Label(words, label=mask if len(guesses) == 1 else f"{mask} {index}")
 
     sentences = (
         f"The capital of France is {mask}.",
         f"Open the {mask} for reading and {mask}.",
         f"She put the {mask} on the table.",
     )
-    run(answers.fill_masks, checkpoint, button, [text], [guesses], [[sentence] for sentence in sentences])
+    connect(answers.fill_masks, checkpoint, button, [text], [guesses], [[sentence] for sentence in sentences])
 
 
 def next_sentence_tab(checkpoint: LoadedCheckpoint) -> None:
-    """Two sentences -> does the second follow?"""
+    """Predicts whether the second sentence follows the first."""
     with gr.Row():
         with gr.Column():
             first, second = gr.Textbox(label="First sentence", lines=2), gr.Textbox(label="Second sentence", lines=2)
             button = gr.Button("Does it follow?", variant="primary")
         scores = gr.Label(label="The second sentence")
-    run(
+    connect(
         answers.next_sentence,
         checkpoint,
         button,
@@ -194,15 +194,15 @@ def next_sentence_tab(checkpoint: LoadedCheckpoint) -> None:
 
 
 def classify_tab(checkpoint: LoadedCheckpoint) -> None:
-    """A text or a pair -> its label, labels, or a number."""
+    """Classifies a text or a pair: one label, several labels, or regression."""
     several = checkpoint.model.config.problem_type == "multi_label_classification"
     with gr.Row():
         with gr.Column():
             text = gr.Textbox(label="Text", lines=3, max_lines=12)
-            second = gr.Textbox(label="Second text, if the model was trained on pairs", lines=1, max_lines=12)
+            second = gr.Textbox(label="Second text (for models trained on pairs)", lines=1, max_lines=12)
             button = gr.Button("Classify", variant="primary")
-        output = gr.Label(label="Labels, each by itself" if several else "Label", show_heading=not several)
-    run(
+        output = gr.Label(label="Labels, independent of each other" if several else "Label", show_heading=not several)
+    connect(
         answers.classify,
         checkpoint,
         button,
@@ -217,13 +217,13 @@ def classify_tab(checkpoint: LoadedCheckpoint) -> None:
 
 
 def tag_tab(checkpoint: LoadedCheckpoint) -> None:
-    """A text -> the same text with its entities in colour."""
+    """Highlights the entities of a text."""
     kinds = sorted({label.split("-", 1)[-1] for label in answers.list_labels(checkpoint)} - {"O"})
-    colors = {kind: MARKS[number % len(MARKS)] for number, kind in enumerate(kinds)}
+    colors = {kind: MARKS[index % len(MARKS)] for index, kind in enumerate(kinds)}
     text = gr.Textbox(label="Text", lines=3, max_lines=12)
     button = gr.Button("Tag", variant="primary")
     marked = gr.HighlightedText(label="Entities", color_map=colors, elem_classes="marked")
-    run(
+    connect(
         answers.tag,
         checkpoint,
         button,
@@ -238,7 +238,7 @@ def tag_tab(checkpoint: LoadedCheckpoint) -> None:
 
 
 def question_tab(checkpoint: LoadedCheckpoint) -> None:
-    """A question and a text -> the text with the answer marked, and the likeliest answers."""
+    """Answers a question from a text, and highlights the answer."""
     try:
         answerer = QuestionAnswerer(*checkpoint)
     except ValueError as error:
@@ -246,11 +246,11 @@ def question_tab(checkpoint: LoadedCheckpoint) -> None:
     with gr.Row():
         with gr.Column():
             question = gr.Textbox(label="Question")
-            context = gr.Textbox(label="Text of any length", lines=8, max_lines=20)
+            context = gr.Textbox(label="Text (any length)", lines=8, max_lines=20)
             may_be_none = gr.Checkbox(
                 value=True,
-                label="The text may not hold the answer",
-                info="Models that were trained on such questions can tell (SQuAD 2.0).",
+                label="Allow “no answer”",
+                info="For models trained with unanswerable questions (SQuAD 2.0).",
             )
             button = gr.Button("Answer", variant="primary")
         with gr.Column():
@@ -268,7 +268,7 @@ def question_tab(checkpoint: LoadedCheckpoint) -> None:
         "which she described how it could compute Bernoulli numbers."
     )
     questions = ("Who designed the Analytical Engine?", "When did Babbage die?", "How much did the engine cost?")
-    run(
+    connect(
         answers.answer,
         answerer,
         button,
@@ -279,14 +279,14 @@ def question_tab(checkpoint: LoadedCheckpoint) -> None:
 
 
 def choose_tab(checkpoint: LoadedCheckpoint) -> None:
-    """A text and choices -> how likely each goes on from it."""
+    """Scores how well each choice continues a text."""
     with gr.Row():
         with gr.Column():
             text = gr.Textbox(label="Text or question", lines=2)
-            choices = gr.Textbox(label="Choices, one a line", lines=4, max_lines=12)
+            choices = gr.Textbox(label="Choices (one per line)", lines=4, max_lines=12)
             button = gr.Button("Choose", variant="primary")
         scores = gr.Label(label="Choice")
-    run(
+    connect(
         answers.choose,
         checkpoint,
         button,
@@ -297,13 +297,13 @@ def choose_tab(checkpoint: LoadedCheckpoint) -> None:
 
 
 def similarity_tab(checkpoint: LoadedCheckpoint) -> None:
-    """Two texts -> how similar they are."""
+    """Computes the similarity of two texts."""
     with gr.Row():
         with gr.Column():
             first, second = gr.Textbox(label="Text", lines=2), gr.Textbox(label="Another text", lines=2)
             button = gr.Button("Compare", variant="primary")
-        cosine = gr.Number(label="Cosine of their mean token vectors", precision=3, interactive=False)
-    run(
+        cosine = gr.Number(label="Cosine similarity of mean token vectors", precision=3, interactive=False)
+    connect(
         answers.similarity,
         checkpoint,
         button,
@@ -317,21 +317,22 @@ def similarity_tab(checkpoint: LoadedCheckpoint) -> None:
 
 
 def attention_tab(checkpoint: LoadedCheckpoint) -> None:
-    """A text or a pair, a layer and a head -> who reads whom, and all heads at a glance."""
+    """Shows the attention weights of one head, and an overview of all heads."""
     config = checkpoint.model.config
     with gr.Row():
         text = gr.Textbox("The cat sat on the mat because it was tired.", label="Text", lines=2, scale=2)
-        second = gr.Textbox(label="Second text, if any", lines=2)
+        second = gr.Textbox(label="Second text (optional)", lines=2)
     with gr.Row():
-        layer, head = one_of("Layer", config.num_hidden_layers), one_of("Head", config.num_attention_heads)
+        layer = number_input("Layer", config.num_hidden_layers)
+        head = number_input("Head", config.num_attention_heads)
     button = gr.Button("Show attention", variant="primary")
     heat_map = gr.HTML(container=True, min_height=120, elem_classes="heat-map")
     overview = gr.Plot(show_label=False, elem_classes="overview")
     inputs = [text, second, layer, head]
-    run(look_at_all, checkpoint, button, inputs, [heat_map, overview])
+    connect(show_all_heads, checkpoint, button, inputs, [heat_map, overview])
     gr.on(
         [layer.change, head.change],
-        shown(partial(look_at_one, checkpoint)),
+        show_errors(partial(show_one_head, checkpoint)),
         inputs,
         heat_map,
         trigger_mode="always_last",
@@ -339,14 +340,14 @@ def attention_tab(checkpoint: LoadedCheckpoint) -> None:
     )
 
 
-def one_of(label: str, count: int) -> gr.Number | gr.Slider:
-    """A number from 1 to `count`; nothing to be seen where there is no choice."""
+def number_input(label: str, count: int) -> gr.Number | gr.Slider:
+    """Creates an input for a number from 1 to `count`. It is hidden if `count` is 1."""
     if count == 1:
         return gr.Number(1, precision=0, visible=False)
     return gr.Slider(1, count, value=1, step=1, label=label)
 
 
-def run(
+def connect(
     function: Callable[..., Any],
     model: Any,
     button: gr.Button,
@@ -354,47 +355,47 @@ def run(
     outputs: Sequence[Component],
     examples: Sequence[list[Any]] = (),
 ) -> None:
-    """Has `function` of the model and the inputs fill the outputs: at the button, at Enter, and for an example.
+    """Runs `function` when the button is clicked, Enter is pressed or an example is chosen.
 
     Args:
-        function: one of `answers.py`, or of the pictures below.
+        function: a function of `answers.py`, or one that draws attention.
         model: its first argument.
-        button: starts it.
-        inputs: its other arguments.
-        outputs: what it returns.
-        examples: of inputs. Those that are texts are shown, apart from a text that all examples share.
+        button: the button.
+        inputs: components of its other arguments.
+        outputs: components of its results.
+        examples: example inputs. Only text columns with different values are displayed.
     """
-    answered = shown(partial(function, model))
-    texts = {number: component for number, component in enumerate(inputs) if isinstance(component, gr.Textbox)}
-    # One at a time: the model has all cores for itself.
-    starts = [button.click, *(text.submit for text in texts.values())]
-    gr.on(starts, answered, inputs, outputs, concurrency_id="model")
+    answered = show_errors(partial(function, model))
+    texts = {index: component for index, component in enumerate(inputs) if isinstance(component, gr.Textbox)}
+    # One call at a time, so that the model can use all cores.
+    triggers = [button.click, *(text.submit for text in texts.values())]
+    gr.on(triggers, answered, inputs, outputs, concurrency_id="model")
     if examples:
-        telling = [number for number in texts if len(examples) == 1 or len({row[number] for row in examples}) > 1]
+        columns = [index for index in texts if len(examples) == 1 or len({row[index] for row in examples}) > 1]
         gr.Examples(
-            list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False, visible_columns=telling
+            list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False, visible_columns=columns
         )
 
 
-def shown(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Shows an [`InputError`] of `function` on the page. Refuses texts that are too long."""
+def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Shows an [`InputError`] of `function` on the page, and refuses long texts."""
 
     @wraps(function)
     def answered(*inputs: Any) -> Any:
         try:
             check_length(inputs)
             return function(*inputs)
-        except InputError as error:  # may quote what was typed, and the page takes messages for HTML
+        except InputError as error:  # escaped, because the page renders messages as HTML and they may quote input
             raise gr.Error(html.escape(str(error)), print_exception=False) from None
 
     return answered
 
 
 def check_length(inputs: Sequence[Any]) -> None:
-    """Refuses long texts before tokenizing, which takes kilobytes per character.
+    """Refuses long texts before tokenization, which needs kilobytes per character.
 
     Raises:
-        InputError: more characters than the page takes.
+        InputError: a text has more than `MOST_CHARACTERS` characters.
     """
     longest = max((len(text) for text in inputs if isinstance(text, str)), default=0)
     if longest > MOST_CHARACTERS:
@@ -413,78 +414,82 @@ TABS: dict[type, dict[str, Callable[[LoadedCheckpoint], None]]] = {
 }
 
 
-# --- pictures of attention --------------------------------------------------------------------------------------
+# --- attention plots --------------------------------------------------------------------------------------------
 
 
-def look_at_all(checkpoint: LoadedCheckpoint, text: str, second: str, layer: int, head: int) -> tuple[str, "Figure"]:
-    """The heat map of a head, counted from 1, and the overview of all of them."""
-    tokens, weights = readable_attention(checkpoint, text, second)
+def show_all_heads(
+    checkpoint: LoadedCheckpoint, text: str, second: str, layer: int, head: int
+) -> tuple[str, "Figure"]:
+    """Draws the heat map of one head and the overview of all heads. Layer and head count from 1."""
+    tokens, weights = attention_to_show(checkpoint, text, second)
     return draw_heat_map(tokens, weights, layer, head), draw_overview(weights)
 
 
-def look_at_one(checkpoint: LoadedCheckpoint, text: str, second: str, layer: int, head: int) -> str:
-    """The heat map of a head, counted from 1."""
-    return draw_heat_map(*readable_attention(checkpoint, text, second), layer, head)
+def show_one_head(checkpoint: LoadedCheckpoint, text: str, second: str, layer: int, head: int) -> str:
+    """Draws the heat map of one head. Layer and head count from 1."""
+    return draw_heat_map(*attention_to_show(checkpoint, text, second), layer, head)
 
 
-def readable_attention(checkpoint: LoadedCheckpoint, text: str, second: str) -> tuple[list[str], torch.Tensor]:
-    """Tokens and weights, as [`answers.attention`] has them.
+def attention_to_show(checkpoint: LoadedCheckpoint, text: str, second: str) -> tuple[list[str], torch.Tensor]:
+    """Computes tokens and weights as [`answers.attention`] does.
 
     Raises:
-        InputError: more tokens than a picture can show, or see [`answers.encode`].
+        InputError: too many tokens for a heat map, or see [`answers.encode`].
     """
     tokens, weights = answers.attention(checkpoint, text, second)
     if len(tokens) > MOST_TOKENS:
-        raise InputError(f"The text has {len(tokens)} tokens, and a picture shows {MOST_TOKENS} at most: shorten it.")
+        raise InputError(
+            f"The text has {len(tokens)} tokens. A heat map shows at most {MOST_TOKENS}. Shorten the text."
+        )
     return tokens, weights
 
 
 def draw_heat_map(tokens: Sequence[str], weights: torch.Tensor, layer: int, head: int) -> str:
-    """A head as a table in HTML, in which the browser has letters for the tokens of any language.
+    """Draws a head as an HTML table. The browser has glyphs for tokens of any language.
 
     Args:
-        tokens: that read, a row each, and that are read, a column each.
-        weights: of all heads. *Shape:* (layers, heads, T, T)
-        layer, head: which, counted from 1.
+        tokens: labels of the rows (queries) and the columns (keys).
+        weights: weights of all heads. *Shape:* (layers, heads, T, T)
+        layer, head: the head to draw, counted from 1.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    of_head = weights[layer - 1, head - 1]
-    shades = colormaps[SHADES]((of_head / of_head.max()).numpy())
+    head_weights = weights[layer - 1, head - 1]
+    shades = colormaps[SHADES]((head_weights / head_weights.max()).numpy())
     names = [html.escape(token) for token in tokens]
     rows = ""
-    for reader, colors, numbers in zip(names, shades, of_head.tolist(), strict=True):
+    for query, colors, values in zip(names, shades, head_weights.tolist(), strict=True):
         cells = "".join(
-            f'<td style="background-color: {to_hex(color)}" title="{reader} reads {name}: {number:.0%}"></td>'
-            for name, color, number in zip(names, colors, numbers, strict=True)
+            f'<td style="background-color: {to_hex(color)}" title="{query} to {key}: {value:.0%}"></td>'
+            for key, color, value in zip(names, colors, values, strict=True)
         )
-        rows += f'<tr><th scope="row">{reader}</th>{cells}</tr>'
+        rows += f'<tr><th scope="row">{query}</th>{cells}</tr>'
     columns = "".join(f'<th scope="col">{name}</th>' for name in names)
     return (
-        f"<p>Layer {layer}, head {head}: how much the token of a row reads of each token, from 0 (dark) to "
-        f'{of_head.max():.0%} (light).</p><table class="attention" style="--cell: '
+        f"<p>Layer {layer}, head {head}: attention from each token (row) to each token (column), from 0 (dark) to "
+        f'{head_weights.max():.0%} (light).</p><table class="attention" style="--cell: '
         f'{min(LARGEST_CELL, WIDTH / len(names)):.1f}px"><thead><tr><td></td>{columns}</tr></thead>'
         f"<tbody>{rows}</tbody></table>"
     )
 
 
 def draw_overview(weights: torch.Tensor) -> "Figure":
-    """All heads in small, each from 0 to its largest weight: a row for each layer, a column for each head.
+    """Draws all heads: one row per layer, one column per head. Colors range from 0 to each head's largest weight.
 
     Args:
-        weights: *Shape:* (layers, heads, T, T)
+        weights: attention weights. *Shape:* (layers, heads, T, T)
     """
     layers, heads, length, _ = weights.shape
     tiles = weights / weights.amax(dim=(2, 3), keepdim=True)
-    # A line without colour to the right of every head and below it.
+    # An empty line to the right of each head and below it.
     tiles = torch.nn.functional.pad(tiles, (0, 1, 0, 1), value=torch.nan).transpose(1, 2).flatten(2).flatten(0, 1)
     figure = new_figure(7, 7 * layers / heads + 0.6)
     panel = figure.add_subplot()
     panel.imshow(tiles.numpy(), cmap=SHADES, vmin=0, vmax=1, interpolation="nearest")
-    middles = [number * (length + 1) + (length - 1) / 2 for number in range(max(layers, heads))]
-    panel.set_xticks(middles[:heads], [str(number) for number in range(1, heads + 1)])
-    panel.set_yticks(middles[:layers], [str(number) for number in range(1, layers + 1)])
+    centers = [index * (length + 1) + (length - 1) / 2 for index in range(max(layers, heads))]
+    panel.set_xticks(centers[:heads], [str(index) for index in range(1, heads + 1)])
+    panel.set_yticks(centers[:layers], [str(index) for index in range(1, layers + 1)])
     panel.set_xlabel("head")
     panel.set_ylabel("layer")
     panel.set_title("All heads", **TITLE)

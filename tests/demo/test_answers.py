@@ -13,8 +13,8 @@ from snugbert.modeling_snugbert import AUTO_CLASSES
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_answers_are_those_of_transformers(checkpoints):
-    """Pipelines and stock BERT on the same folders."""
+def test_answers_equal_transformers(checkpoints):
+    """Compared with pipelines and stock BERT on the same folders."""
 
     def by_pipeline(task: str, name: str, *arguments: Any, **options: Any) -> Any:
         return pipeline(

@@ -37,7 +37,7 @@ def test_a_process_serves_all_hosts_until_ctrl_c(checkpoints):
     command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", "0.0.0.0", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout.readline() == f"{model} is on http://localhost:{port}/ until Ctrl-C.\n"
+            assert process.stdout.readline() == f"Serving {model} at http://localhost:{port}/ (Ctrl-C to stop)\n"
             assert visit(port) == [200, 403]
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=PATIENCE)
@@ -62,11 +62,11 @@ def test_a_process_serves_only_this_machine_by_default(checkpoints):
     finally:
         os.kill(process.pid, signal.SIGINT)
         status = process.wait()
-    served_at = f"{model} is on http://127.0.0.1:{port}/ until Ctrl-C.\n"
+    served_at = f"Serving {model} at http://127.0.0.1:{port}/ (Ctrl-C to stop)\n"
     assert (status, process.stdout, process.stderr) == (130, served_at, "")
 
 
-def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
+def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
     folder = str(checkpoints["encoder"])
     for name, config in (
         ("roberta", RobertaConfig()),
@@ -84,15 +84,21 @@ def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, mon
         ([], "the following arguments are required: --model"),
         (["--model", str(tmp_path / "nowhere")], f"the folder {tmp_path / 'nowhere'} does not exist."),
         (["--model", str(tmp_path / "roberta")], "is a 'roberta' model"),
-        (["--model", str(tmp_path / "nameless")], 'add "architectures", one of SnugBertModel, SnugBertForPreTraining'),
-        (["--model", str(tmp_path / "decoder")], "names the architecture BertLMHeadModel, not one of SnugBertModel,"),
+        (
+            ["--model", str(tmp_path / "nameless")],
+            'no "architectures". Add one of SnugBertModel, ',
+        ),
+        (
+            ["--model", str(tmp_path / "decoder")],
+            "unsupported architecture BertLMHeadModel. Supported: ",
+        ),
         (["--model", str(tmp_path / "headless")], "lacks qa_outputs.bias, qa_outputs.weight"),
         (
             ["--model", folder, "--port", port],
-            f"--port {port}: the page cannot be served there: Address already in use",
+            f"--port {port}: cannot serve the page. Address already in use",
         ),
-        (["--model", folder, "--port", "70000"], "--port 70000: ports are numbers from 1 to 65535."),
-        (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1: the page cannot be served there: "),
+        (["--model", folder, "--port", "70000"], "--port 70000: ports range from 1 to 65535."),
+        (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1: cannot serve the page. "),
     ):
         assert main(["demo", *arguments]) == 2
         error = capsys.readouterr().err
@@ -101,4 +107,4 @@ def test_command_lines_that_cannot_be_used(checkpoints, tokenizer, tmp_path, mon
     monkeypatch.delitem(sys.modules, "snugbert.demo.page")
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo", "--model", folder]) == 2
-    assert "the page needs a current gradio. Run: pip install -U 'snugbert[demo]'" in capsys.readouterr().err
+    assert "gradio is missing or too old. Run: pip install -U 'snugbert[demo]'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The pages of tiny checkpoints with known answers: requested over HTTP, and used in a real Chromium."""
+"""Pages of tiny checkpoints with known answers, over HTTP and in a real Chromium."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def tagging_page(checkpoints) -> Iterator[gr.Blocks]:
         yield page
 
 
-def test_only_our_own_pages_and_programs_are_answered(tagging_page):
+def test_other_websites_are_refused(tagging_page):
     port = tagging_page.server_port
     for host, status in (
         (f"127.0.0.1:{port}", 200),
@@ -119,7 +119,7 @@ def test_texts_are_classified(checkpoints, visitor):
             ("a bad film", "a bad play", "then a play"),
         ):
             visitor.type("Text", text)
-            visitor.type("Second text, if the model was trained on pairs", second)
+            visitor.type("Second text (for models trained on pairs)", second)
             visitor.click("Classify")
             visitor.until(visitor.headings, [label])
     with visitor.at(checkpoints["several"]):
@@ -130,7 +130,7 @@ def test_texts_are_classified(checkpoints, visitor):
                 lambda: {label: round(float(shown[:-1]) / 100) for label, shown in visitor.bars().items()},
                 dict(zip(("good", "play"), probabilities, strict=True)),
             )
-        assert visitor.headings() == []  # it is not one of them
+        assert visitor.headings() == []  # no single best label
     with visitor.at(checkpoints["number"]):
         for text, number in (("a good film", 5), ("a bad play", -1)):
             visitor.type("Text", text)
@@ -138,7 +138,7 @@ def test_texts_are_classified(checkpoints, visitor):
             visitor.until(lambda: [round(float(heading)) for heading in visitor.headings()], [number])
 
 
-def test_entities_are_coloured(checkpoints, visitor):
+def test_entities_are_colored(checkpoints, visitor):
     with visitor.at(checkpoints["tags"], "localhost"):
         visitor.type("Text", TAGGED[0][0])
         visitor.click("Tag")
@@ -153,7 +153,7 @@ def test_answers_are_marked_in_the_context(checkpoints, visitor):
     context = " ".join(FACTS)
     long_context = f"{FACTS[2]} " * 15 + FACTS[0] + f" {FACTS[2]}" * 15  # 150 words in windows of 72
     with visitor.at(checkpoints["answers"]):
-        visitor.type("Text of any length", context)
+        visitor.type("Text (any length)", context)
         for question in ("Who wrote it?", "Where is Bob?"):
             visitor.type("Question", question)
             visitor.click("Answer")
@@ -168,7 +168,7 @@ def test_answers_are_marked_in_the_context(checkpoints, visitor):
         visitor.click("Answer")
         visitor.until(lambda: len(visitor.marked()), 1)
         assert answers.NO_ANSWER not in visitor.bars()
-        visitor.type("Text of any length", long_context)
+        visitor.type("Text (any length)", long_context)
         visitor.type("Question", "Who wrote it?")
         visitor.click("Answer")
         visitor.until(lambda: [mark[0] for mark in visitor.marked()], ["Ada Byron"])
@@ -176,12 +176,12 @@ def test_answers_are_marked_in_the_context(checkpoints, visitor):
 
 def test_choices_and_similar_texts(checkpoints, visitor):
     with visitor.at(checkpoints["choices"]):
-        visitor.type("Choices, one a line", "\n".join(ENDINGS.values()))
+        visitor.type("Choices (one per line)", "\n".join(ENDINGS.values()))
         for text, ending in ENDINGS.items():
             visitor.type("Text or question", text)
             visitor.click("Choose")
             visitor.until(visitor.headings, [ending])
-        visitor.turn_to("Attention")  # of the only head of the only layer
+        visitor.turn_to("Attention")  # one layer, one head
         visitor.click("Show attention")
         visitor.until(lambda: visitor.heat_map()[0][:3], ["[CLS]", "the", "cat"])
         assert visitor.all("input[type=range]") == []
@@ -199,12 +199,12 @@ def test_attention_of_every_layer_and_head(checkpoints, visitor):
     tokens, weights = answers.attention(answers.load_checkpoint(str(checkpoints["encoder"])), text)
 
     def expected(layer: int, head: int) -> tuple[list[str], ...]:
-        squares = [
-            f"{reader} reads {read}: {weights[layer - 1, head - 1, row, column]:.0%}"
-            for row, reader in enumerate(tokens)
-            for column, read in enumerate(tokens)
+        cells = [
+            f"{query} to {key}: {weights[layer - 1, head - 1, row, column]:.0%}"
+            for row, query in enumerate(tokens)
+            for column, key in enumerate(tokens)
         ]
-        return tokens, tokens, squares
+        return tokens, tokens, cells
 
     assert expected(1, 1) != expected(1, 2) != expected(2, 2)
     with visitor.at(checkpoints["encoder"]):
@@ -215,26 +215,26 @@ def test_attention_of_every_layer_and_head(checkpoints, visitor):
         numbers = [float(weight) for weight in weights[0, 0].flatten()]
         lightest = visitor.all("table.attention tbody td")[numbers.index(max(numbers))]
         assert lightest.value_of_css_property("background-color") == "rgba(254, 232, 56, 1)"  # the end of cividis
-        picture = visitor.all("[data-testid=matplotlib] img")[0]
-        assert picture.size["width"] > 300 < picture.size["height"]
+        image = visitor.all("[data-testid=matplotlib] img")[0]
+        assert image.size["width"] > 300 < image.size["height"]
         visitor.slide("Head", 1)
         visitor.until(visitor.heat_map, expected(1, 2))
         visitor.slide("Layer", 1)
         visitor.until(visitor.heat_map, expected(2, 2))
         visitor.type("Text", "the cat " * (MOST_TOKENS // 2))
         visitor.click("Show attention")
-        visitor.until(visitor.message, "The text has 66 tokens, and a picture shows 64 at most: shorten it.")
+        visitor.until(visitor.message, "The text has 66 tokens. A heat map shows at most 64. Shorten the text.")
 
 
-def test_what_cannot_be_answered_is_said_in_a_sentence(checkpoints, visitor, capfd):
+def test_bad_inputs_show_a_message(checkpoints, visitor, capfd):
     with visitor.at(checkpoints["pretrained"]):
         for text, message in (
-            ("", "There is no word in the text: type some."),
+            ("", "The text has no words. Enter some."),
             (
                 "the cat drinks milk.",
-                "There is no [MASK] in the text: write [MASK], just so, where a word is to be guessed.",
+                "The text has no [MASK]. Enter [MASK] in place of a word.",
             ),
-            ("milk " * 70 + "[MASK]", "The text has 73 tokens, and the model reads 72 at most: shorten it."),
+            ("milk " * 70 + "[MASK]", "The text has 73 tokens. The model's limit is 72. Shorten the text."),
         ):
             visitor.type("Text with [MASK]", text)
             visitor.click("Fill the mask")
@@ -242,7 +242,7 @@ def test_what_cannot_be_answered_is_said_in_a_sentence(checkpoints, visitor, cap
         visitor.turn_to("Next sentence")
         visitor.type("First sentence", "the cat drinks milk.")
         visitor.click("Does it follow?")
-        visitor.until(visitor.message, "There is no second sentence: type one.")
+        visitor.until(visitor.message, "The second sentence is missing. Enter one.")
     with visitor.at(checkpoints["answers"]):
         fill = (
             "[field, text] = arguments; field.value = text; field.dispatchEvent(new Event('input', {bubbles: true}))"
@@ -250,8 +250,9 @@ def test_what_cannot_be_answered_is_said_in_a_sentence(checkpoints, visitor, cap
         visitor.browser.execute_script(fill, visitor.all("textarea")[1], "a" * (MOST_CHARACTERS + 1))
         visitor.click("Answer")
         visitor.until(visitor.message, "The text has 100,001 characters. The limit is 100,000. Shorten it.")
-        visitor.type("Text of any length", "<b>Ada</b>")
+        visitor.type("Text (any length)", "<b>Ada</b>")
         visitor.type("Question", "<i>milk</i>" * 20)
         visitor.click("Answer")
-        visitor.until(lambda: "more than `max_query_length` 64: '<i>milk</i><i>" in visitor.message(), True)
+        visitor.until(lambda: "`max_query_length` is 64" in visitor.message(), True)
+        assert "'<i>milk</i><i>" in visitor.message()
     assert "Traceback" not in capfd.readouterr().err

@@ -283,7 +283,7 @@ COMPLAINTS = {
     "no such repository": f"org/none {NOBODY_KNOWS}",
     "no token": f"org/private {NOBODY_KNOWS}",
     "no such revision": "nowhere is not a valid git identifier",
-    "no tokenizer": "There is no tokenizer.json or vocab.txt in org/private.",
+    "no tokenizer": "org/private: no tokenizer.json or vocab.txt.",
     "push without a token": "no token found. You must provide a token or be logged in",
     "push with a wrong token": "Invalid user token",
     "push with another's token": "You don't have the rights to create a model under the namespace org",

@@ -1,4 +1,4 @@
-"""Padded = packed = stock BERT without any padding, forward and backward, whatever the batch looks like."""
+"""Padded = packed = stock BERT without padding, forward and backward, for all kinds of batches."""
 
 import gzip
 import math
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 SEQUENCE_LABELS = ("next_sentence_label", "start_positions", "end_positions")
 
 
-def batch_of(case: str, head: str) -> dict[str, torch.Tensor]:
-    """A padded batch with the mask that a case asks for; labels only where there are tokens."""
+def make_batch(case: str, head: str) -> dict[str, torch.Tensor]:
+    """A padded batch with the mask of a case. Only tokens have labels."""
     shape = {"one sequence": (1, 17), "one token": (1, 1), "longest": (2, CONFIG["max_position_embeddings"])}
     batch, length = shape.get(case, (6, 17))
     inputs = ragged_batch(head, ragged=case not in ("even", "one sequence", "one token"), batch=batch, length=length)
@@ -42,7 +42,7 @@ def batch_of(case: str, head: str) -> dict[str, torch.Tensor]:
 
 
 def stock_alone(stock, head: str, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Stock BERT on one sequence at a time: a loss, and the outputs of all real tokens or of all sequences."""
+    """Runs stock BERT on one sequence at a time. Returns the loss, and the outputs of all tokens or sequences."""
     mask = inputs["attention_mask"].flatten(0, -2).bool()
     outputs = []
     for row, real in enumerate(mask):
@@ -59,9 +59,9 @@ def stock_alone(stock, head: str, inputs: dict[str, torch.Tensor]) -> tuple[torc
     if head == "Model":
         return (joined["last_hidden_state"] ** 3).sum() + (joined["pooler_output"] ** 2).sum(), joined
     if head == "ForQuestionAnswering":
-        places = packed(inputs)
+        packed_inputs = packed(inputs)
         losses = [
-            F.cross_entropy(out[f"{end}_logits"], places[f"{end}_positions"][row : row + 1])
+            F.cross_entropy(out[f"{end}_logits"], packed_inputs[f"{end}_positions"][row : row + 1])
             for row, out in enumerate(outputs)
             for end in ("start", "end")
         ]
@@ -77,7 +77,7 @@ def stock_alone(stock, head: str, inputs: dict[str, torch.Tensor]) -> tuple[torc
     return loss, joined
 
 
-def loss_of(output) -> torch.Tensor:
+def compute_loss(output) -> torch.Tensor:
     if "loss" in output:
         return output.loss
     return (output.last_hidden_state**3).sum() + (output.pooler_output**2).sum()  # padding is zero
@@ -92,16 +92,16 @@ CASES = ["ragged", "even", "one sequence", "one token", "longest", "left", "hole
 def test_padded_is_packed_is_stock_bert(head, case, attention):
     ours, stock = ours_and_stock(head)
     ours.set_attn_implementation(attention)
-    inputs = batch_of(case, head)
+    inputs = make_batch(case, head)
     expected_loss, expected = stock_alone(stock, head, inputs)
     expected_loss.backward()
     real = inputs["attention_mask"].flatten(0, -2).bool()
     for batch in (inputs, packed(inputs)):
-        for training in (True, False):  # in training, last layer and vocabulary head skip what nobody reads
+        for training in (True, False):  # in training, the last layer and the vocabulary head skip unused tokens
             ours.train(training).zero_grad()
             output = ours(**batch)
-            torch.testing.assert_close(loss_of(output), expected_loss, atol=2e-5, rtol=1e-5)
-            loss_of(output).backward()
+            torch.testing.assert_close(compute_loss(output), expected_loss, atol=2e-5, rtol=1e-5)
+            compute_loss(output).backward()
             assert_same_gradients(ours, stock, tolerance=2e-5)
         without_labels = {n: v for n, v in batch.items() if n != "labels" and n not in SEQUENCE_LABELS}
         output = ours.eval()(**without_labels)
@@ -121,7 +121,7 @@ def test_word_embeddings_instead_of_ids(head):
     expected_loss, _ = stock_alone(stock, head, inputs)
     for batch in (inputs, packed(inputs)):
         embeds = ours.get_input_embeddings()(batch.pop("input_ids")).detach().requires_grad_()
-        loss = loss_of(ours(**batch, inputs_embeds=embeds))
+        loss = compute_loss(ours(**batch, inputs_embeds=embeds))
         torch.testing.assert_close(loss, expected_loss, atol=2e-5, rtol=1e-5)
         (gradient,) = torch.autograd.grad(loss, embeds)
         assert (gradient.norm(dim=-1) > 0).equal(batch.get("attention_mask", torch.ones(gradient.shape[:2])) > 0)
@@ -129,8 +129,8 @@ def test_word_embeddings_instead_of_ids(head):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("head", HEADS)
-def test_a_row_without_any_token_changes_no_other(head, attention):
-    """Its hidden states are zero, its pooled output is that of zeros; it is still a sequence, and may have a label."""
+def test_a_row_without_tokens_changes_no_other_row(head, attention):
+    """Its hidden states are zero, and its pooled output is the pooled zero vector. It still counts as a sequence."""
     ours, _ = ours_and_stock(head)
     ours.set_attn_implementation(attention)
     inputs = ragged_batch(head)
@@ -162,14 +162,14 @@ def test_a_row_without_any_token_changes_no_other(head, attention):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("head", ["ForPreTraining", "ForMaskedLM", "ForTokenClassification"])
-def test_no_labelled_token_gives_a_loss_of_zero_with_gradients(head, attention):
-    """Every parameter still has a gradient, of zeros, or data-parallel training would wait for it."""
+def test_without_labeled_tokens_the_loss_is_zero_and_has_gradients(head, attention):
+    """Every parameter has a zero gradient. Data-parallel training would wait for a missing one."""
     ours, _ = ours_and_stock(head)
     ours.set_attn_implementation(attention)
     inputs = ragged_batch(head)
     inputs["labels"] = torch.full_like(inputs["labels"], -100)
     inputs.pop("next_sentence_label", None)
-    unused = ("pooler", "seq_relationship")  # of the loss that has no label here
+    unused = ("pooler", "seq_relationship")  # their loss has no label here
     for batch in (inputs, packed(inputs)):
         ours.zero_grad()
         loss = ours.train()(**batch).loss
@@ -185,24 +185,26 @@ def test_hidden_states_and_attentions_of_a_ragged_batch(attention):
     ours.set_attn_implementation(attention)
     inputs = ragged_batch("ForSequenceClassification")
     real = inputs["attention_mask"].bool()
-    look = {"output_hidden_states": True, "output_attentions": attention == "eager"}
+    options = {"output_hidden_states": True, "output_attentions": attention == "eager"}
     expected = stock(**inputs, output_hidden_states=True, output_attentions=True)
-    output, of_packed = ours(**inputs, **look), ours(**packed(inputs), **look)
-    for mine, row, theirs in zip(output.hidden_states, of_packed.hidden_states, expected.hidden_states, strict=True):
+    output, packed_output = ours(**inputs, **options), ours(**packed(inputs), **options)
+    for mine, row, theirs in zip(
+        output.hidden_states, packed_output.hidden_states, expected.hidden_states, strict=True
+    ):
         torch.testing.assert_close(mine[real], theirs[real], atol=2e-6, rtol=1e-5)
         torch.testing.assert_close(row[0], theirs[real], atol=2e-6, rtol=1e-5)
         assert not mine[~real].any()
     if attention == "eager":
         longest = int(real.sum(1).max())
         queries = real[:, None, :, None]
-        for mine, short, theirs in zip(output.attentions, of_packed.attentions, expected.attentions, strict=True):
+        for mine, short, theirs in zip(output.attentions, packed_output.attentions, expected.attentions, strict=True):
             torch.testing.assert_close(mine * queries, theirs * queries, atol=2e-6, rtol=1e-5)
             short = F.pad(short, (0, 17 - longest, 0, 17 - longest))
             torch.testing.assert_close(short * queries, theirs * queries, atol=2e-6, rtol=1e-5)
 
 
-def test_an_answer_behind_its_packed_sequence_is_left_out():
-    """As behind the end of a padded row, whatever else is in the batch."""
+def test_an_answer_beyond_its_packed_sequence_is_ignored():
+    """As beyond the end of a padded row, independent of the rest of the batch."""
     ours, _ = ours_and_stock("ForQuestionAnswering")
     inputs = {"input_ids": torch.arange(3, 10)[None], "cu_seq_lens_q": torch.tensor([0, 3, 7])}
     both = ours(**inputs, start_positions=torch.tensor([3, 0]), end_positions=torch.tensor([5, 2])).loss
@@ -212,8 +214,8 @@ def test_an_answer_behind_its_packed_sequence_is_left_out():
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_mask_of_blocks_is_a_packed_batch(attention):
-    """A 4-D mask, of booleans or integers, may keep the sequences of a row apart; their positions then start again."""
+def test_a_block_mask_equals_a_packed_batch(attention):
+    """A boolean or integer 4-D mask may separate the sequences of a row. Their positions then restart."""
     ours, _ = ours_and_stock("Model")
     ours.set_attn_implementation(attention)
     inputs = {"input_ids": torch.arange(3, 10)[None], "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3]])}
@@ -227,7 +229,7 @@ def test_a_mask_of_blocks_is_a_packed_batch(attention):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_dtypes_compiled_or_not(dtype, attention):
-    """The float64 model under an autocast that does not concern it, too."""
+    """The float64 model also runs under autocast, which does not affect it."""
     ours, _ = ours_and_stock("ForPreTraining")
     ours.set_attn_implementation(attention)
     inputs = ragged_batch("ForPreTraining")
@@ -253,7 +255,7 @@ def minilm_batch(tokenizer, data_dir, texts: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("head", ["Model", "ForQuestionAnswering", "ForSequenceClassification"])
 def test_real_weights_and_512_tokens(minilm, data_dir, head):
-    """Padded, packed and stock BERT on real text; and what bfloat16 costs us is no more than three times stock's."""
+    """Padded and packed batches of real text equal stock BERT. The bfloat16 error is at most three times as large."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     torch.manual_seed(0)
     stock = getattr(transformers, f"Bert{head}").from_pretrained(minilm).eval()
@@ -284,16 +286,16 @@ def test_real_weights_and_512_tokens(minilm, data_dir, head):
     with torch.autocast("cpu", torch.bfloat16):
         for model in (ours, stock):
             output, gradients = run(model, inputs)
-            of_gradients = torch.stack([(gradients[n] - g).norm() for n, g in expected_gradients.items()])
-            errors.append(((output - expected).norm(), of_gradients.norm()))
-    (of_ours, gradient_of_ours), (of_stock, gradient_of_stock) = errors
-    assert of_ours <= 3 * of_stock
-    assert gradient_of_ours <= 3 * gradient_of_stock
+            gradient_errors = torch.stack([(gradients[n] - g).norm() for n, g in expected_gradients.items()])
+            errors.append(((output - expected).norm(), gradient_errors.norm()))
+    (our_error, our_gradient_error), (stock_error, stock_gradient_error) = errors
+    assert our_error <= 3 * stock_error
+    assert our_gradient_error <= 3 * stock_gradient_error
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_bfloat16_errs_no_more_than_three_times_as_much_as_in_stock_bert(head):
-    """Gradients under autocast, padded and packed, against stock BERT's in float32; random weights."""
+def test_bfloat16_error_is_at_most_three_times_that_of_stock_bert(head):
+    """Gradients under autocast, padded and packed, compared with stock BERT in float32. Weights are random."""
     ours, stock = ours_and_stock(head)
     inputs = ragged_batch(head)
 
@@ -304,7 +306,7 @@ def test_bfloat16_errs_no_more_than_three_times_as_much_as_in_stock_bert(head):
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     if head == "ForQuestionAnswering":
-        inputs = ragged_batch(head, ragged=False)  # stock BERT's softmax runs over padding
+        inputs = ragged_batch(head, ragged=False)  # stock BERT's softmax includes padding
     exact = gradients(stock, inputs)
 
     def error(model, batch):
@@ -312,13 +314,13 @@ def test_bfloat16_errs_no_more_than_three_times_as_much_as_in_stock_bert(head):
             rounded = gradients(model, batch)
         return torch.stack([(rounded[name] - gradient).norm() for name, gradient in exact.items()]).norm()
 
-    of_stock = error(stock, inputs)
+    stock_error = error(stock, inputs)
     for batch in (inputs, packed(inputs)):
-        assert 0 < error(ours, batch) <= 3 * of_stock
+        assert 0 < error(ours, batch) <= 3 * stock_error
 
 
 class Shapes(TorchDispatchMode):
-    """Notes the shape of every tensor that is computed."""
+    """Records the shape of every computed tensor."""
 
     def __init__(self):
         super().__init__()
@@ -333,29 +335,29 @@ class Shapes(TorchDispatchMode):
 
 
 def test_nothing_is_computed_on_padding_in_a_training_step():
-    """No hidden state has a row for padding, and there are no logits but those of labelled tokens."""
+    """No hidden state includes padding, and logits are computed for labeled tokens only."""
     ours, _ = ours_and_stock("ForPreTraining", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     inputs = ragged_batch("ForPreTraining")
-    tokens, labelled = int(inputs["attention_mask"].sum()), int((inputs["labels"] != -100).sum())
+    tokens, labeled = int(inputs["attention_mask"].sum()), int((inputs["labels"] != -100).sum())
     with Shapes() as shapes:
         ours.train()(**inputs).loss.backward()
     hidden, vocabulary = CONFIG["hidden_size"], CONFIG["vocab_size"]
-    of_hidden = {shape[:-1] for shape in shapes.seen if len(shape) > 1 and shape[-1] == hidden}
+    hidden_shapes = {shape[:-1] for shape in shapes.seen if len(shape) > 1 and shape[-1] == hidden}
     parameters = {vocabulary, hidden, CONFIG["max_position_embeddings"], CONFIG["intermediate_size"], 2}
-    assert max({math.prod(rows) for rows in of_hidden} - parameters) == tokens
-    of_vocabulary = {math.prod(shape[:-1]) for shape in shapes.seen if len(shape) > 1 and shape[-1] == vocabulary}
-    assert of_vocabulary - {hidden, 1} == {labelled}
+    assert max({math.prod(rows) for rows in hidden_shapes} - parameters) == tokens
+    logit_rows = {math.prod(shape[:-1]) for shape in shapes.seen if len(shape) > 1 and shape[-1] == vocabulary}
+    assert logit_rows - {hidden, 1} == {labeled}
 
 
-def test_the_last_layer_works_on_the_tokens_that_are_read():
+def test_the_last_layer_computes_only_the_needed_tokens():
     ours, _ = ours_and_stock("ForPreTraining")
     inputs = ragged_batch("ForPreTraining")
     sizes = []
     for layer in ours.bert.encoder.layer:
         layer.intermediate.dense.register_forward_hook(lambda module, args, output: sizes.append(output.shape[1]))
     ours.train()(**inputs)
-    tokens, labelled = int(inputs["attention_mask"].sum()), int((inputs["labels"] != -100).sum())
-    assert sizes == [tokens, tokens, labelled + 6]
+    tokens, labeled = int(inputs["attention_mask"].sum()), int((inputs["labels"] != -100).sum())
+    assert sizes == [tokens, tokens, labeled + 6]
     sizes.clear()
     ours.eval()(**inputs)
     assert sizes == [tokens] * 3

@@ -289,7 +289,7 @@ def collect_results(
 def _write_interim_card(task: FineTuningTask, model_args: FineTunedModelArguments, trainer: FineTuningTrainer) -> None:
     """Writes the card of a model in training, with the metrics of the last evaluation."""
     args: FineTuningArguments = trainer.args  # type: ignore[assignment]
-    state, last = trainer.state, trainer.last_figures()
+    state, last = trainer.state, trainer.last_metrics()
     metrics = {name: last[name] for name in task.metrics if name in last}
     by_set = {} if task.validation_set is None else {task.validation_set.name: metrics}
     results = collect_results(task, model_args, args, {"step": state.global_step}, by_set)

@@ -52,7 +52,7 @@ class EvaluationSet(Generic[Predictions]):
     name: str
     features: Dataset
     num_examples: int
-    decode: Callable[[Any], Predictions]
+    decode: Callable[[Logits], Predictions]
     score: Callable[[Predictions], dict[str, float]] | None
     write: Callable[[Predictions, Path], None]
     predictions_file: str | None = None

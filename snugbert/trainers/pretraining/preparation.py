@@ -200,7 +200,9 @@ def _write_part(
     last_document = _cut_to_whole_blocks(partial, schema, worker.vocab_size)
     batches = (batch for batch in _make_batches(part.read_documents()) if batch[0][0] > last_document)
     progress_bar = tqdm(
-        desc=f"preparing {part.number + 1}/{part.num_parts}", unit=" documents", disable=not show_progress
+        desc=f"preparing {part.number + 1}/{part.num_parts}",
+        unit=" documents",
+        disable=None if show_progress else True,
     )
     with partial.open("ab") as stream, progress_bar as progress:
         if stream.tell() == 0:

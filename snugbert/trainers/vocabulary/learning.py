@@ -152,7 +152,7 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, show_p
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     characters = 0
-    for line in tqdm(lines, desc="counting words", unit=" lines", disable=not show_progress):
+    for line in tqdm(lines, desc="counting words", unit=" lines", disable=None if show_progress else True):
         # Neither the normalizer nor the pre-tokenizer looks across a space between two other characters. So it is
         # enough to process each distinct chunk between such spaces once.
         found = line.split()

@@ -1,4 +1,4 @@
-"""`snugbert pretrain` as a whole: what a run leaves, resuming, phases, objectives, and bad input."""
+"""`snugbert pretrain`: output files, resuming, phases, objectives, and bad input."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ from snugbert_cli import main as snugbert_command
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory):
-    """Documents of a few words each, a tokenizer of them, and the arguments of a run of seconds."""
+    """Short documents, a tokenizer for them, and the arguments of a run that takes seconds."""
     folder = tmp_path_factory.mktemp("pretraining")
     rng = np.random.default_rng(0)
     topics = [[f"w{topic}{word}" for word in "abcd"] for topic in range(3)]
@@ -59,7 +59,7 @@ def run(arguments: dict, **more) -> int:
     return snugbert_command(["pretrain", *(text for name, x in arguments.items() for text in (f"--{name}", str(x)))])
 
 
-def test_a_run_learns_and_leaves_a_model(small_run, tmp_path, capsys):
+def test_a_run_learns_and_writes_a_model(small_run, tmp_path, capsys):
     more = {"max_steps": 60, "learning_rate": 2e-3, "eval_strategy": "steps", "eval_steps": 30}
     assert run(small_run | more, output_dir=tmp_path) == 0
     printed = capsys.readouterr().out
@@ -101,8 +101,8 @@ def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
         ]
         (scores,), (label,) = output.seq_relationship_logits, batch["next_sentence_label"]
         of_pairs.append((-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item()))
-    for name, figures in (("mlm", of_tokens), ("nsp", of_pairs)):
-        loss, accuracy = np.mean(figures, axis=0)
+    for name, scores in (("mlm", of_tokens), ("nsp", of_pairs)):
+        loss, accuracy = np.mean(scores, axis=0)
         assert results[f"eval_{name}_loss"] == pytest.approx(loss, rel=1e-5)
         assert results[f"eval_{name}_accuracy"] == pytest.approx(accuracy, rel=1e-5)
 
@@ -129,7 +129,7 @@ def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_run_leaves_curves_log_and_card(small_run, tmp_path):
+def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
     run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
@@ -155,7 +155,7 @@ def test_other_objectives(small_run, tmp_path, capsys, flag):
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
 
 
-def test_one_long_document_will_do_without_next_sentences(small_run, tmp_path):
+def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
     (tmp_path / "text.txt").write_text(small_run["train_file"].read_text().replace("\n\n", "\n"))
     more = {"train_file": tmp_path / "text.txt", "validation_file": None, "max_steps": 1, "logging_steps": 1}
     assert run(small_run | more, output_dir=tmp_path / "mlm", no_nsp="true") == 0
@@ -178,7 +178,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
     assert weights[0] == weights[1]
 
 
-def test_a_run_does_not_go_on_with_other_data_unless_told(small_run, tmp_path, capsys):
+def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path, capsys):
     text = tmp_path / "text"
     text.mkdir()
     lines = small_run["train_file"].read_text()
@@ -214,7 +214,7 @@ def test_a_run_does_not_go_on_with_other_data_unless_told(small_run, tmp_path, c
 
 
 def damage(file: Path, how: str) -> None:
-    """Leaves a file as a full disk, a torn copy, somebody else's program or an attacker might."""
+    """Damages a file like a full disk, an incomplete copy, another program or an attacker."""
     if how == "empty":
         file.write_bytes(b"")
     elif how == "cut short":
@@ -245,13 +245,13 @@ def shrink(state):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("optimizer.pt", shrink, "exp_avg has the shape [3]"),
+        ("optimizer.pt", shrink, "exp_avg has shape [3]"),
         ("optimizer.pt", lambda state: state["param_groups"][0].update(lr="x"), "the learning rate is not a number"),
-        ("scheduler.pt", lambda state: state.update(step=1), "step is not part of the state of a schedule"),
+        ("scheduler.pt", lambda state: state.update(step=1), "a schedule has no state step"),
     ],
     ids=["shape", "rate", "method"],
 )
-def test_a_forged_checkpoint_is_one_sentence(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
+def test_a_forged_checkpoint_is_a_short_error(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     with_state(folder / "checkpoint-4" / name, change)
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
@@ -262,7 +262,7 @@ def test_a_forged_checkpoint_is_one_sentence(name, change, message, small_run, w
 
 @pytest.mark.parametrize("how", ["empty", "cut short", "malicious", "no state", "a list"])
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_damaged_checkpoint_is_one_sentence(name, how, small_run, with_checkpoint, tmp_path, capfd, monkeypatch):
+def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkpoint, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     damage(folder / "checkpoint-4" / name, how)
@@ -282,11 +282,11 @@ def test_examples_are_shown(small_run, capsys):
     assert "- " in capsys.readouterr().out
 
 
-def test_an_output_folder_with_a_run_is_kept(small_run, tmp_path, capsys):
+def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, capsys):
     run(small_run, output_dir=tmp_path, save_steps=4)
     weights = (tmp_path / "model.safetensors").read_bytes()
     assert run(small_run, output_dir=tmp_path, seed=1) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     # Even --overwrite_output_dir removes nothing before the new run is about to train.
     for typo in ({"train_file": "typo.txt"}, {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 8}):
         assert run(small_run | typo, output_dir=tmp_path, overwrite_output_dir="true") == 2
@@ -351,12 +351,12 @@ def test_the_best_checkpoint_is_found_where_the_folder_is_now(small_run, tmp_pat
     assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
 
 
-def test_a_run_goes_on_from_its_newest_whole_checkpoint(small_run, tmp_path, caplog):
+def test_a_run_resumes_from_its_newest_complete_checkpoint(small_run, tmp_path, caplog):
     run(small_run, output_dir=tmp_path, save_steps=4)
     (tmp_path / "checkpoint-8/trainer_state.json").unlink()  # as if the disk had been full
     more = {"resume_from_checkpoint": "true", "max_steps": 10}
     assert run(small_run, output_dir=tmp_path, **more) == 0
-    assert "checkpoint-8 is not a whole checkpoint" in caplog.text
+    assert "checkpoint-8, which is not a complete checkpoint" in caplog.text
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 10
     assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
@@ -371,7 +371,7 @@ def test_one_command_begins_and_resumes(small_run, tmp_path, capsys):
     for checkpoint in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     assert run(small_run, **more) == 2
-    assert "holds no whole checkpoint" in capsys.readouterr().err
+    assert "contains no complete checkpoint" in capsys.readouterr().err
 
 
 def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
@@ -384,7 +384,7 @@ def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
 
 
-def test_arguments_from_a_yaml_file_yield_to_the_command_line(small_run, tmp_path):
+def test_the_command_line_overrides_a_yaml_file(small_run, tmp_path):
     rows = [{"body": text.replace("\n", " \n")} for text in small_run["train_file"].read_text().split("\n\n")]
     Dataset.from_list(rows).to_parquet(tmp_path / "data/train.parquet")
     lines = [f"{name}: {value}" for name, value in small_run.items() if name != "train_file"]
@@ -468,10 +468,10 @@ def bad_files(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
-def test_bad_input_is_one_sentence(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
+def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
     monkeypatch.chdir(bad_files)
     assert run(small_run | change, output_dir=tmp_path) == 2
-    error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # behind the progress bar
+    error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # after the progress bar
     assert len(error.splitlines()) == 1
     assert message in error
     assert not list(tmp_path.glob("[!e]*"))  # nothing but the tables of examples, "epochs"
