@@ -50,10 +50,10 @@ class GlueDataArguments(ExampleLimits):
     # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
     do_regression: bool = field(  # type: ignore[assignment]
         default=None,
-        metadata={"help": "Labels are numbers (true) or classes (false). Default: numbers if any is a fraction."},
+        metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels are fractions."},
     )
     max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens of an example. Long sentences are cut at the end."}
+        default=128, metadata={"help": "Maximum tokens of an example. Longer examples are truncated."}
     )
     overwrite_cache: bool = field(
         default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}

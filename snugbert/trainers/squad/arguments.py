@@ -27,7 +27,7 @@ class SquadDataArguments(ExampleLimits):
     )
     train_file: list[str] | None = field(
         default=None,
-        metadata={"help": "Questions to train on: files of SQuAD JSON or JSON lines, also .gz or .zst."},
+        metadata={"help": "Files of training questions: SQuAD's JSON or JSON lines, also .gz or .zst."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Questions to score the model on."})
     test_file: str | None = field(default=None, metadata={"help": "Questions to answer, with or without answers."})
@@ -36,18 +36,19 @@ class SquadDataArguments(ExampleLimits):
     )
     on_bad_answer: Literal["stop", "skip"] = field(
         default="stop",
-        metadata={"help": "If an answer is not at its place in the context: stop, or skip it."},
+        metadata={"help": "stop or skip if an answer is not at its position in the context."},
     )
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
     doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
     max_query_length: int = field(
-        default=64, metadata={"help": "Maximum tokens of a question. Longer questions are truncated."}
+        default=64,
+        metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},
     )
-    n_best_size: int = field(default=20, metadata={"help": "Candidate answers to compare and to write per question."})
+    n_best_size: int = field(default=20, metadata={"advanced": True, "help": "Candidate answers per question."})
     max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
     null_score_diff_threshold: float = field(
         default=0.0,
-        metadata={"help": 'Margin by which "no answer" must beat the best answer (v2.0).'},
+        metadata={"help": 'Predict "no answer" if it scores this much above the best answer.'},
     )
     overwrite_cache: bool = field(
         default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
