@@ -4,8 +4,8 @@ r"""Complete fine-tuning jobs: `snugbert glue`, `ner` and `squad` compared with 
 
 Both sides use the same checkpoint, seed, rows, maximum length, batch size, epochs, optimizer, learning rate, warmup,
 weight decay, precision and metric. Stock BERT (`stock_finetuning.py`) pads batches to their longest example. With
-`--stock_padding max_length` it pads to the maximum length, as run_glue.py and run_qa.py do by default. Each run is a new
-process with an empty dataset cache. Its time covers everything from process start, including imports, to the saved
+`--stock_padding max_length` it pads to the maximum length, as run_glue.py and run_qa.py do by default. Each run is a
+new process with an empty dataset cache. Its time covers everything from process start, including imports, to the saved
 score. Sides take turns, and the side that goes first alternates with the seed.
 
 Results are kept in the output folder. An interrupted benchmark continues, and a finished one prints its table again.

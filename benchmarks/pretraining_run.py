@@ -6,8 +6,8 @@ r"""A pretraining run of SnugBERT, compared with stock `BertForPreTraining` unde
 
 Both sides use the same initial weights, examples, masks, order, optimizer, schedule, batch size, precision and
 dropout. SnugBERT's batches are packed. Stock BERT's are padded to their longest example. The sides run one after the
-other, each in a new process. Both are evaluated on the whole validation text at regular steps, and evaluation time does not count.
-Each side writes a log, `ours.jsonl` or `stock.jsonl`, to the output folder. `pretraining_run.md` and
+other, each in a new process. Both are evaluated on the whole validation text at regular steps, and evaluation time
+does not count. Each side writes a log, `ours.jsonl` or `stock.jsonl`, to the output folder. `pretraining_run.md` and
 `pretraining_run.png` are made from these logs. `--report` makes them again.
 """
 
