@@ -1,9 +1,9 @@
-"""The whole way through SnugBERT on text that every Python brings along: its own documentation.
+"""All of SnugBERT, from text to a fine-tuned model, on text that comes with Python: its own documentation.
 
-Run by `make demo`. It writes the docstrings of the standard library to text files, a module a document, and runs the
-commands that a user would type: `snugbert vocabulary`, `snugbert pretrain`, and `snugbert glue` to tell from a
-docstring which package it belongs to, from the pretrained model and, for comparison, from random weights. Then it
-loads the results with transformers' Auto classes. Nothing is downloaded. A few minutes on 2 CPU cores.
+`make demo` runs it. It writes the docstrings of the standard library to text files, one document per module. Then it
+runs the commands that a user would type: `snugbert vocabulary`, `snugbert pretrain`, and `snugbert glue` to classify
+docstrings by package, once from the pretrained model and once from random weights. Finally it loads the results with
+transformers' Auto classes. It downloads nothing and takes a few minutes on 2 CPU cores.
 """
 
 import ast
@@ -22,12 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = 10  # the classes of the task: the packages with the most docstrings
-DOCSTRINGS_OF_A_PACKAGE = {"train": 50, "validation": 40}  # at most; with few labels pretraining pays most
-SHORTEST_DOCSTRING = 40  # characters; shorter ones tell nothing of their package
-HELD_OUT = 8  # one docstring in so many is kept from both trainings, to validate them
+DOCSTRINGS_OF_A_PACKAGE = {"train": 50, "validation": 40}  # at most; pretraining helps most if labels are few
+SHORTEST_DOCSTRING = 40  # characters; shorter ones do not reveal their package
+HELD_OUT = 8  # one in 8 docstrings is held out for validation
 
 SIZE = "--config_name tiny --config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0"
-# Half a million word pieces are little: many short steps, and twice the paper's share of masked tokens, learn most.
+# Half a million tokens is little text. Many short steps and twice the paper's share of masked tokens work best.
 PRETRAINING = (
     "--max_seq_length 64 --mlm_probability 0.3 --max_steps 3200 --per_device_train_batch_size 32 "
     "--learning_rate 2e-3 --adam_beta2 0.98 --warmup_steps 0.1"
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     """Writes everything below `folder`."""
     start = time.perf_counter()
     for name in ("text", "task", "tokenizer", "pretrained", "classifier", "classifier-from-scratch"):
-        shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier demo
+        shutil.rmtree(folder / name, ignore_errors=True)  # from an earlier demo
 
     headline("Text: the documentation that ships with this Python")
     write_text_and_task(folder)
@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
         f"--output_dir {folder}/classifier-from-scratch"
     )
 
-    headline("The models behind transformers' Auto classes")
+    headline("The models with transformers' Auto classes")
     show_models(folder)
 
     headline(f"Done in {(time.perf_counter() - start) / 60:.1f} minutes")
@@ -75,12 +75,12 @@ def main(folder: Path) -> None:
 
 
 def headline(text: str) -> None:
-    """Prints a line that stands out."""
+    """Prints a headline."""
     print(f"\n=== {text} ===\n", flush=True)
 
 
 def snugbert(arguments: str) -> None:
-    """Shows and runs `snugbert` with `arguments`; on failure ends the demo with its exit status."""
+    """Prints and runs a `snugbert` command. If it fails, ends the demo with its exit status."""
     print(f"$ snugbert {arguments}\n", flush=True)
     status = subprocess.run([sys.executable, "-m", "snugbert", *shlex.split(arguments)]).returncode
     if status:
@@ -95,7 +95,7 @@ def docstrings(library: Path) -> Iterator[tuple[tuple[str, ...], list[str]]]:
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of old escapes in somebody else's strings
+                warnings.simplefilter("ignore")  # about invalid escapes in strings
                 tree = ast.parse(file.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             continue
@@ -114,7 +114,7 @@ def write_text_and_task(folder: Path) -> None:
     """Writes text/{train,validation}.txt for pretraining and task/{train,validation}.csv for classification."""
     documents: dict[str, list[list[str]]] = {"train": [], "validation": []}
     examples: dict[str, list[tuple[str, str]]] = {"train": [], "validation": []}
-    seen: set[str] = set()  # a docstring that stands in several places must not be on both sides
+    seen: set[str] = set()  # a docstring that occurs twice must not be in both splits
     for path, texts in docstrings(Path(sysconfig.get_path("stdlib"))):
         document: dict[str, list[str]] = {"train": [], "validation": []}
         for text in texts:
@@ -182,7 +182,7 @@ def show_models(folder: Path) -> None:
 
 
 def show_summary(folder: Path) -> None:
-    """Prints the figures, where the files are, and what to type next."""
+    """Prints the metrics, the output folders, and the next commands."""
 
     def results(name: str) -> dict[str, float]:
         return json.loads((folder / name / "eval_results.json").read_text())
@@ -190,21 +190,21 @@ def show_summary(folder: Path) -> None:
     pretrained, classifier = results("pretrained"), results("classifier")
     by_frequency = pretrained["eval_unigram_mlm_accuracy"]
     from_scratch = results("classifier-from-scratch")["eval_accuracy"]
-    for what, figure, baseline in (
-        ("masked tokens guessed", pretrained["eval_mlm_accuracy"], f"{by_frequency:.1%} by frequency"),
-        ("next sentences told from random ones", pretrained["eval_nsp_accuracy"], "50.0% by chance"),
-        ("packages recognized", classifier["eval_accuracy"], f"{from_scratch:.1%} without pretraining"),
+    for task, metric, baseline in (
+        ("masked tokens", pretrained["eval_mlm_accuracy"], f"{by_frequency:.1%} by frequency"),
+        ("next or random sentence", pretrained["eval_nsp_accuracy"], "50.0% by chance"),
+        ("packages", classifier["eval_accuracy"], f"{from_scratch:.1%} without pretraining"),
     ):
-        print(f"  {what:<38}{figure:>7.1%}   ({baseline})")
+        print(f"  {task:<26}{metric:>7.1%} accuracy   ({baseline})")
     print(
         f"""
   {folder}/text, task            the text and the classification task
   {folder}/tokenizer             the vocabulary: vocab.txt, tokenizer.json
-  {folder}/pretrained            the pretrained model; opens with any AutoModel class
+  {folder}/pretrained            the pretrained model; for any AutoModel class
   {folder}/classifier            the fine-tuned model
-  .../eval_results.json          the figures above
+  .../eval_results.json          the metrics above
 
-Next, the same on your own text (one paragraph a line, a blank line between documents):
+Next, the same on your own text (one paragraph per line, a blank line between documents):
 
   source .venv/bin/activate
   snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer

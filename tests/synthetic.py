@@ -16,7 +16,7 @@ MAX_SEQ_LENGTH = 20
 
 
 def make_corpus(blocks: list[list[list[list[int]]]]) -> Corpus:
-    """From blocks of documents of sentences of word pieces."""
+    """A corpus of blocks of documents of sentences of token ids."""
 
     def offsets(parts):
         return np.cumsum([0, *map(len, parts)])

@@ -1,4 +1,4 @@
-"""Equalities of training: accumulated batches, data workers, processes, phases, runs that are killed and resumed."""
+"""Equalities of training: accumulated batches, data workers, processes, phases, killed and resumed runs."""
 
 import copy
 import json
@@ -26,13 +26,11 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.errors import InputError
-from snugbert.trainers.output_folder import newest_checkpoint
+from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpus import open_corpus
-from snugbert.trainers.pretraining.data_settings import check_data_settings
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.preparation import prepare_corpus
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
@@ -47,7 +45,7 @@ EVAL_EXAMPLES = 7  # an odd number, too
 
 @pytest.fixture(scope="module")
 def material(data_dir, tmp_path_factory):
-    """A folder with a tokenizer, of the first 5,000 word pieces to be quick, and a corpus of real text."""
+    """A folder with a tokenizer, of only 5,000 tokens to be fast, and a corpus of real text."""
     folder = tmp_path_factory.mktemp("material")
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
     (folder / "vocab.txt").write_text("".join(vocabulary[:5000]))
@@ -143,8 +141,8 @@ def train(runs: list[dict]) -> None:
         (Path(run["folder"]) / file).write_text(json.dumps(trainer.seen))
 
 
-def figures(log: list[dict]) -> list[dict]:
-    """The lines of a log without times, which differ between two runs of the same."""
+def without_times(log: list[dict]) -> list[dict]:
+    """The lines of a log without times, which differ between equal runs."""
     times = ("runtime", "per_second", "preparation_time", "mfu")
     return [{name: value for name, value in line.items() if not name.endswith(times)} for line in log]
 
@@ -188,7 +186,7 @@ def test_a_batch_of_32_is_4_accumulated_batches_of_8(material, tmp_path, objecti
         run.train()
         runs.append(run)
     assert runs[1].seen == runs[0].seen and len(runs[0].seen[0]) == 32
-    logs = [figures(run.state.log_history) for run in runs]
+    logs = [without_times(run.state.log_history) for run in runs]
     assert len(logs[0]) == 5
     for whole, accumulated in zip(*logs, strict=True):
         assert accumulated == pytest.approx(whole, rel=2e-5)
@@ -196,8 +194,8 @@ def test_a_batch_of_32_is_4_accumulated_batches_of_8(material, tmp_path, objecti
     assert_same_weights(runs[1].model, runs[0].model, atol=2e-5, rtol=0)
 
 
-def test_the_log_says_what_was_seen(straight):
-    """Figures of a line beside the sequences themselves: tokens, padding, passes over the corpus, learning rate."""
+def test_the_log_reports_the_sequences_of_each_step(straight):
+    """Tokens, padding, epochs and learning rate of each line agree with the sequences."""
     lines = [line for line in straight.state.log_history if "loss" in line]
     assert [line["step"] for line in lines] == [5, 10]
     tokens = [sum(map(len, sequences)) for sequences in straight.seen]
@@ -219,7 +217,7 @@ def test_the_log_says_what_was_seen(straight):
     assert last["train_loss"] == pytest.approx(sum(line["loss"] for line in lines) / 2, rel=0.1)
 
 
-def test_a_killed_and_resumed_run_is_the_straight_run_bit_for_bit(material, straight, tmp_path):
+def test_a_killed_and_resumed_run_equals_a_run_without_a_stop_bit_for_bit(material, straight, tmp_path):
     """SIGTERM to all processes, data workers too, then SIGKILL, each at a random step; weights, examples and log."""
     stopped = random.randint(1, 6)
     killed = random.randint(stopped + 1, STEPS)
@@ -237,19 +235,19 @@ def test_a_killed_and_resumed_run_is_the_straight_run_bit_for_bit(material, stra
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"loss": 3.14')  # a line it did not come to finish
 
-    checkpoint = newest_checkpoint(tmp_path)
+    checkpoint = find_newest_checkpoint(tmp_path)
     step = int(checkpoint.name.removeprefix("checkpoint-"))
     assert stopped <= step < killed
     resumed = make_trainer(material, tmp_path)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     message = f"stopped at {stopped}, killed at {killed}, resumed at {step}"
     assert resumed.seen == straight.seen[step:], message
-    assert figures(metrics_of(tmp_path)) == figures(straight.state.log_history), message
-    assert figures(resumed.state.log_history) == figures(straight.state.log_history), message
+    assert without_times(metrics_of(tmp_path)) == without_times(straight.state.log_history), message
+    assert without_times(resumed.state.log_history) == without_times(straight.state.log_history), message
     assert_same_weights(resumed.model, straight.model, atol=0, rtol=0)
 
 
-def test_one_process_is_two_and_goes_on_where_two_stopped(material, tmp_path):
+def test_one_process_equals_two_and_resumes_where_two_stopped(material, tmp_path):
     """SIGTERM to one of two processes stops both after the same step; resumed in two, and in one that accumulates."""
     run = {"material": material, "dropout": 0.0, "per_device_train_batch_size": 9, "save_strategy": "no"}
     stop, two = tmp_path / "stopped", tmp_path / "two"
@@ -270,11 +268,11 @@ def test_one_process_is_two_and_goes_on_where_two_stopped(material, tmp_path):
     assert [first + second for first, second in zip(*seen, strict=True)] == one.seen
     assert [len(sequences) for sequences in seen[0]] == [9] * 8 + [4] * 4
     assert resumed.seen == one.seen[4:]
-    log = figures(one.state.log_history)
+    log = without_times(one.state.log_history)
     for other in (metrics_of(two), metrics_of(stop), resumed.state.log_history):
-        for line, expected in zip(figures(other), log, strict=True):
+        for line, expected in zip(without_times(other), log, strict=True):
             assert line == pytest.approx(expected, rel=1e-4)
-    assert figures(metrics_of(stop)) == figures(metrics_of(two))
+    assert without_times(metrics_of(stop)) == without_times(metrics_of(two))
     weights, expected = load_file(stop / "model.safetensors"), load_file(two / "model.safetensors")
     assert all(torch.equal(tensor, weights[name]) for name, tensor in expected.items())
     two_processes = snugbert.SnugBertForPreTraining.from_pretrained(two)
@@ -282,7 +280,7 @@ def test_one_process_is_two_and_goes_on_where_two_stopped(material, tmp_path):
         assert_same_weights(model, one.model, atol=5e-5, rtol=0)
 
 
-def test_a_resumed_run_starts_at_once_wherever_it_stopped(material, straight, tmp_path):
+def test_resuming_takes_no_time_at_any_step(material, straight, tmp_path):
     """At step 1,000,000: no more time than at step 3, and the examples of that step."""
     shutil.copytree(Path(straight.args.output_dir) / "checkpoint-3", tmp_path / "checkpoint-3")
     state = tmp_path / "checkpoint-3/trainer_state.json"
@@ -296,18 +294,6 @@ def test_a_resumed_run_starts_at_once_wherever_it_stopped(material, straight, tm
         [dataset.get_example(*divmod(10**6 * 18 + index, len(dataset))) for index in range(18)]
     )
     assert resumed.seen == [sequences_of(batch)]
-
-
-def test_changed_data_is_refused_by_name(material, straight, tmp_path):
-    checkpoint = str(Path(straight.args.output_dir) / "checkpoint-3")
-    check_data_settings(checkpoint, {"seed": 1})
-    with pytest.raises(InputError, match=r"seed was 1 and is 2\. .*--allow_changed_data"):
-        check_data_settings(checkpoint, {"seed": 2})
-
-    state = {"stateful_callbacks": {"PretrainingTrainer": {"data_settings": {"parts": {"a": 1, "b": 2}, "length": 9}}}}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    with pytest.raises(InputError, match=f"from {tmp_path}: a has changed; b is missing; c is new\\. "):
-        check_data_settings(str(tmp_path), {"parts": {"a": 0, "c": 3}, "length": 9})
 
 
 class KeepGradients(TrainerCallback):
@@ -416,7 +402,7 @@ def losses(log_history: list[dict]) -> list[dict[str, float]]:
     return [{name: line[name] for name in names} for line in log_history if "loss" in line]
 
 
-def test_one_process_is_two_processes(data_dir, tmp_path):
+def test_one_process_equals_two_processes(data_dir, tmp_path):
     """`accelerate launch -m snugbert pretrain` with gloo, DDP and FSDP2: log and weights; there really were two."""
     folder = tmp_path / "tok"
     folder.mkdir()

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.preparation_arguments import PreparationArguments
+from snugbert.trainers.run_setup import is_terminal
 
 OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
 
@@ -27,6 +28,10 @@ class PretrainingArguments(TrainingArguments):
         InputError: `label_smoothing_factor` or `auto_find_batch_size` is set. Pretraining supports neither.
     """
 
+    do_train: bool = field(default=False, metadata={"help": "Train. Default: true, unless only --do_eval is given."})
+    do_eval: bool = field(
+        default=False, metadata={"help": "Evaluate after training. Default: true with --validation_file."}
+    )
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
     adam_epsilon: float = field(default=1e-6, metadata={"help": "Epsilon of AdamW."})
@@ -59,6 +64,8 @@ class PretrainingArguments(TrainingArguments):
             raise InputError("--auto_find_batch_size is not supported in pretraining. Remove it.")
         if str(self.fsdp).lower() in ("true", "false"):  # the words, in a YAML file; `--fsdp` alone is True
             self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not is_terminal()
         optim = self.optim
         if optim in OPTIMIZERS:
             self.optim = "adamw_torch_fused"  # TrainingArguments rejects names that transformers does not have
@@ -137,11 +144,6 @@ class PretrainingDataArguments(PreparationArguments):
     def objective(self) -> Objective:
         """What to predict."""
         return "mlm" if self.no_nsp else "sop" if self.sentence_order else "nsp"
-
-    @property
-    def sentence_language(self) -> str | None:
-        """The language for splitting text into sentences. None if lines are sentences."""
-        return None if self.lines_are_sentences else self.language
 
 
 def parse_phases(text: str) -> list[tuple[int, float]]:

@@ -1,4 +1,4 @@
-"""Which examples a step sees, and the phases of a run."""
+"""The examples of each step, and the phases of a run."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, plan_phases
 
 
-def test_steps_have_their_examples_whoever_takes_them():
+def test_the_examples_of_a_step_do_not_depend_on_the_processes():
     """Every example once, in order, with any number of processes and accumulated batches; any step can be first."""
     phases = [Phase(range(50), 7, 30), Phase(range(60), 3, 11)]
     for processes, accumulation in ((1, 1), (1, 4), (2, 1), (3, 3), (11, 1)):
@@ -35,7 +35,7 @@ def test_steps_have_their_examples_whoever_takes_them():
         ("24:50%,432:50%", r"has 1 sequences, fewer than processes x accumulation steps \(2\)"),
     ],
 )
-def test_phases_that_cannot_be(phases, message):
+def test_invalid_phases_are_errors(phases, message):
     class Examples(list):
         def __init__(self, max_seq_length):
             super().__init__(range(1000))

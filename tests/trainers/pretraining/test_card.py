@@ -7,7 +7,7 @@ from huggingface_hub import ModelCard
 from snugbert.trainers.pretraining.card import write_pretraining_card
 
 SETTINGS = {"parameters": 5_515_010, "learning rate": 1e-3, "phases": "128:90%,512:10%"}
-DATA = {"files": "books/train-*.txt.gz | more_*", "word pieces": 12_041_234}
+DATA = {"files": "books/train-*.txt.gz | more_*", "tokens": 12_041_234}
 
 
 def test_model_card(tmp_path):
@@ -26,7 +26,7 @@ def test_model_card(tmp_path):
     assert card.data.language == "en" and card.data.datasets == ["me/books"] and card.data.license is None
     assert card.text.count("# me/mini\n") == 1 and "training.png" not in card.text
     rows = [re.split(r" (?<!\\)\| ", line[2:-2]) for line in card.text.splitlines() if line.startswith("| ")]
-    assert ["files", r"books/train-\*.txt.gz \| more\_\*"] in rows and ["word pieces", "12,041,234"] in rows
+    assert ["files", r"books/train-\*.txt.gz \| more\_\*"] in rows and ["tokens", "12,041,234"] in rows
     assert ["learning rate", "0.001"] in rows and ["phases", "128:90%,512:10%"] in rows
     assert ["masked token loss, nats", "5.919", "6.542"] in rows and ["masked token accuracy", "14.6%", ""] in rows
     snippet, with_package = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
@@ -34,7 +34,7 @@ def test_model_card(tmp_path):
     assert '"me/mini", trust_remote_code=True' in snippet
 
 
-def test_a_card_of_ones_own_stays(tmp_path):
+def test_a_card_that_the_user_wrote_is_kept(tmp_path):
     file, facts = tmp_path / "README.md", {"language": None, "data": DATA, "settings": SETTINGS}
     write_pretraining_card(tmp_path, name="first", **facts)
     (tmp_path / "training.png").touch()

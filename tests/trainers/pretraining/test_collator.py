@@ -1,4 +1,4 @@
-"""The collator: a batch as a function of its examples, and the text that shows one."""
+"""The pretraining collator: batches, and examples printed as text."""
 
 import re
 from itertools import pairwise
@@ -59,7 +59,7 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
                 assert chosen == chosen_before
 
 
-def test_masks_that_cannot_be_are_refused(tokenizer):
+def test_invalid_mask_settings_are_refused(tokenizer):
     with pytest.raises(InputError, match=r"random_replace_prob 0.3 must add up to at most 1"):
         SnugBertDataCollatorForPretraining(tokenizer, random_replace_prob=0.3)
     with pytest.raises(InputError, match="mlm_probability 2 must be between 0 and 1"):

@@ -1,4 +1,4 @@
-"""The examples of pretraining: tables of epochs, their order, and full sentences as the model gets them."""
+"""Pretraining examples: tables, order and content."""
 
 import pickle
 from collections import Counter
@@ -51,7 +51,7 @@ def test_an_order_is_a_permutation(number):
 
 
 def test_orders_look_random():
-    # Few things: every order of the first two is as frequent as any other. Five standard deviations are p = 6e-7.
+    # Few items: every order of the first two is equally frequent. Five standard deviations are p = 6e-7.
     pairs = Counter((shuffle_position(0, 5, str(key)), shuffle_position(1, 5, str(key))) for key in range(4000))
     assert len(pairs) == 20 and chisquare(list(pairs.values())).pvalue > 1e-4
     # Many: neighbours part, and a tenth of the positions goes to all tenths.
@@ -64,7 +64,7 @@ def test_orders_look_random():
 
 
 @pytest.mark.parametrize("objective", ["nsp", "sop", "mlm"])
-def test_examples_do_not_depend_on_what_was_asked_for_before(corpus, tmp_path, objective):
+def test_examples_do_not_depend_on_the_order_of_access(corpus, tmp_path, objective):
     def dataset(folder, **settings):
         return PretrainingDataset(corpus, TOKENIZER, objective=objective, epochs_dir=tmp_path / folder, **settings)
 
@@ -92,7 +92,7 @@ def test_examples_do_not_depend_on_what_was_asked_for_before(corpus, tmp_path, o
         assert types.tolist() == [0] * first + [1] * (len(ids) - first)
 
 
-def test_a_table_is_made_once_and_then_used(corpus, tmp_path, monkeypatch):
+def test_a_table_is_made_once(corpus, tmp_path, monkeypatch):
     made = []
     write = PretrainingDataset._write_epoch
     monkeypatch.setattr(
@@ -110,7 +110,7 @@ def test_a_table_is_made_once_and_then_used(corpus, tmp_path, monkeypatch):
             one.get_example(epoch, 0)
     assert made == [0, 1, 2, 3, 4]
     assert sorted(file.stem[-2:] for file in tmp_path.glob("*.examples")) == ["-0", "-3", "-4"]
-    datasets[2].get_example(2, 0)  # one that comes late makes it again
+    datasets[2].get_example(2, 0)  # a late process makes it again
     assert made.pop() == 2
     for change in ({"seed": 1}, {"max_seq_length": 64}, {"short_seq_prob": 0.2}, {"objective": "sop"}):
         dataset(**change)
@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_no_table(corpus, tmp_path):
     assert file.read_bytes() == content
 
 
-def test_what_gives_no_example_is_said(tmp_path):
+def test_a_text_without_examples_is_an_error(tmp_path):
     one = make_corpus([[[[1000, 1001]]]])
     for corpus, settings, message in (
         (one, {}, "fewer than two"),

@@ -9,7 +9,7 @@ from snugbert.trainers.pretraining.masking import mask_tokens
 
 
 @pytest.mark.parametrize(("masked_share", "random_share"), [(0.8, 0.1), (0.5, 0.5), (1.0, 0.0)])
-def test_masks_are_15_percent_in_their_shares(masked_share, random_share):
+def test_15_percent_are_masked_in_the_right_shares(masked_share, random_share):
     rng = np.random.default_rng(0)
     replacements = np.arange(1000, 2000)
     chosen = masked = kept = replaced = 0
@@ -33,7 +33,7 @@ def test_masks_are_15_percent_in_their_shares(masked_share, random_share):
         assert abs(count - share * chosen) <= 5 * (chosen * share * (1 - share)) ** 0.5
 
 
-def test_words_are_masked_whole():
+def test_whole_words_are_masked():
     rng = np.random.default_rng(0)
     of_word = Counter()
     for length in range(20, 400):

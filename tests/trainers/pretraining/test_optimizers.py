@@ -28,7 +28,7 @@ def with_random_gradients(model, steps):
 @pytest.mark.parametrize(
     ("given", "decay_steps"), [({}, 20), ({"num_decay_steps": 0.25}, 50), ({"num_decay_steps": 30}, 30)]
 )
-def test_wsd_is_that_of_transformers_with_the_number_of_steps(tmp_path, given, decay_steps):
+def test_wsd_equals_that_of_transformers(tmp_path, given, decay_steps):
     trainer = make_trainer(
         tmp_path,
         max_steps=200,
@@ -53,7 +53,7 @@ def test_wsd_is_that_of_transformers_with_the_number_of_steps(tmp_path, given, d
 
 
 @pytest.mark.parametrize("given", [{"num_decay_steps": 0}, {"num_decay_steps": 191}])
-def test_wsd_without_room_is_refused(tmp_path, given):
+def test_wsd_that_is_too_long_is_an_error(tmp_path, given):
     arguments = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": given, "warmup_steps": 10}
     trainer = make_trainer(tmp_path, max_steps=200, **arguments)
     with pytest.raises(InputError, match="num_decay_steps"):
@@ -63,7 +63,7 @@ def test_wsd_without_room_is_refused(tmp_path, given):
 # --- optimizers ---------------------------------------------------------------------------------------------------
 
 
-def test_lamb_is_the_papers(tmp_path):
+def test_lamb_equals_the_paper(tmp_path):
     """You et al. (2019), algorithm 2, without correction of the bias; phi is the identity."""
     arguments = {"learning_rate": 0.01, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95}
     trainer = make_trainer(tmp_path, max_steps=1, optim="lamb", **arguments)
@@ -88,7 +88,7 @@ def test_lamb_is_the_papers(tmp_path):
         torch.testing.assert_close(parameter.double(), expected[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_muon_is_torchs_for_matrices_of_layers_and_adamw_for_the_rest(tmp_path):
+def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentum=0.9,nesterov=false")
     reference = tiny_model()
     linear = ("query", "key", "value", "dense")
@@ -131,7 +131,7 @@ def test_muon_is_torchs_for_matrices_of_layers_and_adamw_for_the_rest(tmp_path):
 
 
 @pytest.mark.parametrize("optim", ["lamb", "muon"])
-def test_an_optimizer_learns_and_a_resumed_run_is_the_straight_one_bit_for_bit(tmp_path, optim):
+def test_a_resumed_run_equals_a_run_without_a_stop_bit_for_bit(tmp_path, optim):
     arguments = {
         "optim": optim,
         "max_steps": 12,
@@ -161,14 +161,14 @@ def test_an_optimizer_learns_and_a_resumed_run_is_the_straight_one_bit_for_bit(t
 
 
 @pytest.mark.parametrize("optim", ["lamb", "muon"])
-def test_the_name_of_an_optimizer_is_kept(tmp_path, optim):
+def test_the_name_of_the_optimizer_survives_pickling(tmp_path, optim):
     arguments = PretrainingArguments(str(tmp_path), optim=optim, use_cpu=True)
     torch.save(arguments, tmp_path / "training_args.bin")
     loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
     assert arguments.optim == loaded.optim == loaded.to_dict()["optim"] == optim
 
 
-def test_what_cannot_be_an_optimizer_is_refused(tmp_path, monkeypatch):
+def test_invalid_optimizers_are_errors(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="nonsense"):
         PretrainingArguments(str(tmp_path), optim="nonsense", use_cpu=True)
     with pytest.raises(InputError, match=r"momentu=0.9: .*unexpected keyword argument"):

@@ -30,7 +30,7 @@ BLUE, ORANGE = (0x2B, 0x6C, 0xB0), (0xD9, 0x48, 0x0F)  # of training and validat
 
 
 @pytest.mark.parametrize("lines", [1, 3000])
-def test_training_alone_and_with_validation(tmp_path, monkeypatch, lines):
+def test_plots_of_training_with_and_without_validation(tmp_path, monkeypatch, lines):
     figures, save = [], Figure.savefig
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *args, **kw: (figures.append(figure), save(figure, *args, **kw))
@@ -60,7 +60,7 @@ def test_training_alone_and_with_validation(tmp_path, monkeypatch, lines):
     assert baselines == [["baseline 6.500"], [], ["baseline 5.0%"], ["baseline 50.0%"]]
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path):
+def test_an_empty_log_has_no_plot(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "train_runtime": 3.0}\n\n{"tok')
     draw_training(tmp_path / "metrics.jsonl", tmp_path / "training.png")
     assert not (tmp_path / "training.png").exists()

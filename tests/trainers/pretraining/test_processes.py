@@ -8,7 +8,7 @@ import torch
 from synthetic import make_trainer, tiny_model
 
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import newest_checkpoint
+from snugbert.trainers.output_folder import find_newest_checkpoint
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
@@ -23,7 +23,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
-def test_a_disk_without_room_for_a_file_is_one_sentence(tmp_path, file):
+def test_a_full_disk_is_a_short_error(tmp_path, file):
     """The operating system refuses to let the file grow to its size."""
     make_trainer(tmp_path / "first", max_steps=1, save_steps=1).train()
     size = (tmp_path / "first/checkpoint-1" / file).stat().st_size  # the optimizer's is the larger
@@ -38,10 +38,10 @@ def test_a_disk_without_room_for_a_file_is_one_sentence(tmp_path, file):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
-    assert newest_checkpoint(tmp_path / "second") is None  # nothing that could pass for a checkpoint
+    assert find_newest_checkpoint(tmp_path / "second") is None  # nothing that could pass for a checkpoint
 
 
-def test_a_tokenizer_that_cannot_be_saved_is_no_full_disk(tmp_path, monkeypatch):
+def test_a_tokenizer_that_cannot_be_saved_is_another_error(tmp_path, monkeypatch):
     """Its code, which is saved with it, needs a file that is not there."""
     (tmp_path / "custom_tokenizer.py").write_text(
         "from snugbert import SnugBertTokenizer\n\n\nclass CustomTokenizer(SnugBertTokenizer):\n"

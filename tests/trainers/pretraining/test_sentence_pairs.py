@@ -34,7 +34,7 @@ def numbers(table, name) -> np.ndarray:
 
 
 def document_of(corpus, blocks, positions) -> np.ndarray:
-    """Number of the document that holds a word piece, for word pieces of several blocks."""
+    """Index of the document of each token, for tokens of several blocks."""
     result = np.empty(len(positions), dtype=np.int64)
     for number, block in enumerate(corpus.blocks):
         here = blocks == number
@@ -129,7 +129,7 @@ def test_labels_are_halves_and_pairs_are_full(corpora, name, tolerance, objectiv
 
 @pytest.mark.parametrize("max_seq_length", [64, 128, 512])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
-def test_labels_cannot_be_told_from_lengths(corpora, objective, max_seq_length):
+def test_lengths_barely_reveal_the_label(corpora, objective, max_seq_length):
     """A classifier that sees both lengths and their sum hardly beats the more frequent label."""
     epochs = [
         table_of(corpora["books_en"], objective, max_seq_length, seed=seed) for seed in range(max_seq_length // 48 + 1)
@@ -158,7 +158,7 @@ def test_short_documents():
     assert (table_of(alone, "nsp")["label"] == 1).all()  # nothing follows a single sentence
     halves = table_of(alone, "sop")
     assert len(halves) == 20 and (halves["length"] == 2).all() and (halves["second_length"] == 2).all()
-    assert len(table_of(make_corpus([[[[7]], [sentence]]]), "sop")) == 1  # a single word piece has no halves
+    assert len(table_of(make_corpus([[[[7]], [sentence]]]), "sop")) == 1  # a single token cannot be split
     # A sentence longer than a pair is cut, beside others and alone.
     long = make_corpus([[[list(range(1000, 1500))] * 3, [sentence], [list(range(1000, 1500))]]] * 2)
     for objective in ("nsp", "sop"):

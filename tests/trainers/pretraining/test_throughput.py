@@ -9,7 +9,7 @@ from snugbert.packed_batches import pack
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
 
-def test_flops_of_a_packed_batch_are_those_that_the_model_takes():
+def test_flops_of_a_batch_equal_what_torch_counts():
     # Every token but [CLS] has a label, so the last layer reads all; sequences are equally long, so eager pads none.
     config = SnugBertConfig.from_size("tiny", vocab_size=50, attn_implementation="eager")
     model = SnugBertForPreTraining(config)
@@ -28,7 +28,7 @@ def test_flops_of_a_packed_batch_are_those_that_the_model_takes():
     assert with_head - training_flops(config, batch) == 3 * 4 * of_cls
 
 
-def test_peak_flops_are_measured_without_touching_the_random_state():
+def test_measuring_peak_flops_keeps_the_random_state():
     state = torch.get_rng_state()
     assert 1e8 < peak_flops("cpu", torch.float32) < 1e15
     assert torch.equal(torch.get_rng_state(), state)
