@@ -93,6 +93,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
+    if sys.stderr is None or not sys.stderr.isatty():  # no progress bars in log files
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
     # These take seconds to import.
     from huggingface_hub.utils import httpx
     from safetensors import SafetensorError

@@ -1,8 +1,8 @@
-"""The error that users see without a traceback."""
+"""The error that the command line prints without a traceback."""
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used. The message is one sentence: what is wrong, where, what to do.
+    """Invalid input: an argument, a file or a folder. The message says what is wrong, where, and what to do.
 
-    The command line prints the message alone; any other exception keeps its traceback.
+    The command line prints the message. Other exceptions keep their traceback.
     """

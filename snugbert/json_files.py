@@ -1,4 +1,4 @@
-"""JSON that may be damaged or hostile: every problem is a `ValueError` or an `InputError`."""
+"""Reads JSON that may be damaged or hostile. Every problem raises a `ValueError` or an `InputError`."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ def parse_json(text: str) -> Any:
     """Parses JSON.
 
     Raises:
-        ValueError: not JSON, nested too deeply, or a number with too many digits.
+        ValueError: the text is not JSON, is nested too deeply, or has a number with too many digits.
     """
     try:
         return json.loads(text)
@@ -24,17 +24,17 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Reads a JSON file that contains an object.
 
     Raises:
-        InputError: there is no such file, or it holds something else.
+        InputError: the file is missing, is not JSON, or contains something else.
     """
     try:
         values = parse_json(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"there is no {file.name} in {file.parent}.") from error
+        raise InputError(f"{file.parent} contains no {file.name}.") from error
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
     if not isinstance(values, dict):
-        raise InputError(f"{file} must hold a JSON object, not a {type(values).__name__}.")
+        raise InputError(f"{file} must contain a JSON object, not a {type(values).__name__}.")
     return values

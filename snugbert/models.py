@@ -26,6 +26,7 @@ HEAD_WEIGHTS = re.compile(
     r"cls\.(predictions|seq_relationship)\.|(classifier|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
 )
 
+HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -100,7 +101,7 @@ class ModelArguments(TokenizerArguments):
     )
     config_name: str | None = field(
         default=None,
-        metadata={"help": f"Start from random weights instead: {', '.join(SIZES)}, or a folder."},
+        metadata={"help": f"Start from random weights: {', '.join(SIZES)}, or a folder."},
     )
     config_overrides: str | None = field(
         default=None, metadata={"help": "Change fields of the configuration, such as hidden_dropout_prob=0."}
@@ -272,19 +273,22 @@ def load_model(
         raise InputError(
             f"{name} lacks {shorten(random)}. Choose a model that was fine-tuned for this task, or train it first."
         )
-    if random:
-        expected = all(HEAD_WEIGHTS.match(key) for key in random)
-        level = logging.INFO if expected else logging.WARNING
-        logger.log(level, "not in %s, so initialized with random values: %s", name, shorten(random))
+    if random and all(HEAD_WEIGHTS.match(key) for key in random):
+        heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]
+        logger.info("new weights, initialized randomly: %s", ", ".join(heads))
+    elif random:
+        logger.warning("%s lacks weights of this model. They are initialized randomly: %s", name, shorten(random))
     return model
 
 
 @contextmanager
 def _no_load_report() -> Iterator[None]:
-    """Hides the table of missing and unexpected weights that transformers logs. [`load_model`] logs its own lines."""
+    """Hides transformers' reports about missing and unexpected weights. [`load_model`] logs its own lines."""
 
     def is_other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
+        message = record.getMessage()
+        # The second one is about a head that the checkpoint does not have.
+        return "LOAD REPORT" not in message and "This checkpoint seem corrupted" not in message
 
     reporter = logging.getLogger("transformers.modeling_utils")
     reporter.addFilter(is_other)

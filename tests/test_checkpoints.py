@@ -177,7 +177,7 @@ CASES = {
     ),
     "short bin": ({"binary": True}, cut("pytorch_model.bin"), r"source/pytorch_model\.bin: damaged"),
     "no weights": ({}, lambda folder: (folder / "model.safetensors").unlink(), "source: no weights"),
-    "no config": ({}, lambda folder: (folder / "config.json").unlink(), r"there is no config\.json in .*source\.$"),
+    "no config": ({}, lambda folder: (folder / "config.json").unlink(), r"source contains no config\.json\.$"),
     "short config": ({}, cut("config.json"), r"config\.json is not JSON"),
     "roberta": (
         {},

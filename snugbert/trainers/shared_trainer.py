@@ -1,8 +1,9 @@
-"""What the model cards of all commands have in common: when they are written and pushed, tables, versions."""
+"""The Trainer that pretraining and fine-tuning share: log lines, checkpoints, resuming and pushing to the Hub."""
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from transformers import Trainer, TrainerCallback, TrainerState
+from tqdm import tqdm
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
@@ -22,18 +24,36 @@ from snugbert.trainers.run_setup import move_hub_token
 
 logger = logging.getLogger(__name__)
 
-# The files of a checkpoint that make up a model: weights, configuration, tokenizer and code.
+# Metrics that log lines omit. Log files have them.
+NOT_PRINTED = (
+    "epoch",
+    "runtime",
+    "samples_per_second",
+    "steps_per_second",
+    "model_preparation_time",
+    "tokens",
+    "padding",
+)
+LOG_NAMES = {
+    "mlm_loss": "MLM loss",
+    "mlm_accuracy": "MLM accuracy",
+    "nsp_loss": "NSP loss",
+    "nsp_accuracy": "NSP accuracy",
+    "tokens_per_second": "tokens/s",
+    "mfu": "MFU",
+}
+# The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
-class CardTrainer(Trainer):
-    """A Trainer that pushes the card of its command instead of its own, and writes no secrets.
+class SharedTrainer(Trainer):
+    """A Trainer with readable log lines that pushes the model card of its command and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
     only folders named `checkpoint-<step>`.
 
     Attributes:
-        write_card: writes the card of the model as it is now into the output folder.
+        write_card: writes a model card with the current metrics into the output folder.
     """
 
     write_card: Callable[[], None] | None = None
@@ -43,12 +63,17 @@ class CardTrainer(Trainer):
         super().__init__(*args, **kwargs)
         move_hub_token(self.args)
         self.add_callback(FindBestCheckpoint)
+        self.remove_callback(PrinterCallback)
+        self.add_callback(LogLines)
+        if self.pop_callback(ProgressCallback) is not None:
+            self.add_callback(ProgressBar)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer. Logs how many checkpoints are kept.
 
         Raises:
-            InputError: a file of the checkpoint is damaged, contains objects that could run code, or does not fit.
+            InputError: a file of the checkpoint is damaged, contains objects that could run code, or does not fit the
+                run.
         """
         limit = self.args.save_total_limit
         self._checkpoints_kept = max(limit or 0, 0)  # 0: all
@@ -66,6 +91,12 @@ class CardTrainer(Trainer):
         with _resuming_from(resume_from_checkpoint, "the model"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As in Trainer, but tied weights, which checkpoints store once, are not reported as missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        missing = [key for key in load_result.missing_keys if key not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with _resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
             before = set(vars(self.lr_scheduler))
@@ -73,14 +104,14 @@ class CardTrainer(Trainer):
             _check_optimizer(self.optimizer)
             # Loading a schedule sets attributes of any name, which could replace its methods.
             if replaced := (vars(self.lr_scheduler).keys() - before) & set(dir(type(self.lr_scheduler))):
-                raise ValueError(f"{min(replaced)} is not part of the state of a schedule")
+                raise ValueError(f"a schedule has no state {min(replaced)}")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with _resuming_from(checkpoint, "rng_state.pth"):
             super()._load_rng_state(checkpoint)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """As in Trainer; nothing where a command has written the card, which is pushed as it is."""
+        """As in Trainer, unless the command writes the card itself."""
         if self.write_card is None:
             super().create_model_card(*args, **kwargs)
 
@@ -97,12 +128,12 @@ class CardTrainer(Trainer):
             self._remove_old_checkpoints(Path(self._get_output_dir(trial)))
 
     def _remove_old_checkpoints(self, output_dir: Path) -> None:
-        """Keeps as many checkpoints as `save_total_limit` allows: the last, the best, and the newest of the others."""
+        """Keeps `save_total_limit` checkpoints: the last, the best, and the newest of the others."""
         best = Path(self.state.best_model_checkpoint or "").name
         last = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
         def rank(folder: Path) -> tuple[bool, float, int]:
-            # Equal times, which some file systems give, leave the order to the steps.
+            # Some file systems give equal times. Then the step decides.
             return folder.name in (last, best), folder.stat().st_mtime, int(folder.name.rpartition("-")[2])
 
         ranked = sorted(list_checkpoints(output_dir), key=rank, reverse=True)
@@ -111,7 +142,7 @@ class CardTrainer(Trainer):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """As in Trainer, without `training_args.bin`: a pickle of every argument, with paths of this machine."""
+        """As in Trainer, without `training_args.bin`, a pickle of all arguments with paths of this machine."""
         super()._save(output_dir, state_dict)
         (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
@@ -134,11 +165,11 @@ class CardTrainer(Trainer):
         by_epoch = args.save_strategy == SaveStrategy.EPOCH
         done = f"epoch {int(self.state.epoch or 0)}" if by_epoch else f"step {self.state.global_step}"
         message = f"Training in progress, {done}"
-        # As in Trainer: what begins with "_" is unfinished.
+        # As in Trainer. Names that begin with "_" are unfinished files.
         ignored = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME]
         jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=ignored)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            _forget_folder(checkpoint / TRAINER_STATE_NAME)
+            _remove_folder_name(checkpoint / TRAINER_STATE_NAME)
             folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             message += ", checkpoint"
             jobs.append(upload(folder_path=checkpoint, path_in_repo=folder, commit_message=message))
@@ -147,14 +178,14 @@ class CardTrainer(Trainer):
         else:
             self.push_in_progress = PushInProgress(jobs)
 
-    def last_figures(self) -> dict[str, float]:
-        """The figures of the last evaluation during training, without their prefix; none before the first."""
+    def last_metrics(self) -> dict[str, float]:
+        """The metrics of the last evaluation during training, without their prefix. Empty before the first one."""
         lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
 
 
 class FindBestCheckpoint(TrainerCallback):
-    """Finds the best checkpoint of a resumed run in its output folder, whatever the folder was called before."""
+    """Finds the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step."""
@@ -163,7 +194,56 @@ class FindBestCheckpoint(TrainerCallback):
             state.best_model_checkpoint = str(best)
 
 
-def _forget_folder(file: Path) -> None:
+class LogLines(TrainerCallback):
+    """Prints the metrics of a step or an evaluation as one line on standard error."""
+
+    last_line = ""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Called by Trainer with the metrics. Those of the whole run are not printed, because a summary follows."""
+        if state.is_world_process_zero and logs and "train_runtime" not in logs:
+            line = format_log_line(logs, state.global_step, state.max_steps)
+            if line != self.last_line:  # the last evaluation is often repeated after training
+                tqdm.write(line, file=sys.stderr)
+            self.last_line = line
+
+
+class ProgressBar(ProgressCallback):
+    """The progress bar of transformers without its log lines."""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        """Prints nothing. [`LogLines`] does."""
+
+
+def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:
+    """Formats the metrics of a step, or of an evaluation, whose names begin with `eval_`.
+
+    step    200/1000  epoch 0.61  loss  6.5210  learning rate 9.0e-05
+    eval    200/1000  epoch 0.61  loss  6.3021  accuracy  0.1250
+    """
+    kind = "eval" if any(name.startswith("eval_") for name in logs) else "step"
+    width = len(str(max_steps))
+    parts = [f"{kind} {step:>{width}}/{max_steps}"]
+    if "epoch" in logs:
+        parts.append(f"epoch {logs['epoch']:.2f}")
+    for name, value in logs.items():
+        name = name.removeprefix("eval_")
+        if name not in NOT_PRINTED:
+            parts.append(f"{LOG_NAMES.get(name, name.replace('_', ' '))} {_format_metric(name, value)}")
+    return "  ".join(parts)
+
+
+def _format_metric(name: str, value: float) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
+    if name == "learning_rate":
+        return f"{value:.1e}"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:6.4f}" if abs(value) < 10 else f"{value:6.2f}"
+
+
+def _remove_folder_name(file: Path) -> None:
     """Shortens the path of the best checkpoint in a `trainer_state.json` to its name, before it is published."""
     state = TrainerState.load_from_json(str(file))
     if state.best_model_checkpoint is not None:
@@ -172,10 +252,10 @@ def _forget_folder(file: Path) -> None:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Refuses values that torch's fused kernels would take without a check, reading and writing beyond their memory.
+    """Checks the shapes of a loaded optimizer. torch's fused kernels do not, and would access memory out of bounds.
 
     Raises:
-        ValueError: a state of another shape than its parameter, or a setting that is not a number.
+        ValueError: a state has another shape than its parameter, or the learning rate is not a number.
     """
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], int | float | torch.Tensor):
@@ -184,23 +264,23 @@ def _check_optimizer(optimizer: Any) -> None:
             for name, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
                     raise ValueError(
-                        f"{name} has the shape {list(value.shape)}, its parameter {list(parameter.shape)}"
+                        f"{name} has shape {list(value.shape)}, but its parameter {list(parameter.shape)}"
                     )
 
 
 @contextmanager
 def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
-    """Turns any error about the content of a checkpoint's `files` into an [`InputError`]."""
+    """Turns an error about the content of a checkpoint's `files` into an [`InputError`]."""
     try:
         yield
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # These name the file that is damaged.
+        # These raise an error that names the damaged file.
         for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
             read_torch_file(file)
         read_weights(Path(str(checkpoint)))
         raise InputError(
             f"{checkpoint}: {files} does not fit this run ({type(error).__name__}: {error}). Resume from another "
-            f"checkpoint, or start from its weights (--model_name_or_path {checkpoint})."
+            f"checkpoint, or start a new run from its weights with --model_name_or_path {checkpoint}."
         ) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import snugbert
 from snugbert_cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,11 @@ def test_the_tour_of_the_code_names_files():
 
 def test_the_reference_has_every_command():
     assert re.findall(r"^<!-- help: (\w+) -->$", PAGES["docs/reference/command-line.md"], re.MULTILINE) == [*COMMANDS]
+
+
+def test_the_reference_has_every_public_name():
+    documented = set(re.findall(r"^::: snugbert\.(\w+)$", PAGES["docs/reference/python-api.md"], flags=re.MULTILINE))
+    assert documented == set(snugbert.__all__) - {"SnugBertPreTrainedModel"}
 
 
 def test_the_index_has_every_decision():

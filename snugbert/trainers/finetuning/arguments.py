@@ -1,4 +1,4 @@
-"""Arguments of every fine-tuning command: which model, and the paper's settings as defaults."""
+"""Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
 
@@ -7,9 +7,10 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments
+from snugbert.trainers.run_setup import is_terminal
 
 SWEEPS = ("paper", "fixed")
-MAIN_METRIC = "main"  # stands for the task's own, until the task is known
+MAIN_METRIC = "main"  # replaced by the main metric of the task
 
 
 @dataclass
@@ -17,23 +18,29 @@ class FineTunedModelArguments(ModelArguments):
     """Which model to fine-tune."""
 
     ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Replace a head that was made for another number of labels."}
+        default=False, metadata={"help": "Replace a classifier that was trained for other labels."}
     )
 
 
 @dataclass
 class ExampleLimits:
-    """How many examples to use: what the arguments of data of every task have in common."""
+    """How many examples to use. The data arguments of all tasks share these."""
 
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many examples."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Score the first so many examples."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first so many examples."})
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on at most this many examples. Default: all."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate at most this many examples. Default: all."}
+    )
+    max_predict_samples: int | None = field(
+        default=None, metadata={"help": "Predict at most this many examples. Default: all."}
+    )
 
     def check_least(self, **least: int) -> None:
-        """Makes sure that these arguments are at least so much, and limits at least 1.
+        """Checks that each argument is at least the given value, and that the limits are at least 1.
 
         Raises:
-            InputError: one is less.
+            InputError: an argument is smaller.
         """
         limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
         for name, smallest in {**least, **dict.fromkeys(limits, 1)}.items():
@@ -43,7 +50,7 @@ class ExampleLimits:
 
     @property
     def max_samples(self) -> dict[str, int | None]:
-        """How many examples of training, validation and test to use; None: all."""
+        """The maximum number of training, validation and test examples. None: all."""
         return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
 
 
@@ -51,63 +58,65 @@ class ExampleLimits:
 class FineTuningArguments(TrainingArguments):
     """`TrainingArguments` with the paper's fine-tuning settings as defaults.
 
-    Devlin et al. (2018), section 4.1: 3 epochs in batches of 32, learning rate the best of 5e-5, 4e-5, 3e-5, 2e-5 on
-    the development set. The original release (`run_classifier.py`, `optimization.py`) adds warmup over the first 10 %
-    of the steps, linear decay, and weight decay 0.01. The paper's batch is that of all devices together.
+    Devlin et al. (2018), section 4.1: 3 epochs, batches of 32, and the best learning rate of 5e-5, 4e-5, 3e-5 and 2e-5
+    on the development set. The original release (`run_classifier.py`, `optimization.py`) adds warmup over the first
+    10 % of the steps, linear decay, and weight decay 0.01. The paper's batch size counts all devices together.
 
     Raises:
-        InputError: a value out of range, or settings that exclude each other.
+        InputError: a value is out of range, or settings exclude each other.
     """
 
-    learning_rate: float = field(default=3e-5, metadata={"help": "The peak learning rate."})
+    do_train: bool = field(
+        default=False, metadata={"help": "Train. Default: train, evaluate and predict, whatever the data allows."}
+    )
+    do_eval: bool = field(
+        default=False, metadata={"help": "Evaluate on the validation examples. Default: see --do_train."}
+    )
+    do_predict: bool = field(default=False, metadata={"help": "Predict the test examples. Default: see --do_train."})
+    learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
     num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the training examples."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a device's batch."})
-    per_device_eval_batch_size: int = field(default=32, metadata={"help": "Examples of a batch in evaluation."})
-    # A short training has a learning curve, too.
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
+    per_device_eval_batch_size: int = field(default=32, metadata={"help": "Evaluated examples per device and batch."})
+    # A share, so that short runs have a learning curve as well.
     logging_steps: float = field(
-        default=0.02, metadata={"help": "Log the loss after so many steps; a number below 1 is a share of all steps."}
+        default=0.02, metadata={"help": "Steps between log lines. A value below 1 is a share of all steps."}
     )
     warmup_steps: float = field(
-        default=0.1, metadata={"help": "Steps of linear warmup; a number below 1 is a share of all steps."}
+        default=0.1, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
     )
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, not on biases and LayerNorm."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
     save_total_limit: int | None = field(
         default=3,
-        metadata={"help": "How many checkpoints to keep: the newest, and the best if there is one. 0 keeps all."},
+        metadata={"help": "Checkpoints to keep: the newest ones and the best. 0 keeps all."},
     )
     layerwise_lr_decay: float = field(
-        default=1.0, metadata={"help": "Learning rate of a layer: so many times that of the layer above it."}
+        default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
     )
-    freeze_embeddings: bool = field(default=False, metadata={"help": "Keep the embeddings as they are."})
-    freeze_layers: int = field(
-        default=0, metadata={"help": "Keep the first so many layers as they are, and the embeddings with them."}
-    )
+    freeze_embeddings: bool = field(default=False, metadata={"advanced": True, "help": "Do not train the embeddings."})
+    freeze_layers: int = field(default=0, metadata={"help": "Do not train the embeddings and the first N layers."})
     unfreeze_after_steps: int | None = field(
-        default=None, metadata={"help": "Train what was frozen, too, after so many steps; default: never."}
+        default=None, metadata={"advanced": True, "help": "Train everything after this many steps. Default: never."}
     )
     class_weights: str | None = field(
         default=None,
-        metadata={"help": "Weights of the classes in the loss: balanced, or such as positive=2,negative=1."},
+        metadata={"help": "Class weights in the loss: balanced, or such as positive=2,negative=1."},
     )
     early_stopping_patience: int | None = field(
         default=None,
-        metadata={"help": "Stop after so many evaluations without a better one, and keep the best model."},
+        metadata={"help": "Stop after N evaluations without improvement, and keep the best model."},
     )
-    early_stopping_threshold: float = field(default=0.0, metadata={"help": "What counts as better, at least."})
+    early_stopping_threshold: float = field(
+        default=0.0, metadata={"advanced": True, "help": "Smallest increase that counts as an improvement."}
+    )
     sweep: str | None = field(
         default=None,
-        metadata={
-            "help": "paper: batch 16 and 32, learning rate 5e-5 to 2e-5, 2 to 4 epochs, and the best by the "
-            "validation examples; fixed: the settings given."
-        },
+        metadata={"help": "Search settings on the validation examples: paper (as in the BERT paper) or fixed."},
     )
-    seeds: int = field(default=1, metadata={"help": "Run so many seeds, from --seed on; mean and deviation."})
+    seeds: int = field(default=1, metadata={"help": "Number of seeds to run, from --seed on, and to average over."})
     pad_to_max_length: bool = field(
-        default=False, metadata={"help": "Padded batches of max_seq_length instead of packed ones."}
+        default=False, metadata={"help": "Pad all examples to --max_seq_length instead of packing batches."}
     )
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Replace the run that --output_dir holds already."}
-    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
     def __post_init__(self):
         for name, low, high in (
@@ -123,34 +132,36 @@ class FineTuningArguments(TrainingArguments):
                 most = "" if high is None else f" and at most {high}"
                 raise InputError(f"--{name} {value} must be at least {low}{most}.")
         if self.sweep not in (None, *SWEEPS):
-            raise InputError(f"--sweep: there is no sweep {self.sweep!r}; there are {', '.join(SWEEPS)}.")
+            raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected {' or '.join(SWEEPS)}.")
         if self.unfreeze_after_steps is not None and not self.freezes:
-            raise InputError("--unfreeze_after_steps: nothing is frozen; give --freeze_layers or --freeze_embeddings.")
+            raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         if self.early_stopping_patience is not None and self.eval_strategy == IntervalStrategy.NO:
             self.eval_strategy = IntervalStrategy.EPOCH
         if self.eval_strategy == IntervalStrategy.STEPS and self.eval_steps is None:
-            # As in Trainer, but where --logging_steps is a share: evaluation costs more than a line in the log.
+            # As in Trainer, unless --logging_steps is a share. Evaluation costs more than a log line.
             self.eval_steps = self.logging_steps if self.logging_steps >= 1 else 500
         if self.early_stopping_patience is not None:
-            # A checkpoint after each evaluation, or the best of them could not be kept.
+            # Keeping the best model requires a checkpoint after each evaluation.
             self.save_strategy, self.save_steps = SaveStrategy(self.eval_strategy), self.eval_steps or self.save_steps
             self.load_best_model_at_end = True
         self.metric_for_best_model = self.metric_for_best_model or MAIN_METRIC
-        # With none of the three, all that the data allow is done. To choose the best, something has to be scored.
+        # Without any of the three, the run does everything the data allows. Selecting the best model needs evaluation.
         if self.do_train and (self.eval_strategy != IntervalStrategy.NO or self.sweeps):
             self.do_eval = True
         asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}
         self.wanted_splits = tuple(split for split in asked if asked[split]) or None
-        # A loss that is no number ends the run instead of being passed over.
+        # Do not hide losses that are NaN or infinite. They end the run.
         self.logging_nan_inf_filter = False
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not is_terminal()
         super().__post_init__()
 
     @property
     def freezes(self) -> bool:
-        """Whether a part of the model is kept as it is, from the start at least."""
+        """Whether a part of the model is frozen, at least at the start."""
         return self.freeze_embeddings or self.freeze_layers > 0
 
     @property
     def sweeps(self) -> bool:
-        """Whether more than one run was asked for."""
+        """Whether there is more than one run."""
         return self.sweep is not None or self.seeds > 1

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.models import load_model
@@ -52,7 +52,7 @@ class EvaluationSet(Generic[Predictions]):
     name: str
     features: Dataset
     num_examples: int
-    decode: Callable[[Any], Predictions]
+    decode: Callable[[Logits], Predictions]
     score: Callable[[Predictions], dict[str, float]] | None
     write: Callable[[Predictions, Path], None]
     predictions_file: str | None = None
@@ -103,7 +103,7 @@ class FineTuningTask:
     name: str
     make_model: Callable[[], PreTrainedModel]
     tokenizer: PreTrainedTokenizerBase
-    data_collator: Callable[[list[dict[str, Any]]], Any]
+    data_collator: DataCollator
     train_features: Dataset | None
     evaluation_sets: list[EvaluationSet[Any]]
     main_metric: str

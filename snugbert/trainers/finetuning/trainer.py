@@ -19,7 +19,7 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import count_tokens
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.shared_trainer import CardTrainer
+from snugbert.trainers.shared_trainer import SharedTrainer
 
 REMEDY = "Try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
 PADDING = -100  # padding of predictions, as in Trainer
@@ -33,7 +33,7 @@ class DivergedError(InputError):
     """The loss or the model's logits are NaN or infinite."""
 
 
-class FineTuningTrainer(CardTrainer):
+class FineTuningTrainer(SharedTrainer):
     """Trainer for a head on top of the encoder.
 
     - Batches may be packed or padded; the data collator decides. Predictions are the same: in the order of the

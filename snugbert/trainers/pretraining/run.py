@@ -108,7 +108,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     write_card = partial(write_run_card, trainer, model_args, data_args, train_corpus, validation_corpus)
     seconds = 0.0
     if do_train:
-        trainer.write_card = lambda: write_card(trainer.last_figures(), {})
+        trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
         if checkpoint is None:
             trainer.add_callback(ClearOutputDir())
         result = trainer.train(resume_from_checkpoint=checkpoint)

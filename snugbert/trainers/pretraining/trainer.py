@@ -34,7 +34,7 @@ from transformers.trainer_utils import (
 from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import newest_checkpoint
+from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.batches import (
     Batch,
@@ -52,7 +52,7 @@ from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.throughput import peak_flops
 from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog
-from snugbert.trainers.shared_trainer import CardTrainer
+from snugbert.trainers.shared_trainer import SharedTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ SIGTERM_SECONDS = 30  # launchers and schedulers kill after this time
 _peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
-class PretrainingTrainer(CardTrainer, ProcessesTrainer):
+class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
 
     It works on any map-style dataset of features with any data collator that returns `labels`, as `Trainer` does; for
@@ -134,7 +134,7 @@ class PretrainingTrainer(CardTrainer, ProcessesTrainer):
         output_dir = Path(self.args.output_dir or "")
         checkpoint = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if resume_from_checkpoint is True:
-            newest = newest_checkpoint(output_dir)
+            newest = find_newest_checkpoint(output_dir)
             if newest is None:
                 raise ValueError(f"{output_dir} has no complete checkpoint to resume from.")
             checkpoint = str(newest)

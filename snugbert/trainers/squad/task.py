@@ -92,17 +92,17 @@ def make_task(
 
 def make_evaluation_set(
     name: str, questions: list[Question], windows: ContextWindows, data_args: SquadDataArguments
-) -> EvaluationSet[list[Answer]]:
+) -> EvaluationSet[dict[str, Answer]]:
     """Returns questions to answer, and to score if they have correct answers.
 
-    Writes predictions.json and nbest_predictions.json, for SQuAD v2.0 null_odds.json, and if the questions have
-    correct answers, f1_by_answer_length.png and thresholds.png. Files of other sets than "eval" have its name as
-    prefix.
+    Writes predictions.json and nbest_predictions.json, and null_odds.json for SQuAD v2.0. If the questions have
+    correct answers, also draws f1_by_answer_length.png, and thresholds.png for SQuAD v2.0. Files of sets other than
+    "eval" have the name of the set as prefix.
 
     The metrics are those of the official scripts for predictions.json. best_exact and best_f1 are the highest scores
     for any --null_score_diff_threshold, and best_exact_thresh and best_f1_thresh are these thresholds. The official
-    script finds lower ones in a file whose answers were already thresholded. As in the script, they are 0 where no
-    answer is never worse.
+    script finds lower scores in a file whose answers were already thresholded. The thresholds are 0 if none beats
+    "no answer" to every question, as in the script.
 
     Args:
         name: "eval" or "predict".
@@ -112,11 +112,11 @@ def make_evaluation_set(
     """
     version_2, threshold = data_args.version_2_with_negative, data_args.null_score_diff_threshold
     prefix = "" if name == "eval" else f"{name}_"
-    golds = collect_gold_answers(questions)
+    golds, has_answers = collect_gold_answers(questions), can_be_scored(questions)
 
-    def decode(logits: Logits) -> list[Answer]:
+    def decode(logits: Logits) -> dict[str, Answer]:
         start_logits, end_logits = logits[:2]
-        return best_answers(
+        answers = best_answers(
             questions,
             windows,
             start_logits,
@@ -126,34 +126,34 @@ def make_evaluation_set(
             version_2,
             threshold,
         )
+        return dict(zip(golds, answers, strict=True))
 
-    def score(answers: list[Answer]) -> dict[str, float]:
-        texts = {question: answer.text for question, answer in zip(golds, answers, strict=True)}
+    def score(answers: dict[str, Answer]) -> dict[str, float]:
+        texts = {question: answer.text for question, answer in answers.items()}
         exact, f1 = squad_scores(texts, golds, version_2)
         if not version_2:
             return squad_metrics(exact, f1)
-        spans = {question: answer.best_span for question, answer in zip(golds, answers, strict=True)}
-        best = squad_v2_metrics(*squad_scores(spans, golds, version_2), spans, golds, _null_odds(golds, answers))
+        spans = {question: answer.best_span for question, answer in answers.items()}
+        best = squad_v2_metrics(*squad_scores(spans, golds, version_2), spans, golds, collect_null_odds(answers))
         return squad_v2_metrics(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
 
-    def write(answers: list[Answer], folder: Path) -> None:
-        odds = _null_odds(golds, answers)
-        write_answers(dict(zip(golds, answers, strict=True)), odds, folder, prefix)
-        if not can_be_scored(questions):
+    def write(answers: dict[str, Answer], folder: Path) -> None:
+        write_answers(answers, folder, prefix)
+        if not has_answers:
             return
-        texts = {question: answer.text for question, answer in zip(golds, answers, strict=True)}
+        texts = {question: answer.text for question, answer in answers.items()}
         _, f1 = squad_scores(texts, golds, version_2)
         lengths = np.array([len(correct[0].split()) if correct else 0 for correct in golds.values()])
         percent = 100 * np.array(list(f1.values()))
         draw_f1_by_answer_length(lengths, percent, plot_file(folder, name, "f1_by_answer_length.png"))
         if version_2:
-            spans = {question: answer.best_span for question, answer in zip(golds, answers, strict=True)}
+            spans = {question: answer.best_span for question, answer in answers.items()}
+            odds = collect_null_odds(answers)
             curve = threshold_curve(*squad_scores(spans, golds, version_2), spans, golds, odds)
             finite = curve[0] < SURELY_NULL
             thresholds, exact, f1_by_threshold = (values[finite] for values in curve)
             draw_thresholds(thresholds, exact, f1_by_threshold, threshold, plot_file(folder, name, "thresholds.png"))
 
-    has_answers = can_be_scored(questions)
     return EvaluationSet(
         name=name,
         features=windows.features,
@@ -166,10 +166,9 @@ def make_evaluation_set(
     )
 
 
-def _null_odds(golds: dict[str, tuple[str, ...]], answers: list[Answer]) -> dict[str, float]:
-    """Returns the no-answer score of each question, by id; none for SQuAD v1.1."""
-    pairs = zip(golds, answers, strict=True)
-    return {question: answer.null_odds for question, answer in pairs if answer.null_odds is not None}
+def collect_null_odds(answers: dict[str, Answer]) -> dict[str, float]:
+    """Returns the no-answer score of each question, by id; empty for SQuAD v1.1."""
+    return {question: answer.null_odds for question, answer in answers.items() if answer.null_odds is not None}
 
 
 def collect_gold_answers(questions: list[Question]) -> dict[str, tuple[str, ...]]:
@@ -185,8 +184,9 @@ def score_no_answer(questions: list[Question]) -> dict[str, float]:
     return {name: metrics[name] for name in ("exact", "f1")}
 
 
-def write_answers(answers: dict[str, Answer], odds: dict[str, float], folder: Path, prefix: str) -> None:
+def write_answers(answers: dict[str, Answer], folder: Path, prefix: str) -> None:
     """Writes the answers by question id, in the format of the original BERT release."""
+    odds = collect_null_odds(answers)
     contents: dict[str, dict[str, Any]] = {
         "predictions": {question: answer.text for question, answer in answers.items()},
         "nbest_predictions": {

@@ -147,12 +147,12 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, show_p
         lines: Lines of text, as [`read_lines`] yields them. They are streamed.
         tokenizer: From [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is
             not used.
-        show_progress: Whether to show a progress bar, in lines.
+        show_progress: Whether to show a progress bar on a terminal, in lines.
     """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     characters = 0
-    for line in tqdm(lines, desc="counting words", unit=" lines", disable=not show_progress):
+    for line in tqdm(lines, desc="counting words", unit=" lines", disable=None if show_progress else True):
         # Neither the normalizer nor the pre-tokenizer looks across a space between two other characters. So it is
         # enough to process each distinct chunk between such spaces once.
         found = line.split()

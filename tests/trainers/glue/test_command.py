@@ -130,7 +130,7 @@ def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, wor
 def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):
     output_dir = shutil.copytree(run, tmp_path / "run")
     before = (output_dir / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="already holds a run"):
+    with pytest.raises(InputError, match="already contains a run"):
         glue.main(arguments(workshop, output_dir))
     assert (output_dir / "model.safetensors").read_bytes() == before
     glue.main(arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1))

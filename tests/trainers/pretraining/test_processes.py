@@ -8,7 +8,7 @@ import torch
 from synthetic import make_trainer, tiny_model
 
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import newest_checkpoint
+from snugbert.trainers.output_folder import find_newest_checkpoint
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
@@ -38,7 +38,7 @@ def test_a_full_disk_is_a_short_error(tmp_path, file):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
-    assert newest_checkpoint(tmp_path / "second") is None  # nothing that could pass for a checkpoint
+    assert find_newest_checkpoint(tmp_path / "second") is None  # nothing that could pass for a checkpoint
 
 
 def test_a_tokenizer_that_cannot_be_saved_is_another_error(tmp_path, monkeypatch):
