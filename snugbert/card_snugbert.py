@@ -226,7 +226,7 @@ def find_base_model(name: str | None) -> tuple[str | None, str]:
 # --- the card of push_to_hub ------------------------------------------------------------------------------------
 
 
-def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: Any = None) -> None:
+def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: str | bool | None = None) -> None:
     """Replaces transformers' template with a card about a model that is about to be pushed.
 
     If the model was loaded from a folder or repository with a card by `snugbert`, and the weights are unchanged, that
@@ -283,7 +283,7 @@ def _find_file(source: str, name: str, **options: Any) -> str | None:
         return None
 
 
-def _find_card(source: str, token: Any) -> ModelCard | None:
+def _find_card(source: str, token: str | bool | None) -> ModelCard | None:
     file = _find_file(source, "README.md", token=token) if source else None
     try:
         return None if file is None else ModelCard.load(file)
@@ -297,7 +297,7 @@ def _is_copy(weights: Path, source: str) -> bool:
     return file is not None and filecmp.cmp(weights, file, shallow=False)
 
 
-def _copy_plots(text: str, source: str, folder: Path, token: Any) -> None:
+def _copy_plots(text: str, source: str, folder: Path, token: str | bool | None) -> None:
     """Copies the plots that a card shows. The card may be a stranger's, so only names that match `PLOT` are copied."""
     for plot in re.findall(r"!\[[^]]*]\(([\w.-]+)\)", text):
         if not PLOT.fullmatch(plot) or os.path.lexists(folder / plot):

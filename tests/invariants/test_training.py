@@ -26,13 +26,11 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.errors import InputError
 from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpus import open_corpus
-from snugbert.trainers.pretraining.data_settings import check_data_settings
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.preparation import prepare_corpus
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
@@ -296,18 +294,6 @@ def test_resuming_takes_no_time_at_any_step(material, straight, tmp_path):
         [dataset.get_example(*divmod(10**6 * 18 + index, len(dataset))) for index in range(18)]
     )
     assert resumed.seen == [sequences_of(batch)]
-
-
-def test_changed_data_is_refused_by_name(material, straight, tmp_path):
-    checkpoint = str(Path(straight.args.output_dir) / "checkpoint-3")
-    check_data_settings(checkpoint, {"seed": 1})
-    with pytest.raises(InputError, match=r"seed was 1 and is 2\. .*--allow_changed_data"):
-        check_data_settings(checkpoint, {"seed": 2})
-
-    state = {"stateful_callbacks": {"PretrainingTrainer": {"data_settings": {"parts": {"a": 1, "b": 2}, "length": 9}}}}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    with pytest.raises(InputError, match=f"from {tmp_path}: a has changed; b is missing; c is new\\. "):
-        check_data_settings(str(tmp_path), {"parts": {"a": 0, "c": 3}, "length": 9})
 
 
 class KeepGradients(TrainerCallback):

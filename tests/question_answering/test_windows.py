@@ -156,19 +156,19 @@ def test_unusual_questions(tokenizer, caplog):
         "1 questions have more than 64 tokens (max_query_length) and are truncated. The first: dev.jsonl, row 3."
         in caplog.text
     )
-    pieces = [tokenizer.convert_ids_to_tokens(ids) for ids in windows.features["input_ids"]]
-    assert pieces[0] == ["[CLS]", "[SEP]", "anna", "slept", ".", "[SEP]"]
-    assert pieces[1] == ["[CLS]", "who", "slept", "?", "[SEP]", "[SEP]"]
+    window_tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in windows.features["input_ids"]]
+    assert window_tokens[0] == ["[CLS]", "[SEP]", "anna", "slept", ".", "[SEP]"]
+    assert window_tokens[1] == ["[CLS]", "who", "slept", "?", "[SEP]", "[SEP]"]
     assert windows.features["token_type_ids"][1] == [0, 0, 0, 0, 0, 1]
     assert [len(values) for values in (windows.char_starts[1], windows.char_ends[1], windows.max_context[1])] == [
         0,
         0,
         0,
     ]
-    assert pieces[2][:66] == ["[CLS]", *["who"] * 64, "[SEP]"]
+    assert window_tokens[2][:66] == ["[CLS]", *["who"] * 64, "[SEP]"]
     # The answer is a part of a word: the sub-tokens that cover it.
     start, end = windows.features["start_positions"][2], windows.features["end_positions"][2]
-    assert "".join(pieces[2][start : end + 1]).replace("##", "") in "unbelievably"
+    assert "".join(window_tokens[2][start : end + 1]).replace("##", "") in "unbelievably"
     assert count_answers(questions, windows) == 1
 
 

@@ -5,13 +5,16 @@ Metrics of classification and tagging are fractions of 1, metrics of question an
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from snugbert.card_snugbert import PLOT
 from snugbert.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
 from snugbert.trainers.finetuning.tables import count_decimals, split_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BLUE, ORANGE = COLORS["training"], COLORS["validation"]
 INK = "#222222"
@@ -110,7 +113,7 @@ def _shorten(label: str, most: int = 32) -> str:
     return short.replace("$", r"\$")  # matplotlib reads text between two dollars as a formula
 
 
-def _write_into_cells(panel: Any, counts: np.ndarray, shares: np.ndarray, cell: float) -> None:
+def _write_into_cells(panel: "Axes", counts: np.ndarray, shares: np.ndarray, cell: float) -> None:
     few = len(counts) <= FEW_LABELS
     letters = max(len(f"{counts.max():,}"), 4 if few else 2)
     type_size = min(10, 0.85 * 72 * cell / (0.6 * letters), 72 * cell / (1.3 * (2 if few else 1)))

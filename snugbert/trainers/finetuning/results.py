@@ -79,7 +79,9 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
     title = f"{task.name}: scored"
     if training:
         duration = format_duration(training["train_runtime"])
-        title = f"{task.name}: trained {training['epoch']:g} epochs ({training['train_steps']:,} steps) in {duration}"
+        epochs, steps = training["epoch"], training["train_steps"]
+        amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps:,} step{'s' * (steps != 1)})"
+        title = f"{task.name}: trained {amount} in {duration}"
     lines = []
     for evaluation_set in task.evaluation_sets:
         name = evaluation_set.name
@@ -118,7 +120,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _format_metric(name: str, value: float, baseline: float | None) -> str:
-    text = f"{name} {value:.{count_decimals(value)}f}"
     if baseline is None or math.isnan(baseline):  # NaN: the correlation of a constant
-        return text
-    return f"{text} (baseline {baseline:.{count_decimals(value)}f})"
+        return f"{name} {value:.{count_decimals(value)}f}"
+    decimals = min(count_decimals(value), count_decimals(baseline))
+    return f"{name} {value:.{decimals}f} (baseline {baseline:.{decimals}f})"

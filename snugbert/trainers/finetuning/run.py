@@ -12,7 +12,12 @@ from transformers import EarlyStoppingCallback, set_seed
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
 from snugbert.trainers.card import package_versions
-from snugbert.trainers.finetuning.arguments import MAIN_METRIC, FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.arguments import (
+    MAIN_METRIC,
+    ExampleLimits,
+    FineTunedModelArguments,
+    FineTuningArguments,
+)
 from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RunResults, write_results
@@ -246,11 +251,11 @@ def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTING
     return {**values, "processes": args.world_size}
 
 
-def collect_data_settings(data_args: Any) -> dict[str, Any]:
+def collect_data_settings(data_args: ExampleLimits) -> dict[str, Any]:
     """Returns how the data were read, as JSON values. Paths are cut to file names, because results may be published.
 
     Args:
-        data_args: a dataclass of data arguments.
+        data_args: the data arguments of the task.
     """
 
     def value(name: str, given: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.models import load_model
@@ -103,7 +103,7 @@ class FineTuningTask:
     name: str
     make_model: Callable[[], PreTrainedModel]
     tokenizer: PreTrainedTokenizerBase
-    data_collator: Callable[[list[dict[str, Any]]], Any]
+    data_collator: DataCollator
     train_features: Dataset | None
     evaluation_sets: list[EvaluationSet[Any]]
     main_metric: str

@@ -48,15 +48,14 @@ class GlueDataArguments(ExampleLimits):
     # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
     do_regression: bool = field(  # type: ignore[assignment]
         default=None,
-        metadata={
-            "help": "Predict the label as a number (true) or as a class (false). Default: a number if all labels are "
-            "numbers and some are fractions."
-        },
+        metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels are fractions."},
     )
     max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens of an example. The longer sentence of a pair is cut first."}
+        default=128, metadata={"help": "Maximum tokens of an example. Longer examples are truncated."}
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted and ignored: nothing is cached."})
+    overwrite_cache: bool = field(
+        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
+    )
 
     def __post_init__(self):
         if self.task_name is not None:

@@ -20,50 +20,56 @@ class NerDataArguments(ExampleLimits):
         InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.
     """
 
-    task_name: str = field(default="ner", metadata={"help": "The tags are in column <task_name>_tags."})
+    task_name: str = field(
+        default="ner", metadata={"advanced": True, "help": "The tags are in column <task_name>_tags."}
+    )
     dataset_name: str | None = field(
         default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
     )
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     train_file: str | None = field(
         default=None,
-        metadata={"help": "Sentences to train on: .json, .jsonl, or CoNLL columns in any other file; also .gz, .zst."},
+        metadata={"help": "Training sentences: .json, .jsonl, or CoNLL in other files, also .gz or .zst."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Sentences to score the model on."})
     test_file: str | None = field(default=None, metadata={"help": "Sentences to tag, with or without tags."})
     text_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the words, by name or number. Default: tokens; CoNLL: the first."}
+        default=None,
+        metadata={"help": "Column of the words. Default: tokens, in CoNLL files the first. A name or number."},
     )
     label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags; CoNLL: the last."}
+        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags, in CoNLL files the last."}
     )
     # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
     # longer. Without padding a higher limit costs nothing, and --document_context benefits from it.
     max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens of a window. Longer sentences are read in overlapping windows."}
+        default=128, metadata={"help": "Maximum tokens of a window. Longer sentences take several windows."}
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted and ignored: nothing is cached."})
+    overwrite_cache: bool = field(
+        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
+    )
     preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Accepted and ignored: the tokenizer uses all cores."}
+        default=None, metadata={"advanced": True, "help": "Accepted and ignored: the tokenizer uses all cores."}
     )
     label_all_tokens: bool = field(
-        default=False, metadata={"help": "Train on all sub-tokens of a word: B- on the first, I- on the others."}
+        default=False, metadata={"help": "Label all sub-tokens of a word, not only the first."}
     )
     return_entity_level_metrics: bool = field(
-        default=False, metadata={"help": "Log the metrics of each entity type during training, too."}
+        default=False, metadata={"help": "Log the metrics of each entity type during training."}
     )
     tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou"] = field(
-        default="auto", metadata={"help": "Tagging scheme of all files. auto: the scheme that fits the tags best."}
+        default="auto", metadata={"help": "Tagging scheme of the files. auto: the one that fits best."}
     )
     on_bad_tag: Literal["stop", "repair"] = field(
         default="stop",
-        metadata={"help": "If tags are invalid in their scheme: stop, or repair them as conlleval does."},
+        metadata={"help": "stop at invalid tags, or repair them as conlleval does."},
     )
     document_context: bool = field(
-        default=False, metadata={"help": "Fill each window with neighboring sentences of the same document."}
+        default=False, metadata={"help": "Fill windows with neighboring sentences of the document."}
     )
     document_column_name: str | None = field(
-        default=None, metadata={"help": f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}."}
+        default=None,
+        metadata={"advanced": True, "help": f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}."},
     )
 
     def __post_init__(self):

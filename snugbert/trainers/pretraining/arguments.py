@@ -145,11 +145,6 @@ class PretrainingDataArguments(PreparationArguments):
         """What to predict."""
         return "mlm" if self.no_nsp else "sop" if self.sentence_order else "nsp"
 
-    @property
-    def sentence_language(self) -> str | None:
-        """The language for splitting text into sentences. None if lines are sentences."""
-        return None if self.lines_are_sentences else self.language
-
 
 def parse_phases(text: str) -> list[tuple[int, float]]:
     """Parses `--phases`: "128:90%,512:10%" -> [(128, 0.9), (512, 0.1)].

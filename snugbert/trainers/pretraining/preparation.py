@@ -71,7 +71,7 @@ def prepare_corpus(
         language: ISO 639-1 code of the language whose rules split lines into sentences.
         preprocessing_num_workers: Number of processes that tokenize. Default: one per core.
         overwrite_output_dir: Whether to replace a corpus of another text, tokenizer or other settings in `folder`.
-        show_progress: Whether to show progress bars.
+        show_progress: Whether to show progress bars on a terminal.
 
     Returns:
         The corpus, as [`open_corpus`] opens it.
@@ -118,7 +118,7 @@ def prepare_parts(
         documents: A description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers: Number of processes that tokenize. Default: one per core that this process may use.
         replace: Whether to replace parts of another text, division, tokenizer or other settings in `folder`.
-        show_progress: Whether to show a progress bar per part, in documents.
+        show_progress: Whether to show a progress bar per part on a terminal, in documents.
 
     Raises:
         InputError: The text cannot be read, or changes while it is read; `folder` holds a part of another text,

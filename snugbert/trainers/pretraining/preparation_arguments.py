@@ -33,6 +33,11 @@ class PreparationArguments(TextArguments):
         if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
             raise InputError(f"--preprocessing_num_workers {self.preprocessing_num_workers} must be at least 1.")
 
+    @property
+    def sentence_language(self) -> str | None:
+        """The language for splitting text into sentences. None if each line is a sentence."""
+        return None if self.lines_are_sentences else self.language
+
 
 @dataclass(kw_only=True)
 class OutputArguments:

@@ -59,14 +59,14 @@ def main(argv: list[str]) -> None:
         folder,
         parts[output_args.shard_number - 1 :: output_args.num_shards],
         tokenizer,
-        None if text_args.lines_are_sentences else text_args.language,
+        text_args.sentence_language,
         num_workers=text_args.preprocessing_num_workers,
         replace=output_args.overwrite_output_dir,
     )
     missing = [part.name for part in parts if not (folder / part.name).exists()]
     if missing:
         print(
-            f"Shard {output_args.shard} is in {folder}. {len(missing)} of {len(parts)} parts are missing: "
+            f"Shard {output_args.shard} is in {folder}. Still missing: {len(missing)} of {len(parts)} parts, "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
     else:

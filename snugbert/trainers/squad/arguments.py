@@ -25,7 +25,7 @@ class SquadDataArguments(ExampleLimits):
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     train_file: list[str] | None = field(
         default=None,
-        metadata={"help": "Questions to train on, one or more files: SQuAD's JSON or JSON lines, also .gz or .zst."},
+        metadata={"help": "Files of training questions: SQuAD's JSON or JSON lines, also .gz or .zst."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Questions to score the model on."})
     test_file: str | None = field(default=None, metadata={"help": "Questions to answer, with or without answers."})
@@ -34,22 +34,25 @@ class SquadDataArguments(ExampleLimits):
     )
     on_bad_answer: Literal["stop", "skip"] = field(
         default="stop",
-        metadata={"help": "If an answer is not in its context at the given position: stop, or skip the answer."},
+        metadata={"help": "stop or skip if an answer is not at its position in the context."},
     )
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
     doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
     max_query_length: int = field(
-        default=64, metadata={"help": "Maximum tokens of a question. Longer questions are truncated."}
+        default=64,
+        metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},
     )
-    n_best_size: int = field(default=20, metadata={"help": "Candidate answers to compare and to write per question."})
+    n_best_size: int = field(default=20, metadata={"advanced": True, "help": "Candidate answers per question."})
     max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
     null_score_diff_threshold: float = field(
         default=0.0,
-        metadata={"help": 'Predict "no answer" if its score exceeds the best answer\'s by more than this (v2.0).'},
+        metadata={"help": 'Predict "no answer" if it scores this much above the best answer.'},
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Accepted and ignored: nothing is cached."})
+    overwrite_cache: bool = field(
+        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
+    )
     preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Accepted and ignored: the tokenizer uses all cores."}
+        default=None, metadata={"advanced": True, "help": "Accepted and ignored: the tokenizer uses all cores."}
     )
 
     def __post_init__(self):

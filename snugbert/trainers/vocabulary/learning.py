@@ -147,7 +147,7 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, show_p
         lines: Lines of text, as [`read_lines`] yields them. They are streamed.
         tokenizer: From [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is
             not used.
-        show_progress: Whether to show a progress bar, in lines.
+        show_progress: Whether to show a progress bar on a terminal, in lines.
     """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()

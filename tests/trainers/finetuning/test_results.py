@@ -1,10 +1,13 @@
 """The files results.json and results.md."""
 
+import dataclasses
 import json
 
 import pytest
+from finetuning_examples import make_task, make_tokenizer
 
-from snugbert.trainers.finetuning.results import write_results
+from snugbert.trainers.finetuning.results import format_duration, format_summary, write_results
+from snugbert.trainers.finetuning.task import Baseline
 
 
 def test_results_files(tmp_path):
@@ -25,3 +28,32 @@ def test_results_files(tmp_path):
         write_results(tmp_path, results | {"settings": object()})
     assert (tmp_path / "results.json").read_text(encoding="utf-8") == written
     assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "results.md"]
+
+
+def test_summary(tmp_path):
+    task = make_task(make_tokenizer(), 3)
+    (validation_set,) = task.evaluation_sets
+    task.metrics = ("accuracy", "f1", "pearson")
+    validation_set.baseline = Baseline("always 'few'", {"accuracy": 0.25, "f1": 50.0, "pearson": float("nan")})
+    test_set = dataclasses.replace(validation_set, name="predict_mm", score=None, baseline=None, num_examples=1234)
+    task.evaluation_sets = [validation_set, test_set]
+    (tmp_path / "README.md").touch()
+    (tmp_path / "eval_confusion_matrix.png").touch()
+    training = {"train_runtime": 61.2, "train_steps": 1, "epoch": 1.0}
+    metrics = {"eval": {"accuracy": 0.5, "f1": 0.0, "pearson": 0.1, "total": 30.0}, "predict_mm": {}}
+    assert format_summary(task, {"training": training, "metrics": metrics}, tmp_path).splitlines() == [
+        "counting: trained 1 epoch (1 step) in 1 min 1 s",
+        "  validation       30 examples: accuracy 0.5000 (baseline 0.2500), f1 0.00 (baseline 50.00), pearson 0.1000",
+        "  test mismatched  1,234 examples: predicted, not scored: there are no labels",
+        "  baseline         always 'few'",
+        f"  folder           {tmp_path}",
+        "  plots            eval_confusion_matrix.png",
+        "  model card       README.md",
+    ]
+    assert format_summary(task, {"training": {}, "metrics": metrics}, tmp_path).startswith("counting: scored\n")
+
+
+def test_durations():
+    assert [format_duration(seconds) for seconds in (0.4, 59.6, 3599, 3601, 90000)] == [
+        *("0 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "25 h 0 min")
+    ]

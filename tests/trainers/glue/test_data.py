@@ -110,12 +110,12 @@ def test_mnli_on_the_hub(monkeypatch):
 def test_diagnostic_set_is_found(tmp_path):
     """The diagnostic set is found in its usual places. A file with labels comes first."""
     plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
-    labelled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
+    labeled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
     for place, content in (
         ("AX/AX.tsv", plain),
         ("diagnostic/diagnostic.tsv", plain),
         ("MNLI/diagnostic.tsv", plain),
-        ("diagnostic/diagnostic-full.tsv", labelled),
+        ("diagnostic/diagnostic-full.tsv", labeled),
     ):
         (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_text(content)
@@ -123,7 +123,7 @@ def test_diagnostic_set_is_found(tmp_path):
         for data_dir in (tmp_path, tmp_path / "MNLI"):
             splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
             assert Path(splits["diagnostic"].source).resolve() == tmp_path / place
-            label = "neutral" if content == labelled else None
+            label = "neutral" if content == labeled else None
             assert splits["diagnostic"].data[:] == {
                 "text": ["A."],
                 "text_pair": ["B."],

@@ -1,22 +1,9 @@
-"""The arguments of pretraining: defaults, errors, and what importing them costs."""
-
-import subprocess
-import sys
+"""The arguments of pretraining."""
 
 import pytest
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments, parse_phases
-
-HEAVY = ("datasets", "pyarrow", "joblib", "matplotlib", "evaluate", "sentencex", "sklearn", "transformers.trainer")
-
-
-def test_importing_the_command_imports_nothing_heavy():
-    """`snugbert pretrain --help` must be fast."""
-    code = "import sys, snugbert.trainers.pretraining.command; print(*sys.modules)"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split())
-    assert "snugbert.trainers.pretraining.arguments" in loaded
-    assert not loaded & set(HEAVY)
 
 
 def test_errors_are_value_errors():

@@ -1,0 +1,477 @@
+"""Runs of `snugbert pretrain`: output files, resuming, phases, objectives, and bad input."""
+
+import gzip
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from hostile import Malicious
+from huggingface_hub import ModelCard
+from synthetic import make_trainer
+
+import snugbert
+from snugbert.trainers.pretraining.cache import prepare_in_cache
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.text_arguments import TextArguments
+from snugbert_cli import main as snugbert_command
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """Short documents, a tokenizer for them, and the arguments of a run that takes seconds."""
+    folder = tmp_path_factory.mktemp("pretraining")
+    rng = np.random.default_rng(0)
+    topics = [[f"w{topic}{word}" for word in "abcd"] for topic in range(3)]
+    lines = []
+    for _ in range(120):
+        topic = topics[rng.integers(3)]
+        lines += [" ".join(rng.choice(topic, size=rng.integers(4, 9))) + " ." for _ in range(6)] + [""]
+    (folder / "text.txt").write_text("\n".join(lines))
+    (folder / "validation.txt").write_text("\n".join(lines[:140]))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *(word for topic in topics for word in topic)]
+    snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)}).save_pretrained(folder / "tok")
+    return {
+        "tokenizer_name": folder / "tok",
+        "config_name": "tiny",
+        "train_file": folder / "text.txt",
+        "validation_file": folder / "validation.txt",
+        "lines_are_sentences": "true",
+        "max_seq_length": 40,
+        "per_device_train_batch_size": 16,
+        "max_steps": 8,
+        "logging_steps": 2,
+        "use_cpu": "true",
+        "disable_tqdm": "true",
+    }
+
+
+def run(arguments: dict, **more) -> int:
+    arguments = {name: value for name, value in (arguments | more).items() if value is not None}
+    return snugbert_command(["pretrain", *(text for name, x in arguments.items() for text in (f"--{name}", str(x)))])
+
+
+def test_a_run_learns_and_writes_a_model(small_run, tmp_path, capsys):
+    more = {"max_steps": 60, "learning_rate": 2e-3, "eval_strategy": "steps", "eval_steps": 30}
+    assert run(small_run | more, output_dir=tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "masked token accuracy" in printed and "baseline" in printed
+    results = json.loads((tmp_path / "eval_results.json").read_text())
+    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"] - 0.5
+    assert results["eval_mlm_accuracy"] > 1.2 * results["eval_unigram_mlm_accuracy"]
+    assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + results["eval_nsp_loss"])
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    for line in history:
+        if "loss" in line:
+            assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], abs=2e-3)
+            assert line["tokens_per_second"] > 0 and 0 <= line["mlm_accuracy"] <= 1 and 0 <= line["nsp_accuracy"] <= 1
+    assert history[-1]["epoch"] > 3  # passes over the corpus, not over the dataset of all steps
+    assert type(snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path)).__name__ == "SnugBertForMaskedLM"
+
+
+def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
+    """Against the model on one pair after the other, as ordinary batches of one."""
+    run(small_run, output_dir=tmp_path, per_device_eval_batch_size=3, save_strategy="no")
+    results = json.loads((tmp_path / "eval_results.json").read_text())
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(tmp_path)
+    text = TextArguments(train_file=[str(small_run["validation_file"])])
+    _, corpus = prepare_in_cache(text, tokenizer, None, str(tmp_path / "cache"), show_progress=False)
+    dataset = PretrainingDataset(corpus, tokenizer, max_seq_length=40, seed=0, epochs_dir=tmp_path / "epochs")
+    assert len(dataset) % 3  # the last batch is smaller than the others
+    collate = SnugBertDataCollatorForPretraining(tokenizer)
+    model = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path).eval()
+    of_tokens, of_pairs = [], []
+    for index in range(len(dataset)):
+        batch = collate([dataset[index]])
+        del batch["cu_seq_lens_q"], batch["max_length_q"]
+        output = model(**batch)
+        labels = batch["labels"][0]
+        of_tokens += [
+            (-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item())
+            for scores, label in zip(output.prediction_logits[0], labels, strict=True)
+            if label != -100
+        ]
+        (scores,), (label,) = output.seq_relationship_logits, batch["next_sentence_label"]
+        of_pairs.append((-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item()))
+    for name, scores in (("mlm", of_tokens), ("nsp", of_pairs)):
+        loss, accuracy = np.mean(scores, axis=0)
+        assert results[f"eval_{name}_loss"] == pytest.approx(loss, rel=1e-5)
+        assert results[f"eval_{name}_accuracy"] == pytest.approx(accuracy, rel=1e-5)
+
+
+def test_do_eval_alone_does_not_train_and_holds_out_documents(small_run, tmp_path, capsys):
+    run(small_run, output_dir=tmp_path / "model", save_strategy="no")
+    before = (tmp_path / "model/model.safetensors").read_bytes()
+    more = {"config_name": None, "model_name_or_path": tmp_path / "model", "validation_file": None}
+    assert run(small_run, **more, do_eval="true", output_dir=tmp_path / "evaluated") == 0
+    assert "eval_mlm_loss" in json.loads((tmp_path / "evaluated/eval_results.json").read_text())
+    assert not (tmp_path / "evaluated/model.safetensors").exists()
+    assert (tmp_path / "model/model.safetensors").read_bytes() == before
+
+
+def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
+    run(small_run, output_dir=tmp_path, save_strategy="no")
+    trained = json.loads((tmp_path / "eval_results.json").read_text())
+    capsys.readouterr()
+    more = {"config_name": None, "model_name_or_path": tmp_path, "train_file": None, "do_eval": "true"}
+    assert run(small_run | more, output_dir=tmp_path / "evaluated") == 0
+    evaluated = json.loads((tmp_path / "evaluated/eval_results.json").read_text())
+    assert evaluated["eval_mlm_loss"] == pytest.approx(trained["eval_mlm_loss"])
+    assert "masked token loss" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("pictures")
+def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
+    run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
+    assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
+    assert (tmp_path / "training.png").stat().st_size > 10_000
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.pipeline_tag == "fill-mask"
+    assert "120 documents" in card.text and "8 of 16 examples of at most 40 tokens" in card.text
+    assert not (tmp_path / "epochs").exists()  # of no use without the run
+
+
+@pytest.mark.parametrize("flag", ["no_nsp", "sentence_order"])
+def test_other_objectives(small_run, tmp_path, capsys, flag):
+    more = {flag: "true", "max_steps": 40, "learning_rate": 2e-3, "whole_word_mask": "true", "save_strategy": "no"}
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    results = json.loads((tmp_path / "eval_results.json").read_text())
+    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"]
+    assert ("eval_nsp_loss" in results) == (flag == "sentence_order")
+    assert ("sentence order accuracy" in capsys.readouterr().out) == (flag == "sentence_order")
+    kind = snugbert.SnugBertForMaskedLM if flag == "no_nsp" else snugbert.SnugBertForPreTraining
+    _, loading = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+
+
+def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
+    (tmp_path / "text.txt").write_text(small_run["train_file"].read_text().replace("\n\n", "\n"))
+    more = {"train_file": tmp_path / "text.txt", "validation_file": None, "max_steps": 1, "logging_steps": 1}
+    assert run(small_run | more, output_dir=tmp_path / "mlm", no_nsp="true") == 0
+    assert run(small_run | more, output_dir=tmp_path / "sop", sentence_order="true") == 0
+
+
+def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
+    """Two lengths in one run, from `snugbert prepare`; resumed in the second phase it is the straight run."""
+    text = ["--train_file", str(small_run["train_file"]), "--lines_are_sentences", "true"]
+    tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
+    assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
+    more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
+    with caplog.at_level("INFO", logger="snugbert"):
+        run(small_run | more, output_dir=tmp_path / "straight")
+    assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
+    assert "training: 2 steps of 8 examples of at most 40 tokens" in caplog.text
+    shutil.copytree(tmp_path / "straight/checkpoint-7", tmp_path / "resumed/checkpoint-7")
+    run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
+    assert weights[0] == weights[1]
+
+
+def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path, capsys):
+    text = tmp_path / "text"
+    text.mkdir()
+    lines = small_run["train_file"].read_text()
+    for name in ("a", "b"):
+        (text / f"{name}.txt").write_text(lines)
+    small_run = small_run | {"train_file": text / "*.txt", "validation_file": None, "save_steps": 4, "max_steps": 4}
+    run(small_run, output_dir=tmp_path / "run")
+    capsys.readouterr()
+    resume = {"output_dir": tmp_path / "run", "resume_from_checkpoint": "true", "max_steps": 6}
+
+    def refusal(**more) -> str:
+        assert run(small_run | resume, **more) == 2
+        error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]
+        assert len(error.splitlines()) == 1 and "--allow_changed_data" in error
+        return error
+
+    text.rename(tmp_path / "moved")  # as a whole it may
+    assert run(small_run | resume | {"train_file": tmp_path / "moved/*.txt", "max_steps": 4}) == 0
+    (tmp_path / "moved").rename(text)
+    assert "short_seq_prob" in refusal(short_seq_prob=0.2)
+    assert "seed" in refusal(seed=7)
+    assert "batch" in refusal(per_device_train_batch_size=8)
+    (text / "b.txt").write_text(lines.replace("w0a", "w0b"))
+    changed = refusal()
+    assert "b.txt" in changed and "a.txt" not in changed
+    (text / "b.txt").unlink()
+    missing = refusal()
+    assert "b.txt" in missing and "missing" in missing
+    assert run(small_run | resume, allow_changed_data="true") == 0
+    # The same batch in other pieces is no change.
+    more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    assert run(small_run | resume | {"max_steps": 8}, **more) == 0
+
+
+def damage(file: Path, how: str) -> None:
+    """Damages a file like a full disk, an incomplete copy, another program or an attacker."""
+    if how == "empty":
+        file.write_bytes(b"")
+    elif how == "cut short":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    else:
+        torch.save({"malicious": Malicious(), "no state": {}, "a list": [1]}[how], file)
+
+
+@pytest.fixture(scope="module")
+def with_checkpoint(small_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    assert run(small_run | {"validation_file": None}, output_dir=folder, save_steps=4, max_steps=4) == 0
+    return folder
+
+
+def with_state(file: Path, change) -> None:
+    state = torch.load(file, weights_only=True)
+    change(state)
+    torch.save(state, file)
+
+
+def shrink(state):
+    """A fused optimizer would write beyond these three numbers."""
+    values = next(iter(state["state"].values()))
+    values["exp_avg"] = values["exp_avg"].flatten()[:3].clone()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("optimizer.pt", shrink, "exp_avg has shape [3]"),
+        ("optimizer.pt", lambda state: state["param_groups"][0].update(lr="x"), "the learning rate is not a number"),
+        ("scheduler.pt", lambda state: state.update(step=1), "a schedule has no state step"),
+    ],
+    ids=["shape", "rate", "method"],
+)
+def test_a_forged_checkpoint_is_a_short_error(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
+    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
+    with_state(folder / "checkpoint-4" / name, change)
+    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
+    assert run(small_run | more, output_dir=folder) == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert "checkpoint-4" in line and name in line and message in line
+
+
+@pytest.mark.parametrize("how", ["empty", "cut short", "malicious", "no state", "a list"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkpoint, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
+    damage(folder / "checkpoint-4" / name, how)
+    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
+    assert run(small_run | more, output_dir=folder) == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert line.startswith("snugbert pretrain: error: ") and "checkpoint-4" in line and name in line
+    assert ("could run code" in line) == (how == "malicious") and not Path("owned").exists()
+
+
+def test_examples_are_shown(small_run, capsys):
+    more = {"show": 3, "validation_file": None}
+    assert run(small_run, **more) == 0
+    shown = capsys.readouterr().out
+    assert "[MASK]{" in shown and shown.count("to predict") == 3 and "\n3. B is " in shown
+    run(small_run, **more, no_nsp="true")
+    assert "- " in capsys.readouterr().out
+
+
+def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, capsys):
+    run(small_run, output_dir=tmp_path, save_steps=4)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert run(small_run, output_dir=tmp_path, seed=1) == 2
+    assert "already contains a run" in capsys.readouterr().err
+    # Even --overwrite_output_dir removes nothing before the new run is about to train.
+    for typo in ({"train_file": "typo.txt"}, {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 8}):
+        assert run(small_run | typo, output_dir=tmp_path, overwrite_output_dir="true") == 2
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
+    assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    # It removes what the run wrote, and nothing of the user's with a similar name.
+    mine = [tmp_path / "checkpoint-notes" / "notes.txt", tmp_path / "my_results.json", tmp_path / "checkpoint-4.txt"]
+    mine[0].parent.mkdir()
+    for file in mine:
+        file.write_text("mine")
+    assert run(small_run, output_dir=tmp_path, seed=1, save_strategy="no", overwrite_output_dir="true") == 0
+    assert (tmp_path / "model.safetensors").read_bytes() != weights
+    assert all(file.read_text() == "mine" for file in mine)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4.txt", "checkpoint-notes"]
+
+
+def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
+    mine = tmp_path / "checkpoint-2-best"  # Trainer would count it, and remove it as the oldest
+    mine.mkdir()
+    with caplog.at_level(logging.INFO, logger="snugbert"):
+        assert run(small_run, output_dir=tmp_path, save_steps=1) == 0
+    assert "checkpoints kept: the newest 3 (--save_total_limit)" in caplog.text
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
+        mine.name,
+        *(f"checkpoint-{n}" for n in (6, 7, 8)),
+    }
+    more = {"resume_from_checkpoint": "true", "max_steps": 12, "save_steps": 1, "save_total_limit": 0}
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 1 + 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [(3, None, {4, 5, 6}), (3, 1, {1, 5, 6}), (1, 6, {6}), (1, 2, {2, 6}), (2, 9, {5, 6})],
+    ids=["newest", "best", "one that is the best", "one and the best", "the best is gone"],
+)
+def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
+    """Also where all have one time, as in a copy, which says nothing of their order."""
+    trainer = make_trainer(tmp_path)
+    trainer._checkpoints_kept, trainer.state.global_step = limit, 6
+    trainer.state.best_model_checkpoint = best and str(tmp_path / f"checkpoint-{best}")
+    folders = [tmp_path / f"checkpoint-{step}" for step in range(1, 7)]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders:
+        os.utime(folder, (1e9, 1e9))
+    trainer._remove_old_checkpoints(tmp_path)
+    assert {int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*")} == kept
+
+
+def test_the_best_checkpoint_is_found_where_the_folder_is_now(small_run, tmp_path):
+    best = {"load_best_model_at_end": "true", "metric_for_best_model": "loss", "eval_strategy": "steps"}
+    best |= {"eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
+    assert run(small_run | best, output_dir=tmp_path / "before") == 0
+    (tmp_path / "before/checkpoint-2-notes").mkdir()  # Trainer would remove it at the end of training
+    (tmp_path / "before").rename(tmp_path / "now")
+    more = {"resume_from_checkpoint": "true", "max_steps": 10, "learning_rate": 0}  # the best cannot change
+    assert run(small_run | best | more, output_dir=tmp_path / "now") == 0
+    state = json.loads((tmp_path / "now/trainer_state.json").read_text())
+    assert (tmp_path / "now" / state["best_model_checkpoint"] / "model.safetensors").exists()
+    assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
+
+
+def test_a_run_resumes_from_its_newest_complete_checkpoint(small_run, tmp_path, caplog):
+    run(small_run, output_dir=tmp_path, save_steps=4)
+    (tmp_path / "checkpoint-8/trainer_state.json").unlink()  # as if the disk had been full
+    more = {"resume_from_checkpoint": "true", "max_steps": 10}
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    assert "checkpoint-8, which is not a complete checkpoint" in caplog.text
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["global_step"] == 10
+    assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
+
+
+def test_one_command_begins_and_resumes(small_run, tmp_path, capsys):
+    """For jobs that may be stopped at any time; but a finished run without checkpoints is not begun again."""
+    more = {"resume_from_checkpoint": "true", "save_steps": 4, "output_dir": tmp_path}
+    assert run(small_run, **more, max_steps=4) == 0
+    assert run(small_run, **more) == 0
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 8
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    assert run(small_run, **more) == 2
+    assert "contains no complete checkpoint" in capsys.readouterr().err
+
+
+def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
+    strategies = {f"{what}_strategy": "epoch" for what in ("save", "eval", "logging")}
+    more = {"max_steps": None, "num_train_epochs": 2, "per_device_train_batch_size": 64}
+    assert run(small_run | more, output_dir=tmp_path, **strategies) == 0
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert [round(line["epoch"]) for line in history if "loss" in line] == [1, 2]
+    assert [round(line["epoch"]) for line in history if "eval_loss" in line] == [1, 2]
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+
+
+def test_the_command_line_overrides_a_yaml_file(small_run, tmp_path):
+    rows = [{"body": text.replace("\n", " \n")} for text in small_run["train_file"].read_text().split("\n\n")]
+    Dataset.from_list(rows).to_parquet(tmp_path / "data/train.parquet")
+    lines = [f"{name}: {value}" for name, value in small_run.items() if name != "train_file"]
+    lines += ["warmup_ratio: 0.1", "save_strategy: no", "seed: null", f"dataset_name: {tmp_path / 'data'}"]
+    lines += [
+        "text_column_name: body",
+        "lr_scheduler_type: cosine_with_min_lr",
+        "lr_scheduler_kwargs: {min_lr: 0.00001}",
+    ]
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
+    more = ["--config", str(tmp_path / "run.yaml"), "--max_steps", "3", "--output_dir", str(tmp_path / "out")]
+    assert snugbert_command(["pretrain", *more]) == 0
+    assert json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 3
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+BAD = [
+    ({"train_file": "nowhere.txt"}, "there is no file nowhere.txt"),
+    ({"train_file": None}, "there is no text. Give --train_file, --dataset_name or --corpus"),
+    ({"dataset_name": "x"}, "--train_file and --dataset_name exclude each other"),
+    ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
+    ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
+    ({"train_file": "empty.txt"}, "training text: it is empty"),
+    ({"train_file": "one_document.txt"}, "a single document of 3 sentences"),
+    ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
+    ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
+    ({"train_file": "latin1.txt.gz"}, "latin1.txt.gz, line 2: not UTF-8"),
+    ({"train_file": "cut.txt.gz"}, "damaged or incomplete gzip file"),
+    ({"train_file": "broken.jsonl"}, "broken.jsonl, row 2: not JSON"),
+    ({"train_file": "other.jsonl"}, "other.jsonl, row 1: no column 'text'. Columns: body. Set --text_column_name"),
+    ({"train_file": "table.csv"}, "table.csv: unknown suffix. Use one of .txt"),
+    ({"config_name": "huge"}, "neither a size (tiny, mini, small, medium, base, large) nor"),
+    ({"config_overrides": "hidden_dropout_prob=2"}, "`hidden_dropout_prob` must be at least 0 and below 1"),
+    ({"config_overrides": "hidden_dropuot_prob=0"}, "hidden_dropuot_prob"),
+    ({"model_name_or_path": "x", "config_name": None}, "invalid configuration x"),
+    ({"model_name_or_path": "./x"}, "the folder ./x does not exist"),
+    ({"config_name": None}, "--model_name_or_path is missing"),
+    ({"tokenizer_name": "no_special"}, "lacks [MASK]"),
+    ({"tokenizer_name": None}, "--tokenizer_name is missing. Without a checkpoint, --config_name needs it"),
+    ({"tokenizer_name": "nowhere"}, "cannot load the tokenizer of nowhere"),
+    ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the model's"),
+    ({"config_overrides": "num_attention_heads=3"}, "is not a multiple of `num_attention_heads` 3"),
+    ({"attn_implementation": "nope"}, "cannot load the model tiny"),
+    ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor is not supported in pretraining"),
+    ({"tokenizer_name": "latin1_vocab"}, "vocab.txt, line 6: not UTF-8"),
+    ({"report_to": "tensorboardx"}, "tensorboardx"),
+    ({"learning_rate": -1}, "--learning_rate -1.0 must not be negative"),
+    ({"mlm_probability": 2}, "mlm_probability 2.0 must be between 0 and 1"),
+    ({"random_replace_prob": 0.3}, "must add up to at most 1"),
+    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order exclude each other"),
+    ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
+    ({"phases": "32"}, "'32' is not a length and its share of the steps"),
+    ({"phases": "32:50%,1024:50%"}, "--phases: length 1024 must be between 5"),
+    ({"corpus": "empty"}, "--corpus and --train_file or --dataset_name exclude each other"),
+    ({"corpus": "no_special", "train_file": None}, "no_special holds no prepared corpus"),
+    ({"optim": "lion"}, "lion"),
+    ({"learning_rat": 1}, "unknown arguments: --learning_rat 1"),
+    ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
+    ({"config": "nowhere.yaml"}, "there is no file nowhere.yaml"),
+]
+
+
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "empty.txt").write_text("\n\n")
+    (folder / "one_document.txt").write_text("a .\nb .\nc .\n")
+    (folder / "one_sentence_each.txt").write_text("a .\n\nb .\n\nc .\n")
+    (folder / "two.txt").write_text("a .\nb .\n\nc .\nd .\n")
+    (folder / "latin1.txt").write_bytes(b"fine\ncaf\xe9\n")
+    (folder / "latin1.txt.gz").write_bytes(gzip.compress(b"fine\ncaf\xe9\n"))
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"some text " * 1000)[:40])
+    (folder / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (folder / "other.jsonl").write_text('{"body": "a"}\n')
+    (folder / "table.csv").write_text("text\na\n")
+    (folder / "no_special").mkdir()
+    (folder / "no_special/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    (folder / "latin1_vocab").mkdir()
+    (folder / "latin1_vocab/vocab.txt").write_bytes(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncaf\xe9\n")
+    return folder
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(bad_files)
+    assert run(small_run | change, output_dir=tmp_path) == 2
+    error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # after the progress bar
+    assert len(error.splitlines()) == 1
+    assert message in error
+    assert not list(tmp_path.glob("[!e]*"))  # nothing but the tables of examples, "epochs"
