@@ -1,5 +1,6 @@
 """`import snugbert`: the packages it needs, and what the Auto classes save and open."""
 
+import ast
 import json
 import os
 import subprocess
@@ -57,13 +58,34 @@ def test_importing_adds_nothing_heavy_to_transformers():
     assert "snugbert" in added and not added & {*HEAVY, "pandas"}, process.stderr
 
 
-@pytest.mark.parametrize(("command", "extra"), [("glue", "train"), ("vocabulary", "train"), ("demo", "demo")])
-def test_a_command_names_the_extra_that_it_needs(command, extra, light_python):
-    process = run(light_python, f"import sys; from snugbert_cli import main; sys.exit(main(['{command}', '--help']))")
-    assert process.returncode == 2
-    *_, line = process.stderr.splitlines()
-    assert line.startswith(f"snugbert {command}: error: the package ")
-    assert line.endswith(f" is not installed. Run: pip install 'snugbert[{extra}]'")
+COMMANDS = {
+    "glue --model_name_or_path bert --task_name sst2 --output_dir out": "train",
+    "pretrain --tokenizer_name bert --config_name tiny --train_file text.txt --output_dir out": "train",
+    "vocabulary --train_file text.txt --output_dir out": "train",
+    "demo --model bert": "demo",
+}
+
+
+def test_commands_name_the_extra_that_they_need(light_python, tmp_path):
+    """`--help` works without it."""
+    code = f"import os; os.chdir({str(tmp_path)!r}); from snugbert_cli import main\n"
+    for command in COMMANDS:
+        code += f"print(main({command.split()}))\n"
+    process = run(light_python, code)
+    assert process.stdout.split() == ["2"] * len(COMMANDS), process.stderr
+    lines = [line for line in process.stderr.splitlines() if line.startswith("snugbert ")]
+    for line, (command, extra) in zip(lines, COMMANDS.items(), strict=True):
+        assert line.startswith(f"snugbert {command.split()[0]}: error: the package ")
+        assert line.endswith(f" is not installed. Run: pip install 'snugbert[{extra}]'")
+
+
+def test_type_checkers_see_the_lazy_names():
+    tree = ast.parse(Path(snugbert.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imported = {alias.name: node.module for node in block.body for alias in node.names}
+    assert imported == {name: f"snugbert.{module}" for name, module in snugbert.LAZY_NAMES.items()}
+    for name in snugbert.__all__:
+        assert getattr(snugbert, name).__name__ == name
 
 
 @pytest.mark.parametrize("head", HEADS)
