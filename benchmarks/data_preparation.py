@@ -1,15 +1,14 @@
-"""Word pieces a second of each stage from text to batches, beside the recipe of the original release; and memory.
+"""Speed and memory of data preparation, compared with the recipe of BERT's original release.
 
     python benchmarks/data_preparation.py --train_file 'books/train-*.txt.gz' --tokenizer_name tok
 
-The original is the script of 2018 that made the paper's examples: sentences are cut into word pieces in Python, put
-together to pairs and masked, all in memory and in one process. Here its recipe is written anew, around the tokenizer
-in Python that transformers keeps; it gets sentences that were split before, as that script did, and its files are not
-written. Both tokenizers must give the same number of word pieces.
+The original script of 2018 tokenizes sentences in Python, builds pairs and masks them, in memory and in one process.
+This file reimplements its recipe with the Python tokenizer of transformers. As in the original, sentences are already
+split. No files are written. Both tokenizers must give the same number of tokens.
 
-Every stage is run `--rounds` times, those of both sides in turn, and the best counts. Memory is what a process and
-those it starts hold themselves, mapped files apart, sampled 20 times a second: of preparing the text, and of making an
-epoch's pairs and reading and masking examples; of the text as it is and of `--copies` times as much.
+Each stage runs `--rounds` times, with both sides in turn, and the best time counts. Memory is the private memory of a
+process and its children, without mapped files, sampled 20 times per second. It is measured for preparing the text, and
+for building an epoch's pairs and reading and masking examples, with the text once and `--copies` times.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from side_by_side import machine_of, positive
+from side_by_side import describe_machine, positive
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, WordpieceTokenizer
 
 from snugbert.errors import InputError
@@ -39,7 +38,7 @@ from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.preparation import prepare_corpus
 
 BATCH_SIZE = 32
-READ_EXAMPLES = 20_000  # of an epoch, for masking and for memory
+READ_EXAMPLES = 20_000  # per epoch, for masking and memory
 SAMPLING_SECONDS = 0.05
 # The original script's defaults.
 SHORT_SEQ_PROB, MASKED_SHARE, MOST_MASKED = 0.1, 0.15, 20
@@ -48,16 +47,16 @@ Sentence = list[str]
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
-    parser.add_argument("--tokenizer_name", required=True, help="a folder")
+    parser.add_argument("--tokenizer_name", required=True, help="tokenizer folder")
     parser.add_argument("--max_seq_length", type=positive, default=128)
-    parser.add_argument("--num_workers", type=positive, default=2, help="processes that prepare")
+    parser.add_argument("--num_workers", type=positive, default=2, help="preparation processes")
     parser.add_argument("--rounds", type=positive, default=2)
-    parser.add_argument("--copies", type=positive, default=8, help="how many times the text, for memory")
+    parser.add_argument("--copies", type=positive, default=8, help="copies of the text for the memory measurement")
     parser.add_argument("--skip_memory", action="store_true")
-    # What a process of its own does, whose memory is measured.
+    # Internal: the task of a process whose memory is measured.
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -67,7 +66,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def original_tokens(documents: list[list[str]], tokenizer: Any) -> list[list[Sentence]]:
-    """Documents of sentences as word pieces, which are strings."""
+    """Tokenizes documents of sentences. Tokens are strings."""
     basic = BasicTokenizer(do_lower_case=tokenizer.do_lower_case)
     word_piece = WordpieceTokenizer(tokenizer.get_vocab(), tokenizer.unk_token)
     tokenized = (
@@ -78,30 +77,30 @@ def original_tokens(documents: list[list[str]], tokenizer: Any) -> list[list[Sen
 
 
 def original_pairs(documents: list[list[Sentence]], max_seq_length: int, seed: int) -> list[tuple[Sentence, Sentence]]:
-    """Pairs of segments: sentences up to a target length that a document keeps, cut in two; half of them random."""
+    """Makes pairs: sentences up to a target length per document, split in two. Half get a random second segment."""
     rng = random.Random(seed)
     longest = max_seq_length - 3
     pairs = []
     for number, document in enumerate(documents):
         target = rng.randint(2, longest) if rng.random() < SHORT_SEQ_PROB else longest
         chunk: list[Sentence] = []
-        length = place = 0
-        while place < len(document):
-            chunk.append(document[place])
-            length += len(document[place])
-            if place == len(document) - 1 or length >= target:
+        length = position = 0
+        while position < len(document):
+            chunk.append(document[position])
+            length += len(document[position])
+            if position == len(document) - 1 or length >= target:
                 cut = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
                 first = list(chain.from_iterable(chunk[:cut]))
                 second = list(chain.from_iterable(chunk[cut:]))
                 if len(chunk) == 1 or rng.random() < 0.5:
-                    place -= len(chunk) - cut  # what the real second half would have been is used later
+                    position -= len(chunk) - cut  # reuses the real second half later
                     second = _random_second(documents, number, target - len(first), rng)
                 while len(first) + len(second) > longest:
                     longer = first if len(first) > len(second) else second
                     longer.pop(0 if rng.random() < 0.5 else -1)
                 pairs.append((first, second))
                 chunk, length = [], 0
-            place += 1
+            position += 1
     rng.shuffle(pairs)
     return pairs
 
@@ -119,7 +118,7 @@ def _random_second(documents: list[list[Sentence]], number: int, wanted: int, rn
 
 
 def original_masks(pairs: Iterable[tuple[Sentence, Sentence]], tokenizer: Any, seed: int) -> Iterator[Any]:
-    """Ids, segments, and positions and ids of the masked tokens of each pair."""
+    """Yields ids, segments, and positions and labels of the masked tokens of each pair."""
     rng = random.Random(seed)
     vocabulary = tokenizer.get_vocab()
     words = list(vocabulary)
@@ -127,21 +126,21 @@ def original_masks(pairs: Iterable[tuple[Sentence, Sentence]], tokenizer: Any, s
     for first, second in pairs:
         tokens = [cls, *first, sep, *second, sep]
         segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
-        candidates = [place for place, token in enumerate(tokens) if token not in (cls, sep)]
+        candidates = [position for position, token in enumerate(tokens) if token not in (cls, sep)]
         rng.shuffle(candidates)
         number = min(MOST_MASKED, max(1, round(len(tokens) * MASKED_SHARE)))
         hidden = list(tokens)
         chosen = sorted(candidates[:number])
-        for place in chosen:
+        for position in chosen:
             if rng.random() < 0.8:
-                hidden[place] = mask
+                hidden[position] = mask
             elif rng.random() >= 0.5:
-                hidden[place] = rng.choice(words)
+                hidden[position] = rng.choice(words)
         yield (
             [vocabulary[token] for token in hidden],
             segments,
             chosen,
-            [vocabulary[tokens[place]] for place in chosen],
+            [vocabulary[tokens[position]] for position in chosen],
         )
 
 
@@ -149,7 +148,7 @@ def original_masks(pairs: Iterable[tuple[Sentence, Sentence]], tokenizer: Any, s
 
 
 def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
-    """The rows of the table of stages."""
+    """Measures all stages, and returns the lines of the table."""
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
     collate = SnugBertDataCollatorForPretraining(tokenizer)
     files = find_files(args.train_file)
@@ -165,7 +164,7 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
         with timed(seconds["split"]):
             for document in documents:
                 split_sentences(document, "en")
-        worker = DocumentTokenizer(tokenizer, None)  # a new one each round: it remembers words
+        worker = DocumentTokenizer(tokenizer, None)  # a new one each round, because it caches words
         with timed(seconds["tokenize"]):
             for batch in batches:
                 worker(batch)
@@ -173,7 +172,7 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
             with timed(seconds[f"prepare {workers}"]):
                 corpus = prepare(args, folder / f"{round_}-{workers}", tokenizer, workers)
         with timed(seconds["pairs"]):
-            dataset = pairs_of(corpus, folder / f"epochs-{round_}", tokenizer, args)
+            dataset = make_dataset(corpus, folder / f"epochs-{round_}", tokenizer, args)
         with timed(seconds["mask"]):
             masked = read_and_mask(dataset, collate)
         with timed(seconds["original tokenize"]):
@@ -186,14 +185,14 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
     best = {stage: min(times) for stage, times in seconds.items()}
     number = corpus.num_tokens
     if (original_number := sum(len(sentence) for document in tokens for sentence in document)) != number:
-        raise SystemExit(f"error: {number:,} word pieces, but the original tokenizer gives {original_number:,}.")
+        raise SystemExit(f"error: {number:,} tokens, but the original tokenizer gives {original_number:,}.")
     original_masked = sum(len(first) + len(second) + 3 for first, second in pairs)
     workers = f"prepare {args.num_workers}"
     rates = [
         ("reading files", number / best["read"], None),
         ("splitting into sentences", number / best["split"], None),
-        ("word pieces of sentences", number / best["tokenize"], number / best["original tokenize"]),
-        ("the three together into a prepared corpus, 1 process", number / best["prepare 1"], None),
+        ("tokenizing sentences", number / best["tokenize"], number / best["original tokenize"]),
+        ("all three, into a prepared corpus, 1 process", number / best["prepare 1"], None),
         (f"the same, {args.num_workers} processes", number / best[workers], None),
         ("pairs of an epoch", number / best["pairs"], number / best["original pairs"]),
         ("masking and batching", masked / best["mask"], original_masked / best["original mask"]),
@@ -204,7 +203,7 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
         ),
     ]
     return [
-        f"{corpus}; word pieces a second:",
+        f"{corpus}; tokens per second:",
         "",
         "| stage | SnugBERT | original recipe | ratio |",
         "| --- | --- | --- | --- |",
@@ -217,25 +216,25 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
 
 @contextmanager
 def timed(seconds: list[float]) -> Iterator[None]:
-    """Adds the seconds that its block takes."""
+    """Appends the duration of its block in seconds."""
     start = time.perf_counter()
     yield
     seconds.append(time.perf_counter() - start)
 
 
 def prepare(args: argparse.Namespace, folder: Path, tokenizer: Any, num_workers: int) -> Corpus:
-    """Prepares the text and opens it."""
+    """Prepares the text, and opens the corpus."""
     options: dict[str, Any] = {"preprocessing_num_workers": num_workers, "show_progress": False}
     return prepare_corpus(args.train_file, tokenizer, folder, **options)
 
 
-def pairs_of(corpus: Corpus, folder: Path, tokenizer: Any, args: argparse.Namespace) -> PretrainingDataset:
-    """The dataset, which makes the pairs of the first epoch."""
+def make_dataset(corpus: Corpus, folder: Path, tokenizer: Any, args: argparse.Namespace) -> PretrainingDataset:
+    """Creates the dataset, which makes the pairs of the first epoch."""
     return PretrainingDataset(corpus, tokenizer, max_seq_length=args.max_seq_length, epochs_dir=folder)
 
 
 def read_and_mask(dataset: PretrainingDataset, collate: Any) -> int:
-    """Makes batches of the first `READ_EXAMPLES` examples; the number of their tokens."""
+    """Makes batches of the first `READ_EXAMPLES` examples, and counts their tokens."""
     number = min(READ_EXAMPLES, len(dataset))
     ranges = [range(start, min(start + BATCH_SIZE, number)) for start in range(0, number, BATCH_SIZE)]
     return sum(collate([dataset[index] for index in indices])["input_ids"].numel() for indices in ranges)
@@ -245,13 +244,13 @@ def read_and_mask(dataset: PretrainingDataset, collate: Any) -> int:
 
 
 def measure_memory(args: argparse.Namespace, folder: Path) -> list[str]:
-    """The rows of the table of memory."""
+    """Measures memory, and returns the lines of the table."""
     files = find_files(args.train_file)
     copies = folder / "copies"
     copies.mkdir()
     for copy in range(args.copies):
-        for place, file in enumerate(files):
-            (copies / f"{copy}-{place}-{file.name}").symlink_to(file.resolve())
+        for index, file in enumerate(files):
+            (copies / f"{copy}-{index}-{file.name}").symlink_to(file.resolve())
     idle = peak_memory(args, "idle", files, folder)
     rows = []
     for text, names in (("the text", files), (f"{args.copies} times the text", sorted(copies.iterdir()))):
@@ -260,7 +259,7 @@ def measure_memory(args: argparse.Namespace, folder: Path) -> list[str]:
         stored = sum(file.stat().st_size for file in at.glob("*.arrow"))
         rows.append(f"| {text} | {stored / 1e6:,.0f} | {peaks[0] / 1e6:,.0f} | {peaks[1] / 1e6:,.0f} |")
     return [
-        f"Peak memory in MB, of which {idle / 1e6:,.0f} are the program itself, with torch and transformers:",
+        f"Peak memory in MB, including {idle / 1e6:,.0f} for the program with torch and transformers:",
         "",
         f"| | prepared corpus on disk | preparing, {args.num_workers} processes | pairs of an epoch, "
         f"and {READ_EXAMPLES:,} examples read and masked |",
@@ -270,7 +269,7 @@ def measure_memory(args: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def peak_memory(args: argparse.Namespace, task: str, files: list[Path], folder: Path) -> int:
-    """The most bytes that a process with this task, and those that it starts, hold themselves at a time."""
+    """Measures the peak private memory in bytes of a process with this task and its children."""
     command = [sys.executable, __file__, "--tokenizer_name", args.tokenizer_name, "--task", task]
     command += ["--folder", str(folder), "--num_workers", str(args.num_workers)]
     command += ["--max_seq_length", str(args.max_seq_length), "--train_file", *map(str, files)]
@@ -280,21 +279,21 @@ def peak_memory(args: argparse.Namespace, task: str, files: list[Path], folder: 
         peak = max(peak, sum(map(_own_memory, _family(process.pid))))
         time.sleep(SAMPLING_SECONDS)
     if process.returncode:
-        raise SystemExit(f"error: the task {task!r} of measuring memory failed.")
+        raise SystemExit(f"error: measuring the memory of {task!r} failed.")
     return peak
 
 
 def _family(pid: int) -> list[int]:
-    """The process and those below it."""
+    """Returns a process and its descendants."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended
         return []
     return [pid, *chain.from_iterable(_family(int(child)) for child in children)]
 
 
 def _own_memory(pid: int) -> int:
-    """Bytes of anonymous memory; what processes share is divided among them."""
+    """Returns the bytes of anonymous memory. Shared memory is divided among its processes."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -303,12 +302,12 @@ def _own_memory(pid: int) -> int:
 
 
 def run_task(args: argparse.Namespace) -> None:
-    """What a process does whose memory is measured."""
+    """Runs the task of a process whose memory is measured."""
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
     if args.task == "prepare":
         prepare(args, args.folder, tokenizer, args.num_workers)
     elif args.task == "read":
-        dataset = pairs_of(open_corpus(args.folder, tokenizer), args.folder / "epochs", tokenizer, args)
+        dataset = make_dataset(open_corpus(args.folder, tokenizer), args.folder / "epochs", tokenizer, args)
         read_and_mask(dataset, SnugBertDataCollatorForPretraining(tokenizer))
 
 
@@ -316,14 +315,14 @@ TASKS = ("idle", "prepare", "read")
 
 
 def main(argv: list[str]) -> None:
-    """Prints both tables."""
+    """Measures, and prints both tables."""
     args = parse_arguments(argv)
     try:
         if args.task:
             run_task(args)
             return
         with tempfile.TemporaryDirectory() as folder:
-            print(", ".join(f"{name} {value}" for name, value in machine_of("cpu").items()))
+            print(", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items()))
             print(f"\n    python benchmarks/data_preparation.py {shlex.join(argv)}\n", flush=True)
             print("\n".join(measure_speed(args, Path(folder))), flush=True)
             if not args.skip_memory:

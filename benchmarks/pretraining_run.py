@@ -1,14 +1,14 @@
-r"""A pretraining run of SnugBERT beside stock `BertForPreTraining` under transformers' own Trainer.
+r"""A pretraining run of SnugBERT, compared with stock `BertForPreTraining` under transformers' own Trainer.
 
     python benchmarks/pretraining_run.py --train_file 'books/train-*.txt.gz' \
         --validation_file books/validation.txt.gz --tokenizer_name tok --config_name mini --max_steps 2000 \
         --learning_rate 1e-3 --output_dir run
 
-Both sides start from the same weights and see the same examples, masks included, in the same order, with the same
-optimizer, schedule, batch, precision and dropout. SnugBERT gets them packed, stock BERT padded to the longest of its
-batch. They run one after the other, a process each. At regular steps both are evaluated on all of the validation text;
-the clock stands still meanwhile. What a side writes down is `ours.jsonl` and `stock.jsonl` in the output folder, and
-from these come `pretraining_run.md` and `pretraining_run.png`, with `--report` once more.
+Both sides use the same initial weights, examples, masks, order, optimizer, schedule, batch size, precision and
+dropout. SnugBERT's batches are packed. Stock BERT's are padded to their longest example. The sides run one after the
+other, each in a new process. Both are evaluated on the whole validation text at regular steps, and evaluation time
+does not count. Each side writes a log, `ours.jsonl` or `stock.jsonl`, to the output folder. `pretraining_run.md` and
+`pretraining_run.png` are made from these logs. `--report` makes them again.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from side_by_side import SIDES, machine_of, padded, positive
+from side_by_side import SIDES, describe_machine, padded, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from snugbert.configuration_snugbert import SIZES
@@ -45,40 +45,40 @@ MEASURES = {
     "nsp_loss": ("next sentence loss, nats", ".3f"),
     "nsp_accuracy": ("next sentence accuracy", ".1%"),
 }
-SAME_START = 2e-2  # largest difference of the losses before the first step; bfloat16 rounds at other places
-SMOOTHED_SHARE = 0.05  # of the log's lines go into a point of the smoothed curves
+SAME_START = 2e-2  # largest accepted difference of initial losses; bfloat16 may round in different places
+SMOOTHED_SHARE = 0.05  # share of log lines averaged per point of a smoothed curve
 
 Batch = dict[str, Any]
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command line; those of `snugbert pretrain` by the same names."""
+    """Parses the command line. Names are those of `snugbert pretrain`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train_file", nargs="+", help="documents, as for `snugbert pretrain`")
-    parser.add_argument("--validation_file", nargs="+", help="likewise")
-    parser.add_argument("--tokenizer_name", help="a folder")
+    parser.add_argument("--validation_file", nargs="+", help="documents for evaluation")
+    parser.add_argument("--tokenizer_name", help="tokenizer folder")
     parser.add_argument("--config_name", default="mini", help=f"{', '.join(SIZES)}, a folder or a JSON file")
-    parser.add_argument("--config_overrides", help="fields of the configuration, such as hidden_dropout_prob=0")
+    parser.add_argument("--config_overrides", help="configuration fields, such as hidden_dropout_prob=0")
     parser.add_argument("--max_seq_length", type=positive, default=128)
     parser.add_argument("--mlm_probability", type=float, default=0.15)
     parser.add_argument("--max_steps", type=positive, default=1000)
     parser.add_argument("--per_device_train_batch_size", type=positive, default=32)
     parser.add_argument("--per_device_eval_batch_size", type=positive, default=32)
     parser.add_argument("--learning_rate", type=float, default=1e-4)
-    parser.add_argument("--warmup_steps", type=float, default=0.01, help="below 1: a share of all steps")
+    parser.add_argument("--warmup_steps", type=float, default=0.01, help="below 1: share of all steps")
     parser.add_argument("--adam_beta2", type=float, default=0.999)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast on both sides")
     parser.add_argument("--use_cpu", action="store_true")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--logging_steps", type=positive, default=10)
     parser.add_argument("--eval_steps", type=positive, default=100)
-    parser.add_argument("--max_eval_samples", type=positive, help="evaluate on so many pairs at most")
+    parser.add_argument("--max_eval_samples", type=positive, help="maximum number of pairs for evaluation")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--side", choices=(*SIDES, "both"), default="both", help="run one side only")
-    parser.add_argument("--report", action="store_true", help="run nothing; write table and picture of the logs again")
+    parser.add_argument("--report", action="store_true", help="only make the table and the plot from the logs")
     args = parser.parse_args(argv)
     if not args.report and not (args.train_file and args.validation_file and args.tokenizer_name):
-        parser.error("--train_file, --validation_file and --tokenizer_name are needed")
+        parser.error("--train_file, --validation_file and --tokenizer_name are required")
     return args
 
 
@@ -86,20 +86,20 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def run_side(side: str, args: argparse.Namespace) -> None:
-    """Trains one side from the first step to the last; its log is `<side>.jsonl`."""
+    """Trains one side, and writes its log to `<side>.jsonl`."""
     model_args = ModelArguments(
         config_name=args.config_name, config_overrides=args.config_overrides, tokenizer_name=args.tokenizer_name
     )
     tokenizer = load_tokenizer(model_args)
     pack = SnugBertDataCollatorForPretraining(tokenizer, mlm_probability=args.mlm_probability)
-    training_examples = examples_of("train", args.train_file, side, tokenizer, args, args.seed)
-    validation_examples = examples_of("validation", args.validation_file, side, tokenizer, args, seed=0)
+    training_examples = make_examples("train", args.train_file, side, tokenizer, args, args.seed)
+    validation_examples = make_examples("validation", args.validation_file, side, tokenizer, args, seed=0)
     validation_pairs = min(len(validation_examples), args.max_eval_samples or len(validation_examples))
-    tokens_of_batches: list[int] = []
+    batch_tokens: list[int] = []
 
     def collate(examples: list[Batch]) -> Batch:
         batch = pack(examples)
-        tokens_of_batches.append(batch["input_ids"].numel())
+        batch_tokens.append(batch["input_ids"].numel())
         return batch if side == "ours" else padded(batch, tokenizer.pad_token_id)
 
     settings: dict[str, Any] = {
@@ -141,7 +141,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     ]
     if side == "stock":
         batches = [padded(batch, tokenizer.pad_token_id) for batch in batches]
-    recorder = Recorder(args.output_dir / f"{side}.jsonl", batches, args, tokens_of_batches)
+    recorder = Recorder(args.output_dir / f"{side}.jsonl", batches, args, batch_tokens)
     trainer = trainer_class(
         model=model,
         args=training_args,
@@ -153,21 +153,21 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     trainer.train()
 
 
-def examples_of(
+def make_examples(
     name: str, files: list[str], side: str, tokenizer: Any, args: argparse.Namespace, seed: int
 ) -> PretrainingDataset:
-    """The sentence pairs of text; the text is prepared by whichever side runs first."""
+    """Creates the dataset of sentence pairs. The side that runs first prepares the text."""
     return PretrainingDataset(
         prepare_corpus(files, tokenizer, args.output_dir / name, show_progress=False),
         tokenizer,
         max_seq_length=args.max_seq_length,
         seed=seed,
-        epochs_dir=args.output_dir / f"{name}-{side}",  # not shared: each side makes its own pairs, in its own time
+        epochs_dir=args.output_dir / f"{name}-{side}",  # not shared: each side makes its own pairs
     )
 
 
 class AllEpochs(torch.utils.data.Dataset):
-    """The examples of a whole run, in the order in which PretrainingTrainer takes them, for the stock Trainer."""
+    """All examples of a run in the order of PretrainingTrainer, for the stock Trainer."""
 
     def __init__(self, dataset: PretrainingDataset, args: argparse.Namespace):
         self.dataset = dataset
@@ -181,17 +181,17 @@ class AllEpochs(torch.utils.data.Dataset):
 
 
 class Recorder(TrainerCallback):
-    """Evaluates at regular steps and writes the log, with the seconds of training that a line comes after.
+    """Evaluates at regular steps, and writes a log with the training time of each line.
 
     Args:
-        file: of the log.
-        batches: of the validation text.
-        args: of the command line.
-        tokens_of_batches: word pieces of the training batches made so far, padding not counted.
+        file: the log file.
+        batches: batches of the validation text.
+        args: arguments of the command line.
+        batch_tokens: number of tokens of each training batch so far, without padding.
     """
 
-    def __init__(self, file: Path, batches: list[Batch], args: argparse.Namespace, tokens_of_batches: list[int]):
-        self.file, self.batches, self.tokens_of_batches = file, batches, tokens_of_batches
+    def __init__(self, file: Path, batches: list[Batch], args: argparse.Namespace, batch_tokens: list[int]):
+        self.file, self.batches, self.batch_tokens = file, batches, batch_tokens
         self.max_steps, self.eval_steps = args.max_steps, args.eval_steps
         self.seconds, self.started = 0.0, 0.0
         file.write_text("")
@@ -202,14 +202,14 @@ class Recorder(TrainerCallback):
         self.started = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, model: Any = None, **kwargs: Any):
-        """Evaluates where it is time to, with the clock stopped."""
+        """Evaluates at regular steps, with the clock stopped."""
         if state.global_step % self.eval_steps == 0 or state.global_step == self.max_steps:
             self._stop_clock(args.device)
             self._evaluate(state.global_step, model, args)
             self.started = time.perf_counter()
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: Any = None, **kwargs: Any):
-        """Notes the mean loss since the last line."""
+        """Logs the mean loss since the last line."""
         if "loss" in logs:
             self._stop_clock(args.device)
             self._write(state.global_step, {"loss": float(logs["loss"])})
@@ -225,61 +225,61 @@ class Recorder(TrainerCallback):
         self._write(step, {f"eval_{name}": value for name, value in evaluate(model, self.batches, args).items()})
         model.train()
 
-    def _write(self, step: int, figures: dict[str, float]) -> None:
-        tokens = sum(self.tokens_of_batches[:step])  # a batch or two may have been made ahead
+    def _write(self, step: int, metrics: dict[str, float]) -> None:
+        tokens = sum(self.batch_tokens[:step])  # a few batches may be prefetched
         with self.file.open("a") as log:
-            log.write(json.dumps({"step": step, "tokens": tokens, "seconds": self.seconds, **figures}) + "\n")
+            log.write(json.dumps({"step": step, "tokens": tokens, "seconds": self.seconds, **metrics}) + "\n")
 
 
 def evaluate(model: Any, batches: list[Batch], args: TrainingArguments) -> dict[str, float]:
-    """Losses and accuracies over all labelled tokens and all pairs; only one batch's logits are in memory."""
+    """Computes losses and accuracies over all labeled tokens and pairs, one batch at a time."""
     sums = torch.zeros(4, dtype=torch.float64)
     tokens = pairs = 0
     for batch in batches:
         batch = {name: value.to(args.device) if torch.is_tensor(value) else value for name, value in batch.items()}
         labels, nsp_labels = batch["labels"], batch["next_sentence_label"]
-        labelled = labels != IGNORE_INDEX
-        # Ours takes the labels to know where they are; stock BERT would only compute a loss on everything.
+        is_labeled = labels != IGNORE_INDEX
+        # Ours needs the labels for sparse prediction. Stock BERT would compute a loss that is not needed.
         inputs = batch | {"sparse_prediction": True}
         if "attention_mask" in batch:
             inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
         with torch.inference_mode(), torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
             outputs = model(**inputs)
         logits = outputs.prediction_logits
-        for place, (scores, targets) in enumerate(
+        for index, (scores, targets) in enumerate(
             (
-                ((logits[labelled] if logits.dim() == 3 else logits).float(), labels[labelled]),
+                ((logits[is_labeled] if logits.dim() == 3 else logits).float(), labels[is_labeled]),
                 (outputs.seq_relationship_logits.float(), nsp_labels),
             )
         ):
-            sums[2 * place] += F.cross_entropy(scores, targets, reduction="sum").item()
-            sums[2 * place + 1] += (scores.argmax(-1) == targets).sum().item()
-        tokens, pairs = tokens + int(labelled.sum()), pairs + len(nsp_labels)
+            sums[2 * index] += F.cross_entropy(scores, targets, reduction="sum").item()
+            sums[2 * index + 1] += (scores.argmax(-1) == targets).sum().item()
+        tokens, pairs = tokens + int(is_labeled.sum()), pairs + len(nsp_labels)
     means = (sums / torch.tensor([tokens, tokens, pairs, pairs])).tolist()
     return dict(zip(MEASURES, means, strict=True))
 
 
-# --- both sides together ----------------------------------------------------------------------------------------
+# --- comparison of both sides ------------------------------------------------------------------------------------
 
 
 def report(argv: list[str]) -> str:
-    """Writes table and picture from the logs of both sides.
+    """Makes the table and the plot from the logs of both sides.
 
     Args:
-        argv: what the run was started with.
+        argv: arguments of the run.
 
     Returns:
         The table, with versions and command.
 
     Raises:
-        SystemExit: a side is missing, or they did not start from the same weights or saw other examples.
+        SystemExit: a log is missing, or initial weights or examples differ.
     """
     args, logs = parse_arguments(argv), {}
     device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
     for side in SIDES:
         file = args.output_dir / f"{side}.jsonl"
         if not file.exists():
-            raise SystemExit(f"error: there is no {file}; run both sides first.")
+            raise SystemExit(f"error: {file} is missing. Run both sides first.")
         logs[side] = [json.loads(line) for line in file.read_text().splitlines()]
     losses = {side: [line for line in log if "loss" in line] for side, log in logs.items()}
     evaluations = {side: [line for line in log if "eval_mlm_loss" in line] for side, log in logs.items()}
@@ -288,11 +288,11 @@ def report(argv: list[str]) -> str:
     difference = max(abs(a - b) for a, b in zip(*smoothed.values(), strict=True))
     last = {side: lines[-1] for side, lines in evaluations.items()}
     seconds = {side: line["seconds"] for side, line in last.items()}
-    then = _at(evaluations["stock"], seconds["ours"])
+    then = _interpolate(evaluations["stock"], seconds["ours"])
     rows = [
         ("steps", *(f"{last[side]['step']:,}" for side in SIDES), ""),
         ("minutes of training", *(f"{seconds[side] / 60:.1f}" for side in SIDES), f"{seconds['ours'] / 60:.1f}"),
-        ("word pieces a second", *(f"{last[side]['tokens'] / seconds[side]:,.0f}" for side in SIDES), ""),
+        ("tokens per second", *(f"{last[side]['tokens'] / seconds[side]:,.0f}" for side in SIDES), ""),
         *(
             (
                 description,
@@ -304,7 +304,7 @@ def report(argv: list[str]) -> str:
     ]
     text = "\n".join(
         [
-            ", ".join(f"{name} {value}" for name, value in machine_of(device).items()),
+            ", ".join(f"{name} {value}" for name, value in describe_machine(device).items()),
             "",
             f"    python benchmarks/pretraining_run.py {shlex.join(argv)}",
             "",
@@ -312,8 +312,8 @@ def report(argv: list[str]) -> str:
             "| --- | --- | --- | --- |",
             *(f"| {' | '.join(row)} |" for row in rows),
             "",
-            f"Stock's time / ours: {seconds['stock'] / seconds['ours']:.2f}. The largest difference of the training "
-            f"losses, each the mean of {SMOOTHED_SHARE:.0%} of the run: {difference:.3f} nats.",
+            f"Stock's time / ours: {seconds['stock'] / seconds['ours']:.2f}. Largest difference of the training "
+            f"losses, averaged over {SMOOTHED_SHARE:.0%} of the run: {difference:.3f} nats.",
             "",
         ]
     )
@@ -326,26 +326,26 @@ def _check_same(losses: dict[str, list[Batch]], evaluations: dict[str, list[Batc
     for what, lines in (("losses", losses), ("evaluations", evaluations)):
         steps = {side: [(line["step"], line["tokens"]) for line in lines[side]] for side in SIDES}
         if steps["ours"] != steps["stock"]:
-            raise SystemExit(f"error: the {what} of both sides are not of the same steps and examples.")
+            raise SystemExit(f"error: the {what} of the two sides belong to different steps or examples.")
     start = [evaluations[side][0]["eval_mlm_loss"] for side in SIDES]
     if not abs(start[0] - start[1]) <= SAME_START:
-        raise SystemExit(f"error: the sides start with losses of {start[0]:.3f} and {start[1]:.3f}, not the same.")
+        raise SystemExit(f"error: initial losses differ: {start[0]:.3f} and {start[1]:.3f}.")
 
 
 def _smoothed(values: list[float]) -> list[float]:
-    """Means of the values around each; fewer at the ends."""
+    """Computes moving averages, over fewer values at the ends."""
     reach = round(len(values) * SMOOTHED_SHARE / 2)
-    windows = (values[max(place - reach, 0) : place + reach + 1] for place in range(len(values)))
+    windows = (values[max(index - reach, 0) : index + reach + 1] for index in range(len(values)))
     return [sum(window) / len(window) for window in windows]
 
 
-def _at(lines: list[Batch], seconds: float) -> Batch:
-    """The figures after so many seconds, on straight lines between evaluations."""
+def _interpolate(lines: list[Batch], seconds: float) -> Batch:
+    """Interpolates metrics at a time between evaluations."""
     for before, after in pairwise(lines):
         if before["seconds"] <= seconds <= after["seconds"]:
             share = (seconds - before["seconds"]) / (after["seconds"] - before["seconds"])
             return {name: before[name] + share * (after[name] - before[name]) for name in before}
-    return lines[-1]  # stock was done first
+    return lines[-1]  # stock BERT finished first
 
 
 def draw(
@@ -354,18 +354,18 @@ def draw(
     evaluations: dict[str, list[Batch]],
     file: Path,
 ) -> None:
-    """Training and validation loss over steps, and validation loss over minutes."""
+    """Plots training and validation loss over steps and over minutes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.5, 4.8), dpi=130, layout="constrained")
     over_steps, over_minutes = figure.subplots(1, 2)
-    for side, line_style in (("stock", "-"), ("ours", "--")):  # on each other: both have to be visible
+    for side, line_style in (("stock", "-"), ("ours", "--")):  # drawn on top of each other, so both must be visible
         color, width = COLORS[side], 3.2 if side == "stock" else 1.6
         steps = [line["step"] for line in losses[side]]
         minutes = [line["seconds"] / 60 for line in losses[side]]
-        look = {"color": color, "linewidth": width, "linestyle": line_style, "label": NAMES[side]}
-        over_steps.plot(steps, smoothed[side], **look)
-        over_minutes.plot(minutes, smoothed[side], **(look | {"linestyle": "-", "linewidth": 1.8}))
+        style = {"color": color, "linewidth": width, "linestyle": line_style, "label": NAMES[side]}
+        over_steps.plot(steps, smoothed[side], **style)
+        over_minutes.plot(minutes, smoothed[side], **(style | {"linestyle": "-", "linewidth": 1.8}))
     for panel, unit, scale, label in (
         (over_steps, "step", 1, "steps"),
         (over_minutes, "seconds", 60, "minutes of training"),
@@ -393,13 +393,13 @@ def draw(
 
 
 def main(argv: list[str]) -> None:
-    """Runs what the arguments ask for and prints the table."""
+    """Runs one or both sides, and prints the table."""
     args = parse_arguments(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     command = args.output_dir / "command.json"
     if args.report:
         if not command.exists():
-            raise SystemExit(f"error: {args.output_dir} holds no run of both sides.")
+            raise SystemExit(f"error: {args.output_dir} has no run of both sides.")
         print(report(json.loads(command.read_text())))
     elif args.side != "both":
         try:

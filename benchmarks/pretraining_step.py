@@ -1,9 +1,9 @@
-"""A pretraining step, SnugBERT beside stock BERT: masked tokens and next sentences, from documents by the recipe.
+"""A pretraining step of SnugBERT and stock BERT: masked tokens and next sentences.
 
     python benchmarks/pretraining_step.py --train_file 'corpus/*.txt.gz' --size base --max_seq_length 128
 
-The weights are random. A step is zero_grad, forward and backward under autocast; the update, which is the same work
-for both, only with `--optimizer`. What is measured and how: `side_by_side.py`.
+The weights are random. A step is zero_grad, forward and backward under autocast. `--optimizer` adds the update, which
+is the same for both sides. `side_by_side.py` describes the measurements.
 """
 
 import argparse
@@ -26,18 +26,20 @@ from snugbert.trainers.pretraining.preparation import prepare_corpus
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command line."""
+    """Parses the command line."""
     parser = argument_parser(__doc__, trains=True)
     parser.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
-    parser.add_argument("--tokenizer_name", help="a folder; default: the vocabulary of BERT uncased")
+    parser.add_argument("--tokenizer_name", help="tokenizer folder; default: BERT uncased")
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--max_seq_length", type=int, default=128)
-    parser.add_argument("--short_seq_prob", type=float, default=0.1, help="more short pairs: more padding")
+    parser.add_argument(
+        "--short_seq_prob", type=float, default=0.1, help="share of short pairs; more means more padding"
+    )
     return parser.parse_args(argv)
 
 
 def make_work(args: argparse.Namespace) -> Iterator[Work]:
-    """The one row of this benchmark."""
+    """Yields the row of this benchmark."""
     dropout = f"hidden_dropout_prob={args.dropout},attention_probs_dropout_prob={args.dropout}"
     model_args = ModelArguments(
         config_name=args.size,
@@ -46,7 +48,7 @@ def make_work(args: argparse.Namespace) -> Iterator[Work]:
     )
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
-    assert isinstance(config, SnugBertConfig)  # as every named size
+    assert isinstance(config, SnugBertConfig)  # all named sizes are
     if not 5 <= args.max_seq_length <= config.max_position_embeddings:
         raise InputError(f"--max_seq_length must be from 5 to {config.max_position_embeddings}.")
     batches = make_batches(args, tokenizer)
@@ -63,7 +65,7 @@ def make_work(args: argparse.Namespace) -> Iterator[Work]:
 
 
 def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
-    """Masked batches, padded to their longest pair."""
+    """Makes masked batches, padded to their longest pair."""
     collate = SnugBertDataCollatorForPretraining(tokenizer)
     needed = examples_needed(args)
     with tempfile.TemporaryDirectory() as name:
@@ -76,7 +78,7 @@ def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
             seed=args.seed,
         )
         if len(dataset) < needed:
-            raise InputError(f"{needed} pairs are needed, --train_file gives {len(dataset)}; name more text.")
+            raise InputError(f"--train_file: {len(dataset)} sentence pairs, but {needed} are needed. Add text.")
         examples = [dataset[index] for index in range(needed)]
     return [
         padded(collate(examples[start : start + args.batch_size]), tokenizer.pad_token_id)

@@ -1,14 +1,14 @@
-r"""Inference in 8 bits on a CPU: accuracy, size and speed of a sentence classifier, SnugBERT's beside stock BERT's.
+r"""8-bit inference on a CPU: accuracy, size and speed of a SnugBERT and a stock BERT classifier.
 
     snugbert glue --model_name_or_path BERT --task_name sst2 --data_dir glue --output_dir sst2
     python benchmarks/quantization.py --classifier sst2 --glue_dir glue
 
-The same weights six times: SnugBERT and stock BERT, each in torch, exported to ONNX in float32, and that quantized
-dynamically by ONNX Runtime as docs/how-to/integrate.md says. Only SnugBERT in torch works without padding.
+Six variants of the same weights: SnugBERT and stock BERT, each in torch, in ONNX Runtime with float32, and in ONNX
+Runtime with dynamic quantization as in docs/how-to/integrate.md. Only SnugBERT in torch skips padding.
 
-Accuracy is that of SST-2's dev set. Times are of its first sentences, in three ways: one at a time, in batches in the
-order of the file, and in batches of sentences sorted by length. All six run in every round, one after the other, and
-who begins changes; a ratio is stock BERT's time in torch / the time, both of the same round.
+Accuracy is measured on SST-2's dev set. Times are measured on its first sentences: one at a time, in batches in file
+order, and in batches sorted by length. All six variants run in each round, and the first one changes. A ratio is stock
+BERT's time in torch / the variant's time in the same round.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import onnxruntime
 import torch
 from finetuning import collate, glue_features
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from side_by_side import TOLERANCE, machine_of, positive
+from side_by_side import TOLERANCE, describe_machine, positive
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
 import snugbert
@@ -40,29 +40,29 @@ Run = Callable[[Batch], torch.Tensor]  # a padded batch -> logits
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classifier", required=True, help="a folder that `snugbert glue --task_name sst2` wrote")
-    parser.add_argument("--glue_dir", required=True, help="the folder that holds SST-2")
+    parser.add_argument("--classifier", required=True, help="output folder of `snugbert glue --task_name sst2`")
+    parser.add_argument("--glue_dir", required=True, help="folder with SST-2")
     parser.add_argument("--batch_size", type=positive, default=32)
-    parser.add_argument("--max_samples", type=positive, help="accuracy of the first so many sentences; default: all")
-    parser.add_argument("--timed_samples", type=positive, default=256, help="time of the first so many")
-    parser.add_argument("--rounds", type=positive, default=7, help="measured rounds; one more before them warms up")
+    parser.add_argument("--max_samples", type=positive, help="number of sentences for accuracy; default: all")
+    parser.add_argument("--timed_samples", type=positive, default=256, help="number of sentences for times")
+    parser.add_argument("--rounds", type=positive, default=7, help="measured rounds, after one warmup round")
     return parser.parse_args(argv)
 
 
 # --- the models -------------------------------------------------------------------------------------------------
 
 
-def stock_twin(ours: PreTrainedModel) -> PreTrainedModel:
-    """Stock BERT with the weights of our classifier."""
+def make_stock(ours: PreTrainedModel) -> PreTrainedModel:
+    """Builds stock BERT with the weights of our classifier."""
     stock = BertForSequenceClassification(BertConfig(**{**ours.config.to_dict(), "model_type": "bert"}))
     stock.load_state_dict(ours.state_dict())
     return stock.eval()
 
 
-def in_torch(model: PreTrainedModel) -> Run:
-    """The model as it is."""
+def run_in_torch(model: PreTrainedModel) -> Run:
+    """Returns a function that runs the model in torch."""
 
     def run(batch: Batch) -> torch.Tensor:
         with torch.inference_mode():
@@ -72,7 +72,7 @@ def in_torch(model: PreTrainedModel) -> Run:
 
 
 def export(model: PreTrainedModel, example: Batch, file: Path) -> None:
-    """Writes the model in ONNX, for any number of sentences of any length."""
+    """Exports the model to ONNX, for any batch size and length."""
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=model.config.max_position_embeddings)}
     torch.onnx.export(
         model,
@@ -87,9 +87,9 @@ def export(model: PreTrainedModel, example: Batch, file: Path) -> None:
 
 
 def quantize(file: Path, to: Path) -> None:
-    """Writes the exported model in 8 bits, as docs/how-to/integrate.md does."""
+    """Quantizes the exported model to 8 bits, as in docs/how-to/integrate.md."""
     exported = onnx.load(file)
-    del exported.graph.value_info[:]  # shapes, which the quantizer would contradict: microsoft/onnxruntime issue 25890
+    del exported.graph.value_info[:]  # stale shapes would contradict the quantizer's (microsoft/onnxruntime#25890)
     quantize_dynamic(
         exported,
         to,
@@ -99,8 +99,8 @@ def quantize(file: Path, to: Path) -> None:
     )
 
 
-def in_onnx_runtime(file: Path) -> Run:
-    """An exported model, with as many threads as torch has."""
+def run_in_onnx_runtime(file: Path) -> Run:
+    """Returns a function that runs an exported model with as many threads as torch."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(file, options)
@@ -111,30 +111,30 @@ def in_onnx_runtime(file: Path) -> Run:
     return run
 
 
-def contestants(ours: PreTrainedModel, example: Batch, folder: Path) -> tuple[dict[str, Run], dict[str, float]]:
-    """All six, and what each takes on the disk, in MB."""
+def make_variants(ours: PreTrainedModel, example: Batch, folder: Path) -> tuple[dict[str, Run], dict[str, float]]:
+    """Creates all six variants, with their sizes in MB."""
     runs: dict[str, Run] = {}
     sizes: dict[str, float] = {}
-    for name, model in (("SnugBERT", ours), ("BERT", stock_twin(ours))):
+    for name, model in (("SnugBERT", ours), ("BERT", make_stock(ours))):
         float32, int8 = (folder / f"{name}-{kind}.onnx" for kind in ("float32", "int8"))
         export(model, example, float32)
         quantize(float32, int8)
-        runs[f"{name}, torch, float32"] = in_torch(model)
+        runs[f"{name}, torch, float32"] = run_in_torch(model)
         sizes[f"{name}, torch, float32"] = sum(weight.nbytes for weight in model.state_dict().values()) / 1e6
         for kind, file in (("float32", float32), ("8 bits", int8)):
-            runs[f"{name}, ONNX Runtime, {kind}"] = in_onnx_runtime(file)
+            runs[f"{name}, ONNX Runtime, {kind}"] = run_in_onnx_runtime(file)
             sizes[f"{name}, ONNX Runtime, {kind}"] = file.stat().st_size / 1e6
     return runs, sizes
 
 
-# --- what is measured -------------------------------------------------------------------------------------------
+# --- measurements -----------------------------------------------------------------------------------------------
 
 
 def quality_table(runs: dict[str, Run], sizes: dict[str, float], batches: list[Batch], labels: torch.Tensor) -> str:
-    """Size, accuracy, and the distance from stock BERT's logits.
+    """Formats size, accuracy and the difference from stock BERT's logits.
 
     Raises:
-        SystemExit: one in float32 does not compute what stock BERT does.
+        SystemExit: a float32 variant does not compute the same as stock BERT.
     """
     logits = {name: torch.cat([run(batch) for batch in batches]) for name, run in runs.items()}
     expected = logits[REFERENCE]
@@ -143,7 +143,7 @@ def quality_table(runs: dict[str, Run], sizes: dict[str, float], batches: list[B
     for name, mine in logits.items():
         distance = (mine - expected).abs().max().item()
         if "float32" in name and distance > TOLERANCE["float32"] * max(1, expected.abs().max().item()):
-            raise SystemExit(f"{name}: logits differ from stock BERT's by {distance:.1e}; not measured.")
+            raise SystemExit(f"{name}: logits differ from stock BERT's by {distance:.1e}. Not measured.")
         accuracy = (mine.argmax(1) == labels).double().mean().item()
         others = (mine.argmax(1) != expected.argmax(1)).sum().item()
         table += f"| {name} | {sizes[name]:.1f} | {accuracy:.2%} | {others} of {len(labels)} | {distance:.2g} |\n"
@@ -151,7 +151,7 @@ def quality_table(runs: dict[str, Run], sizes: dict[str, float], batches: list[B
 
 
 def time_table(runs: dict[str, Run], works: dict[str, list[Batch]], sentences: int, rounds: int) -> str:
-    """Stock BERT's time / the time of each, in each way of making batches; and its own sentences a second."""
+    """Measures each variant: stock BERT's time / its time, and its sentences per second."""
     names = list(runs)
     cells: dict[str, list[str]] = {name: [] for name in names}
     for batches in works.values():
@@ -173,26 +173,26 @@ def time_table(runs: dict[str, Run], works: dict[str, list[Batch]], sentences: i
 
 
 def measure(args: argparse.Namespace) -> Iterator[str]:
-    """Both tables, one after the other."""
+    """Yields both tables."""
     model = snugbert.SnugBertForSequenceClassification.from_pretrained(args.classifier)
     tokenizer = load_tokenizer(ModelArguments(model_name_or_path=args.classifier))
     features = glue_features("sst2", args.glue_dir, "validation", tokenizer, args.max_samples, seed=None)
     labels = torch.tensor([feature["label"] for feature in features])
 
-    def batches_of(features: list[dict[str, Any]], size: int) -> list[Batch]:
+    def make_batches(features: list[dict[str, Any]], size: int) -> list[Batch]:
         batches = collate(features, "sst2", tokenizer, size)
         return [{name: values for name, values in batch.items() if name != "labels"} for batch in batches]
 
     timed = features[: args.timed_samples]
     by_length = sorted(timed, key=lambda feature: len(feature["input_ids"]))
     works = {
-        "one at a time": batches_of(timed, 1),
-        f"batches of {args.batch_size}": batches_of(timed, args.batch_size),
-        f"batches of {args.batch_size}, sorted": batches_of(by_length, args.batch_size),
+        "one at a time": make_batches(timed, 1),
+        f"batches of {args.batch_size}": make_batches(timed, args.batch_size),
+        f"batches of {args.batch_size}, sorted": make_batches(by_length, args.batch_size),
     }
-    all_batches = batches_of(features, args.batch_size)
+    all_batches = make_batches(features, args.batch_size)
     with tempfile.TemporaryDirectory() as folder:
-        runs, sizes = contestants(model, all_batches[0], Path(folder))
+        runs, sizes = make_variants(model, all_batches[0], Path(folder))
         yield quality_table(runs, sizes, all_batches, labels)
         yield time_table(runs, works, len(timed), args.rounds)
 
@@ -200,7 +200,7 @@ def measure(args: argparse.Namespace) -> Iterator[str]:
 def main(argv: list[str]) -> None:
     """Prints versions, command and both tables."""
     args = parse_arguments(argv)
-    machine = {**machine_of("cpu"), "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
+    machine = {**describe_machine("cpu"), "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(f"\n    python benchmarks/quantization.py {shlex.join(argv)}")
     try:

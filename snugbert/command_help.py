@@ -18,17 +18,14 @@ TRAINING_HELP = {
     "num_train_epochs": "Passes over the training examples.",
     "max_steps": "Optimizer steps, instead of --num_train_epochs. Default: not set.",
     "learning_rate": "Peak learning rate.",
-    "lr_scheduler_type": "Learning rate schedule after the warmup: linear, cosine, constant_with_warmup, ...",
-    "optim": "Optimizer, by the names of transformers.",
+    "lr_scheduler_type": "Schedule after warmup: linear, cosine, constant_with_warmup, ...",
     "gradient_accumulation_steps": "Batches per optimizer step.",
     "bf16": "Compute in bfloat16. Weights stay in float32.",
-    "activation_checkpointing": "Recompute activations in the backward pass to save memory. Default: false.",
     "torch_compile": "Compile the model with torch.compile.",
     "eval_strategy": "When to evaluate during training: no, steps or epoch.",
     "eval_steps": "Steps between evaluations. Default: --logging_steps, or 500 if that is a share.",
     "seed": "Seed of all random numbers.",
     "use_cpu": "Train on the CPU even if there is a GPU.",
-    "dataloader_num_workers": "Processes that prepare batches. 0 prepares them in the main process.",
     "logging_steps": "Steps between two log lines. A value below 1 is a share of all steps.",
     "save_strategy": "When to save a checkpoint: no, steps, epoch or best.",
     "save_steps": "Steps between checkpoints. A value below 1 is a share of all steps.",
@@ -96,7 +93,7 @@ def format_help(
         for name, text in arguments:
             start = f"  {name}".ljust(width)
             lines += textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * width) or [start]
-    lines += ["", "example:", f"  {example}", ""]
+    lines += ["", *textwrap.wrap(f"example: {example}", WIDTH, subsequent_indent="    "), ""]
     if not everything:
         lines += ["--config FILE.yaml reads arguments from a file, by the same names. --help-all lists all arguments."]
     return "\n".join(lines).rstrip() + "\n"

@@ -101,7 +101,7 @@ class ModelArguments(TokenizerArguments):
     )
     config_name: str | None = field(
         default=None,
-        metadata={"help": f"Start from random weights instead: {', '.join(SIZES)}, or a folder."},
+        metadata={"help": f"Start from random weights: {', '.join(SIZES)}, or a folder."},
     )
     config_overrides: str | None = field(
         default=None, metadata={"help": "Change fields of the configuration, such as hidden_dropout_prob=0."}

@@ -60,7 +60,9 @@ def check_light_installation() -> None:
     run("convert model bert --to bert")
     stock = transformers.BertForMaskedLM.from_pretrained("bert").eval()
     torch.testing.assert_close(model(**inputs).logits, stock(**inputs).logits)
-    for command in ("glue --help", "pretrain --help"):
+    assert "--task_name" in run("glue --help")
+    for command in ("glue", "pretrain"):
+        command += " --config_name tiny --tokenizer_name model"
         assert "pip install 'snugbert[train]'" in run(command, status=2)
     try:
         _ = snugbert.PretrainingTrainer

@@ -44,7 +44,13 @@ def main(argv: list[str]) -> None:
         InputError: bad arguments, an unsupported checkpoint, a used address, or Gradio is missing.
         SystemExit: after Ctrl-C, with the usual exit status.
     """
-    (args,) = parse_arguments((DemoArguments,), argv, "snugbert demo", "Open a page to try a checkpoint on.")
+    (args,) = parse_arguments(
+        (DemoArguments,),
+        argv,
+        prog="snugbert demo",
+        description="Serves a web page on which to try a checkpoint.",
+        example="snugbert demo --model pretrained",
+    )
     address = _resolve_address(args.host, args.port)
     # Imported after parsing, so that --help and a wrong flag answer at once.
     from snugbert.demo.answers import load_checkpoint

@@ -23,7 +23,9 @@ class TextArguments:
     dataset_name: str | None = field(
         default=None, metadata={"help": "Dataset (Hub name or folder) instead of files; each row is a document."}
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
     dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
     text_column_name: str = field(
         default="text", metadata={"help": "Column of .jsonl, .parquet and datasets that holds the text."}

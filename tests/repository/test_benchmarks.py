@@ -1,4 +1,4 @@
-"""Every benchmark runs, says what it should, and refuses to measure two sides that do not compute the same."""
+"""Every benchmark runs and prints its results. Sides that do not compute the same are not measured."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
 
 
-def rows_of(capsys, dtype, trains) -> list[dict]:
+def read_rows(capsys, dtype, trains) -> list[dict]:
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for row in rows:
         assert 0 < row["fill"] <= 1
@@ -56,9 +56,9 @@ def test_pretraining_step(data_dir, minilm, capsys):
     text = str(data_dir / "sample_text/sample_text.txt")
     settings = ["--tokenizer_name", str(minilm), "--size", "tiny", "--max_seq_length", "32"]
     main([*TRAINING, *settings, "--train_file", text])
-    (row,) = rows_of(capsys, "bfloat16", trains=True)
+    (row,) = read_rows(capsys, "bfloat16", trains=True)
     assert row["tokens"][0] <= 4 * 32
-    # At least weights and gradients of 4.4 million parameters in float32; at most a small multiple.
+    # Between the size of weights and gradients (4.4 million parameters, float32) and a small multiple.
     for side in ("ours", "stock"):
         assert 35 < row["peak_mb"][side] < 500
 
@@ -74,9 +74,9 @@ def test_finetuning_and_inference(data_dir, minilm, tmp_path, capsys):
     files += ["--squad_file", str(data_dir / "squad/dev-v2.0-half.jsonl.gz")]
     tasks = ["mrpc", "conll2003", "squad"]
     finetuning.main([*TRAINING, *model, *files, "--tasks", *tasks, "--dtype", "float32", "--optimizer"])
-    assert [row["work"].split(",")[0] for row in rows_of(capsys, "float32", trains=True)] == tasks
+    assert [row["work"].split(",")[0] for row in read_rows(capsys, "float32", trains=True)] == tasks
     inference.main([*TINY, *model, "--tasks", "mrpc", "--max_samples", "6"])
-    (row,) = rows_of(capsys, "float32", trains=False)
+    (row,) = read_rows(capsys, "float32", trains=False)
     assert "6 examples" in row["work"]
 
 
@@ -97,14 +97,14 @@ def test_finetuning_parity(data_dir, minilm, tmp_path, capsys):
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| eval")]
     assert [row[0] for row in rows] == [f"| eval {name}" for name in ("precision", "recall", "f1", "accuracy")]
     assert rows[2][1] > "0.02" and all(row[1] == row[2].removesuffix(" |") for row in rows)
-    with pytest.raises(InputError, match="stock Trainer knows no frozen layers"):
+    with pytest.raises(InputError, match="Stock Trainer does not support frozen layers"):
         finetuning_parity.main([*command, "--freeze_layers", "1"])
 
 
-def test_flops_are_those_of_torch_and_of_a_count_by_hand():
+def test_flops_equal_torchs_count_and_a_count_by_hand():
     from side_by_side import needed_flops
 
-    # Every token of the last layer is read and none is padding: what stock BERT computes is what is needed.
+    # Without padding, and with every token of the last layer needed, stock BERT computes nothing extra.
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50, "num_labels": 5}
     stock = BertForTokenClassification(BertConfig(**sizes, num_hidden_layers=3, attn_implementation="eager"))
     batch = {"input_ids": torch.ones(4, 7, dtype=torch.long), "attention_mask": torch.ones(4, 7, dtype=torch.long)}
@@ -160,7 +160,7 @@ def test_sides_that_differ_are_not_measured(head, trains, monkeypatch):
         return model
 
     monkeypatch.setattr(side_by_side, "build", another)
-    with pytest.raises(SystemExit, match=r"it: .* of ours and stock differ by .* in float32; not measured"):
+    with pytest.raises(SystemExit, match=r"it: .* of ours and stock differ by .* in float32\. Not measured"):
         side_by_side.check_agreement(work, args)
 
 
@@ -180,7 +180,7 @@ def test_data_preparation(data_dir, minilm, capsys):
         assert ratio == pytest.approx(ours / theirs, abs=0.06)
 
 
-def test_the_original_recipe_is_what_it_was(minilm):
+def test_the_original_recipe(minilm):
     from data_preparation import original_masks, original_pairs, original_tokens
 
     tokenizer = SnugBertTokenizer.from_pretrained(minilm)
@@ -206,7 +206,7 @@ def test_the_original_recipe_is_what_it_was(minilm):
         }
 
 
-def test_memory_is_a_process_its_own(tmp_path):
+def test_only_a_processs_own_memory_counts(tmp_path):
     from data_preparation import _family, _own_memory
 
     def held() -> int:
@@ -220,7 +220,7 @@ def test_memory_is_a_process_its_own(tmp_path):
     with_array = held()
     assert with_array - before == pytest.approx(len(filled), rel=0.1)
     mapped = np.memmap(tmp_path / "file", mode="r")
-    assert int(mapped.sum()) == len(filled)  # every page of it is resident now
+    assert int(mapped.sum()) == len(filled)  # makes every page resident
     assert held() - with_array < 0.1 * len(filled)
 
 
@@ -252,15 +252,15 @@ def test_both_sides_of_a_pretraining_run_learn_the_same(data_dir, minilm, tmp_pa
     assert re.search(rf"masked token loss, nats \| {logs['ours'][-2]['eval_mlm_loss']:.3f} \|", table)
     assert (tmp_path / "pretraining_run.png").stat().st_size > 10_000
 
-    # Other examples, as the number of their tokens tells: no comparison.
+    # Other token counts mean other examples: no comparison.
     logs["stock"][1]["tokens"] += 1
     (tmp_path / "stock.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs["stock"]))
-    with pytest.raises(SystemExit, match="not of the same steps and examples"):
+    with pytest.raises(SystemExit, match="belong to different steps or examples"):
         main(["--report", "--output_dir", str(tmp_path)])
 
 
 def test_both_sides_of_a_finetuning_job_do_the_same_work(data_dir, minilm, tmp_path, capsys, monkeypatch):
-    """In this process, without dropout: losses and scores agree, so settings, rows, batches and metrics do."""
+    """Runs in this process without dropout. Equal losses and scores imply equal settings, batches and metrics."""
     import finetuning_run
     import stock_finetuning
 
@@ -294,11 +294,11 @@ def test_both_sides_of_a_finetuning_job_do_the_same_work(data_dir, minilm, tmp_p
         assert ours["steps"] == stock["steps"] == 6
         assert (ours["train_loss"], ours["score"]) == pytest.approx((stock["train_loss"], stock["score"]), rel=1e-4)
         ratio = f"{stock['seconds'] / ours['seconds']:.2f}"
-        figures = f"| 6 | {ours['seconds']:.1f} | {stock['seconds']:.1f} | {ratio} ({ratio}-{ratio}) |"
-        assert figures in table and table.count(f"| {ours['score']:.2f} | {stock['score']:.2f} |")
+        numbers = f"| 6 | {ours['seconds']:.1f} | {stock['seconds']:.1f} | {ratio} ({ratio}-{ratio}) |"
+        assert numbers in table and table.count(f"| {ours['score']:.2f} | {stock['score']:.2f} |")
 
-    # What has been run is not run again, and not taken for runs with other settings.
+    # Finished runs are not repeated, and not used for other settings.
     finetuning_run.main(argv)
     assert capsys.readouterr().out in table and len(sides) == 6
-    with pytest.raises(SystemExit, match=r"mrpc-stock-42.json is of a run with other settings"):
+    with pytest.raises(SystemExit, match=r"mrpc-stock-42.json is from a run with other settings"):
         finetuning_run.main([*argv, "--bf16"])

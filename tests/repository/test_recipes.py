@@ -37,6 +37,6 @@ def test_comments_name_commands_and_flags_that_exist(recipe, capsys):
     assert f"snugbert pretrain --config examples/{recipe.name}" in comment
     for command, arguments in re.findall(r"snugbert (vocabulary|prepare|pretrain) (.*)", comment):
         with pytest.raises(SystemExit):
-            main([command, "--help"])
+            main([command, "--help-all"])
         known = set(re.findall(r"--\w+", capsys.readouterr().out))
         assert {word for word in shlex.split(arguments) if word.startswith("--")} <= known

@@ -90,12 +90,12 @@ class FineTuningArguments(TrainingArguments):
         metadata={"help": "Checkpoints to keep: the newest ones and the best. 0 keeps all."},
     )
     layerwise_lr_decay: float = field(
-        default=1.0, metadata={"help": "Learning rate of a layer relative to the layer above it."}
+        default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
     )
-    freeze_embeddings: bool = field(default=False, metadata={"help": "Do not train the embeddings."})
+    freeze_embeddings: bool = field(default=False, metadata={"advanced": True, "help": "Do not train the embeddings."})
     freeze_layers: int = field(default=0, metadata={"help": "Do not train the embeddings and the first N layers."})
     unfreeze_after_steps: int | None = field(
-        default=None, metadata={"help": "Train everything after this many steps. Default: never."}
+        default=None, metadata={"advanced": True, "help": "Train everything after this many steps. Default: never."}
     )
     class_weights: str | None = field(
         default=None,
@@ -110,7 +110,7 @@ class FineTuningArguments(TrainingArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={"help": "paper: try batch size 16, 32; learning rate 5e-5 to 2e-5; 2 to 4 epochs. fixed: as given."},
+        metadata={"help": "Search settings on the validation examples: paper (as in the BERT paper) or fixed."},
     )
     seeds: int = field(default=1, metadata={"help": "Number of seeds to run, from --seed on, and to average over."})
     pad_to_max_length: bool = field(

@@ -18,7 +18,11 @@ def main(argv: list[str]) -> None:
         InputError: an argument or the data cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, GlueDataArguments, FineTuningArguments), argv, "snugbert glue", __doc__ or ""
+        (FineTunedModelArguments, GlueDataArguments, FineTuningArguments),
+        argv,
+        prog="snugbert glue",
+        description="Fine-tunes a text classifier on a GLUE task or on your own data, evaluates it, and predicts.",
+        example="snugbert glue --model_name_or_path pretrained --task_name sst2 --output_dir sst2",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
     from snugbert.trainers.finetuning.sweep import run_task

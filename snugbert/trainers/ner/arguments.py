@@ -26,7 +26,9 @@ class NerDataArguments(ExampleLimits):
     dataset_name: str | None = field(
         default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
     train_file: str | None = field(
         default=None,
         metadata={"help": "Training sentences: .json, .jsonl, or CoNLL in other files, also .gz or .zst."},
@@ -52,10 +54,10 @@ class NerDataArguments(ExampleLimits):
         default=None, metadata={"advanced": True, "help": "Accepted and ignored: the tokenizer uses all cores."}
     )
     label_all_tokens: bool = field(
-        default=False, metadata={"help": "Label all sub-tokens of a word, not only the first."}
+        default=False, metadata={"advanced": True, "help": "Label all sub-tokens of a word, not only the first."}
     )
     return_entity_level_metrics: bool = field(
-        default=False, metadata={"help": "Log the metrics of each entity type during training."}
+        default=False, metadata={"advanced": True, "help": "Log the metrics of each entity type during training."}
     )
     tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou"] = field(
         default="auto", metadata={"help": "Tagging scheme of the files. auto: the one that fits best."}

@@ -18,7 +18,12 @@ def main(argv: list[str]) -> None:
         InputError: an argument or the data cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, NerDataArguments, FineTuningArguments), argv, "snugbert ner", __doc__ or ""
+        (FineTunedModelArguments, NerDataArguments, FineTuningArguments),
+        argv,
+        prog="snugbert ner",
+        description="Fine-tunes a tagger of named entities, evaluates it, and predicts.",
+        example="snugbert ner --model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl "
+        "--output_dir ner",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
     from snugbert.trainers.finetuning.sweep import run_task

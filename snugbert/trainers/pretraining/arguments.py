@@ -34,14 +34,14 @@ class PretrainingArguments(TrainingArguments):
     )
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
-    adam_epsilon: float = field(default=1e-6, metadata={"help": "Epsilon of AdamW."})
+    adam_epsilon: float = field(default=1e-6, metadata={"advanced": True, "help": "Epsilon of AdamW."})
     warmup_steps: float = field(
         default=0.01, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Sequences per device and batch."})
     optim: str = field(
         default="adamw_torch_fused",
-        metadata={"help": "Optimizer: lamb (for large batches), muon, or any name that transformers accepts."},
+        metadata={"help": "Optimizer: lamb, muon, or a name of transformers."},
     )
     logging_steps: float = field(default=100, metadata={"help": "Log the training metrics every N steps."})
     save_total_limit: int | None = field(
@@ -110,16 +110,20 @@ class PretrainingDataArguments(PreparationArguments):
     short_seq_prob: float = field(default=0.1, metadata={"help": "Share of pairs with a shorter target length."})
     no_nsp: bool = field(default=False, metadata={"help": "Masked tokens only, on full sentences (RoBERTa)."})
     sentence_order: bool = field(
-        default=False, metadata={"help": "Predict the order of two segments instead of the next sentence (ALBERT)."}
+        default=False, metadata={"help": "Predict the order of segments instead of the next sentence (ALBERT)."}
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
-    mask_replace_prob: float = field(default=0.8, metadata={"help": "Share of these to replace by [MASK]."})
-    random_replace_prob: float = field(default=0.1, metadata={"help": "Share of these to replace by a random token."})
+    mask_replace_prob: float = field(
+        default=0.8, metadata={"advanced": True, "help": "Share of these to replace by [MASK]."}
+    )
+    random_replace_prob: float = field(
+        default=0.1, metadata={"advanced": True, "help": "Share of these to replace by a random token."}
+    )
     whole_word_mask: bool = field(default=False, metadata={"help": "Mask all tokens of a word or none."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
     show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})
     allow_changed_data: bool = field(
-        default=False, metadata={"help": "Resume even if the text or the data settings changed."}
+        default=False, metadata={"advanced": True, "help": "Resume even if the text or the data settings changed."}
     )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 

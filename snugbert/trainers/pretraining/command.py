@@ -16,6 +16,8 @@ def main(argv: list[str]) -> None:
         argv,
         prog="snugbert pretrain",
         description="Pretrains a model on text with masked tokens and next sentences.",
+        example="snugbert pretrain --config_name mini --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' "
+        "--max_steps 10000 --output_dir pretrained",
     )
     # Imported after parsing, because datasets, pyarrow and Trainer take seconds and `--help` does not need them.
     from snugbert.trainers.pretraining.run import run

@@ -56,7 +56,7 @@ class OutputArguments:
     )
     shard: str = field(
         default="1/1",
-        metadata={"help": "Prepare share i of n, as i/n. Machines may write to one shared folder or to their own."},
+        metadata={"help": "Prepare share i of n, as i/n, in a shared folder or one per machine."},
     )
 
     def __post_init__(self):
@@ -72,8 +72,6 @@ class CacheArguments:
 
     clean: Names = field(
         default_factory=list,
-        metadata={"help": "Remove prepared text from the cache, by the names that --list prints, or all. Then stop."},
+        metadata={"help": "Remove text from the cache by the names of --list, or all, then stop."},
     )
-    list: bool = field(
-        default=False, metadata={"help": "List the prepared text in the cache (of --cache_dir, if given). Then stop."}
-    )
+    list: bool = field(default=False, metadata={"help": "List the prepared text in the cache, then stop."})

@@ -22,7 +22,9 @@ class SquadDataArguments(ExampleLimits):
     dataset_name: str | None = field(
         default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
     train_file: list[str] | None = field(
         default=None,
         metadata={"help": "Files of training questions: SQuAD's JSON or JSON lines, also .gz or .zst."},

@@ -17,7 +17,11 @@ def main(argv: list[str]) -> None:
         InputError: an argument or the data cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, SquadDataArguments, SquadTrainingArguments), argv, "snugbert squad", __doc__ or ""
+        (FineTunedModelArguments, SquadDataArguments, SquadTrainingArguments),
+        argv,
+        prog="snugbert squad",
+        description="Fine-tunes a model that finds answers in a text, evaluates it, and predicts.",
+        example="snugbert squad --model_name_or_path pretrained --dataset_name squad --output_dir squad",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
     from snugbert.trainers.finetuning.sweep import run_task
