@@ -1,1 +1,1 @@
-"""What the fine-tuning commands share: their arguments, their Trainer, one run or a sweep of them, and the report."""
+"""Fine-tuning, shared by glue, squad and ner: arguments, Trainer, single runs and sweeps, results, plots, cards."""

@@ -122,7 +122,7 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         raise InputError(f"--metric_for_best_model: A sweep needs a metric such as {task.main_metric}, not the loss.")
     if task.train_features is None:
         raise InputError("--sweep and --seeds need training examples.")
-    output_dir, (set_name, metric) = Path(str(args.output_dir)), _selects(task, args)
+    output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(task, args)
     seeds = range(args.seed, args.seed + args.seeds)
     runs = [PlannedRun(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
     prepare_folders({**make_plan(model_args, args, task.settings), **digest_examples(task)}, args, [output_dir])
@@ -245,7 +245,7 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
         `seeds`, `scores`, `mean` and `std`; `best_setting`: one of them; `metrics`: evaluation set -> metric ->
         `mean` and `std` of the best setting; `failures`: messages of diverged runs.
     """
-    set_name, metric = _selects(task, args)
+    set_name, metric = _selection_metric(task, args)
     settings = []
     failures = [run.results["failure"] for run in runs if run.failed]
     runs = [run for run in runs if not run.failed]
@@ -273,14 +273,14 @@ def _mean_and_deviation(values: list[float]) -> dict[str, float]:
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan}
 
 
-def _selects(task: FineTuningTask, args: FineTuningArguments) -> tuple[str, str]:
+def _selection_metric(task: FineTuningTask, args: FineTuningArguments) -> tuple[str, str]:
     """Returns the evaluation set and the metric that select the best run."""
     assert task.validation_set is not None  # see `choose_metric`
     return task.validation_set.name, str(args.metric_for_best_model)
 
 
 def _best(runs: list[FinishedRun], task: FineTuningTask, args: FineTuningArguments) -> FinishedRun:
-    set_name, metric = _selects(task, args)
+    set_name, metric = _selection_metric(task, args)
     sign = 1 if args.greater_is_better else -1
 
     def rank(run: FinishedRun) -> tuple[bool, float]:
