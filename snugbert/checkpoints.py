@@ -205,7 +205,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     head = _find_head(kind, declared, weights, file)
     checkpoint = Checkpoint(file.parent, kind, values, _convert_config(kind, values, head, file), head, weights)
     if declared not in (None, head):
-        checkpoint.notes.append(f"config.json declares {declared}, but the weights are those of {head}.")
+        checkpoint.notes.append(f"config.json declares {declared}, but the weights belong to {head}.")
     _add_implied_weights(checkpoint)
     _check_weights(checkpoint, origin)
     return checkpoint

@@ -146,12 +146,12 @@ def _without_config(argv: list[str], parser: ArgumentParser) -> tuple[list[str],
 
 def _read_yaml_arguments(file: Path) -> list[str]:
     if not file.is_file():
-        raise InputError(f"--config: there is no file {file}.")
+        raise InputError(f"--config: the file {file} does not exist.")
     try:
         text = file.read_text(encoding="utf-8")
         root = yaml.compose(text, yaml.SafeLoader)
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            # A few lines of them can stand for gigabytes.
+            # A few lines of aliases can expand to gigabytes.
             raise InputError(f"--config: {file} has aliases (*name). Write the values out.")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {error}") from error
@@ -162,12 +162,12 @@ def _read_yaml_arguments(file: Path) -> list[str]:
     if not isinstance(root, yaml.MappingNode) or not all(
         isinstance(key, yaml.ScalarNode) and re.fullmatch(r"[\w-]+", key.value) for key, _ in root.value
     ):
-        raise InputError(f"--config: {file} must hold `name: value` lines.")
+        raise InputError(f"--config: {file} must consist of `name: value` lines.")
     arguments = []
     for key, node in root.value:
         name, value = key.value, _read_yaml_value(node, file)
         if name == "config":
-            raise InputError(f"--config: {file} names another file with `config`; put its arguments here.")
+            raise InputError(f"--config: {file} contains `config`. Write the arguments of that file here instead.")
         if value in ("", "~", "null"):
             continue
         if name.replace("-", "_") == "trust_remote_code" and str(value).lower() not in FALSE:
@@ -183,7 +183,7 @@ def _read_yaml_arguments(file: Path) -> list[str]:
 
 
 def _read_yaml_value(node: yaml.Node, file: Path) -> str | list[str]:
-    """Scalars as written, so that `no` stays a word and does not become False. Dictionaries as JSON."""
+    """Reads scalars as written, so that `no` does not become False, and dictionaries as JSON."""
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
     if isinstance(node, yaml.ScalarNode):

@@ -1,4 +1,4 @@
-"""Configuration of SnugBERT models. Field names and defaults are those of BertConfig."""
+"""Configuration of SnugBERT models, with the field names and defaults of BertConfig."""
 
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, first: reports unsupported versions
 
@@ -27,7 +27,7 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 
 @strict
 class SnugBertConfig(PreTrainedConfig):
-    r"""Configuration of a SnugBERT model. The defaults are those of BERT base (110M parameters).
+    r"""Configuration of a SnugBERT model. The defaults give BERT base (110M parameters).
 
     Args:
         vocab_size (`int`, *optional*, defaults to 30522): Number of tokens in the vocabulary.

@@ -165,7 +165,7 @@ class SnugBertBatch:
     def scatter_by_sequence(self, values: torch.Tensor, fill: float) -> torch.Tensor:
         """Gives each sequence a row, with `fill` at padding. *Shape:* (1, T, ...) -> (N, columns, ...)
 
-        The columns are those of [`sequence_layout`].
+        [`sequence_layout`] determines the columns.
         """
         if self.num_sequences == self.shape[0]:
             return self.scatter(values, fill)

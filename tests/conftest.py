@@ -9,7 +9,7 @@ from pathlib import Path
 import forked
 import pytest
 
-# Nothing in the tests may reach for the Hub, or leave prepared text in somebody's cache. Set before transformers is
+# No test may contact the Hub or write to the cache of the user. Set before transformers is
 # imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHE = tempfile.TemporaryDirectory()
@@ -19,6 +19,28 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
+# `make test` gives the files of tests to its processes in this order. A long file at the end would keep only one busy.
+LONG_FILES = (
+    "hub/test_hub.py",
+    "invariants/test_training.py",
+    "test_modeling_snugbert.py",
+    "demo/test_page.py",
+    "integrations/test_export.py",
+    "invariants/test_padding.py",
+    "integrations/test_stock_scripts.py",
+    "integrations/test_accelerate.py",
+    "test_init.py",
+    "repository/test_benchmarks.py",
+    "demo/test_command.py",
+    "integrations/test_without_snugbert.py",
+    "invariants/test_processes.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves the long files to the front."""
+    ranks = {ROOT / "tests" / file: rank for rank, file in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -31,12 +53,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def pictures() -> None:
-    """For tests that look at pictures."""
+    """Requested by tests that read the pixels of plots."""
 
 
 @pytest.fixture(autouse=True)
 def _rendering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody looks at pictures they are drawn, but not rendered, which takes a second each."""
+    """Draws plots without rendering them, which takes a second each, unless the test requests `pictures`."""
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: Path(file).touch())
 
@@ -61,7 +83,7 @@ def minilm() -> Path:
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """On small models threads only wait for each other: 50 times as long where the machine is busy."""
+    """One thread. On small models, threads mostly wait for each other."""
     import torch  # after the environment is set, above
 
     threads = torch.get_num_threads()

@@ -80,7 +80,7 @@ def ragged_batch(head: str, ragged: bool = True, batch: int = 6, length: int = 1
 
 
 def packed(inputs: dict[str, torch.Tensor]) -> dict:
-    """Packs a padded batch. Positions are those of the padded batch."""
+    """Packs a padded batch, and keeps its positions."""
     mask = inputs["attention_mask"].flatten(0, -2).bool()
     lengths = mask.sum(-1)
     columns = torch.arange(mask.shape[-1]).expand(mask.shape)

@@ -254,7 +254,7 @@ def test_incomplete_tensorflow_checkpoints_are_refused(tmp_path, monkeypatch):
     refused(
         "config",
         {},
-        r"there is no bert_config\.json in",
+        r"config contains no bert_config\.json",
         lambda folder: (folder / "bert_config.json").unlink(),
     )
     monkeypatch.setitem(sys.modules, "tensorflow", None)

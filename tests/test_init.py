@@ -1,5 +1,6 @@
 """`import snugbert`: the packages it needs, and what the Auto classes save and open."""
 
+import ast
 import json
 import os
 import re
@@ -74,6 +75,15 @@ def test_a_command_names_the_extra_that_it_needs(light_python):
     for command, line in zip(commands, lines, strict=True):
         extra = "demo" if command == "demo" else "train"
         assert re.fullmatch(rf"snugbert {command}: error: .*Run: pip install (-U )?'snugbert\[{extra}\]'", line)
+
+
+def test_type_checkers_see_the_lazy_names():
+    tree = ast.parse(Path(snugbert.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imported = {alias.name: node.module for node in block.body for alias in node.names}
+    assert imported == {name: f"snugbert.{module}" for name, module in snugbert.LAZY_NAMES.items()}
+    for name in snugbert.__all__:
+        assert getattr(snugbert, name).__name__ == name
 
 
 @pytest.mark.parametrize("head", HEADS)

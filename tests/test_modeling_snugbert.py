@@ -286,7 +286,7 @@ def test_gradient_checkpointing_changes_nothing(attention):
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_compiled_models_equal_eager_models(layout):
     """Padded batches compile to one graph, with their padding. On a CPU, packed batches break it at attention."""
-    ours, _ = ours_and_stock("ForPreTraining")
+    ours, _ = ours_and_stock("ForPreTraining", num_hidden_layers=2)
     torch._dynamo.reset()
     compiled = torch.compile(ours, backend="aot_eager", dynamic=True)
     for size in (6, 4):

@@ -443,7 +443,7 @@ BAD = [
     ({"optim": "lion"}, "lion"),
     ({"learning_rat": 1}, "unknown arguments: --learning_rat 1"),
     ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
-    ({"config": "nowhere.yaml"}, "there is no file nowhere.yaml"),
+    ({"config": "nowhere.yaml"}, "the file nowhere.yaml does not exist"),
 ]
 
 

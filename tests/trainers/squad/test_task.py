@@ -1,0 +1,28 @@
+"""The task of `snugbert squad`: the score of "no answer", and the files of answers."""
+
+import json
+
+from snugbert.question_answering.answers import Answer
+from snugbert.question_answering.windows import Question
+from snugbert.trainers.squad.task import collect_gold_answers, collect_null_odds, score_no_answer, write_answers
+
+QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b", "Where?", "Ada Lovelace.")]
+
+
+def test_score_of_no_answer():
+    assert collect_gold_answers(QUESTIONS) == {"a": ("Ada",), "b": ()}
+    assert score_no_answer(QUESTIONS) == {"exact": 50.0, "f1": 50.0}
+
+
+def test_files_of_answers(tmp_path):
+    answers = {"a": Answer("Ada", -1.5, "Ada", []), "b": Answer("", 2.0, "Lovelace", [])}
+    assert collect_null_odds(answers) == {"a": -1.5, "b": 2.0}
+    write_answers(answers, tmp_path, "predict_")
+    contents = {file.name: json.loads(file.read_text()) for file in tmp_path.iterdir()}
+    assert contents == {
+        "predict_predictions.json": {"a": "Ada", "b": ""},
+        "predict_nbest_predictions.json": {"a": [], "b": []},
+        "predict_null_odds.json": {"a": -1.5, "b": 2.0},
+    }
+    write_answers({"a": Answer("Ada", None, "Ada", [])}, tmp_path, "v1_")
+    assert not (tmp_path / "v1_null_odds.json").exists()
