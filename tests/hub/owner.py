@@ -44,7 +44,7 @@ def new_model(auto_class: str, seed: int = 0):
         num_labels=3,
     )
     model = getattr(transformers, auto_class).from_config(config)
-    with torch.no_grad():  # initial weights are so small that every sentence gets nearly the same answer
+    with torch.no_grad():  # initial weights are so small that every sentence gives nearly the same output
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model
@@ -54,7 +54,7 @@ def push(folder: Path) -> tuple[dict, dict]:
     report, tensors, models = {"answers": {}}, {}, {}
     for auto_class in AUTO_CLASSES:
         models[auto_class] = model = new_model(auto_class)
-        # One of them in shards, for weights of many files.
+        # One model in shards.
         model.push_to_hub(f"org/{auto_class}", max_shard_size="100KB" if auto_class == "AutoModel" else "50GB")
         TOKENIZER.push_to_hub(f"org/{auto_class}")
         tensors[auto_class] = outputs(model, TOKENIZER)
@@ -145,14 +145,14 @@ def cut(folder: Path) -> tuple[dict, dict]:
     }
     model = transformers.AutoModelForSequenceClassification.from_pretrained(local)
     report["refusals"] = {"no network": refusal(model.push_to_hub, "org/new")}
-    # What was loaded before is in the cache, and opens.
+    # A model that was loaded before opens from the cache.
     cached = transformers.AutoModelForMaskedLM.from_pretrained("org/poisoned")
     report["changed"] = changed(before, state(folder))
     return report, {"cached": outputs(cached, TOKENIZER)}
 
 
 def glue(folder: Path, model: str, *argv: str) -> list:
-    """Status and words of `snugbert glue`, where the output folder holds a run that must not be lost."""
+    """Exit status and stderr of `snugbert glue`. Its output folder holds a run that must not be lost."""
     words = io.StringIO()
     files = ["--train_file", str(folder / "data.csv"), "--output_dir", str(folder / "run"), "--overwrite_output_dir"]
     with redirect_stderr(words):
@@ -161,14 +161,14 @@ def glue(folder: Path, model: str, *argv: str) -> list:
 
 
 def state(folder: Path) -> dict[str, str]:
-    """The models in a folder, and what the Hub's cache holds: path -> a digest of the content."""
+    """The models in a folder, and the files of the Hub's cache: path -> digest of the content."""
     parts = (folder / "local", folder / "run", Path(os.environ["HF_HOME"]) / "hub")
     files = (path for part in parts for path in part.rglob("*") if path.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """The files that are gone or have another content."""
+    """The files that are missing or have changed."""
     return [path for path, digest in before.items() if after.get(path) != digest]
 
 

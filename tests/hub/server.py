@@ -1,7 +1,7 @@
-"""A Hub on the loopback: what `huggingface_hub` asks of huggingface.co to push, list and load models, in memory.
+"""A Hub in memory, on the loopback: the requests of `huggingface_hub` for pushing, listing and loading models.
 
-As there, a repository is a history of commits, each a whole and unchangeable set of files; branches and tags point at
-them. Weights go by git-lfs. A private repository is invisible without its owner's token.
+As on huggingface.co, a repository is a history of commits. Each commit is a complete set of files and never changes.
+Branches and tags point to commits. Weights use git-lfs. A private repository is invisible without its owner's token.
 
     with serve(tokens={"hf_secret": "org"}) as hub:
         ...  # a process with HF_ENDPOINT=hub.url and HF_TOKEN=hf_secret pushes to org/model
@@ -20,12 +20,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-# What the Hub's own `.gitattributes` gives to git-lfs, as far as models are concerned.
+# Files of models that the Hub's `.gitattributes` assigns to git-lfs.
 LARGE = (".safetensors", ".bin", ".pt", ".onnx", ".h5")
 
 
 class Refused(Exception):
-    """An answer that is an error, with the Hub's code and words for it."""
+    """An error response, with the Hub's code and message."""
 
     def __init__(self, status: int, code: str | None, message: str, **details: str):
         super().__init__(message)
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 @dataclass
 class Commit:
-    """All files of a repository at one time."""
+    """All files of a repository at one commit."""
 
     message: str
     files: dict[str, bytes]  # path -> content
@@ -49,7 +49,7 @@ class Commit:
 
 
 def object_id(path: str, content: bytes) -> str:
-    """The id of a file: SHA-256 for git-lfs, and git's own for the others."""
+    """The id of a file: SHA-256 for git-lfs, git's own hash for other files."""
     if path.endswith(LARGE):
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -70,7 +70,7 @@ class Repository:
         self.commit("main", "initial commit", {".gitattributes": attributes.encode()})
 
     def sha(self, revision: str) -> str:
-        """The commit that a branch, a tag or a commit's own name means."""
+        """The commit of a branch, a tag or a commit id."""
         sha = self.branches.get(revision) or self.tags.get(revision) or revision
         if sha not in self.commits:
             raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -81,7 +81,7 @@ class Repository:
         return self.commits[self.sha(revision)].files
 
     def commit(self, branch: str, message: str, files: dict[str, bytes]) -> str:
-        """Makes `files` the branch's latest state, and returns the new commit's sha."""
+        """Commits `files` to the branch and returns the sha of the new commit."""
         commit = Commit(message, files, parent=self.branches.get(branch))
         self.commits[commit.sha] = commit
         self.branches[branch] = commit.sha
@@ -89,7 +89,7 @@ class Repository:
 
 
 class Hub:
-    """All repositories, who may use them, and what was asked.
+    """All repositories, their tokens, and a log of the requests.
 
     Args:
         tokens: token -> the user or organization whose repositories it opens.
@@ -104,22 +104,22 @@ class Hub:
         self.lock = threading.Lock()
 
     def user(self, token: str | None) -> str | None:
-        """Whose token this is; None without one."""
+        """The owner of the token, or None without a token."""
         if token is not None and token not in self.tokens:
             raise Refused(401, None, "Invalid credentials in Authorization header")
         return self.tokens[token] if token is not None else None
 
     def signed_in(self, token: str | None) -> str:
-        """Whose token this is, where one is needed."""
+        """The owner of the token. Raises [`Refused`] without a token."""
         user = self.user(token)
         if user is None:
             raise Refused(401, None, "Invalid username or password.")
         return user
 
     def repository(self, name: str, token: str | None, write: bool = False) -> Repository:
-        """The repository, if the token's owner may see it, or write to it.
+        """The repository, if the owner of the token may read it, or write to it.
 
-        What may not be seen does not exist, so that nobody can learn the names of private repositories.
+        A private repository looks missing to others, so that its name stays private.
         """
         user, owner = self.user(token), name.split("/")[0]
         repository = self.repositories.get(name)
@@ -153,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def respond(self) -> None:
-        """Finds who answers, and sends the answer."""
+        """Finds the method of the route and sends its answer."""
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         self.extra: dict[str, str] = {}  # headers of the answer

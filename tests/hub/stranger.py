@@ -1,9 +1,9 @@
-"""People who never heard of SnugBERT: they have transformers, a Hub and the names of repositories there.
+"""Users who have not installed SnugBERT: they have transformers, a Hub and the names of repositories.
 
     python stranger.py use FOLDER      opens everything that owner.py pushed, fine-tunes, and pushes the result
     python stranger.py again FOLDER    opens that result, and older and private states of repositories
 
-Results go to FOLDER, for the tests to judge.
+Results go to FOLDER, where the tests check them.
 """
 
 import importlib
@@ -25,7 +25,7 @@ AUTO_CLASSES = [
     "AutoModelForQuestionAnswering",
     "AutoModelForMultipleChoice",
 ]
-# Pipeline -> the model it is given, and a text.
+# Pipeline -> its model and a text.
 PIPELINES = {
     "fill-mask": ("AutoModelForMaskedLM", "the [MASK] sat on the mat"),
     "text-classification": ("AutoModelForSequenceClassification", "the cats sat"),
@@ -41,7 +41,7 @@ def load(auto_class: str, name: str, **options):
 
 
 def outputs(model, tokenizer) -> list[torch.Tensor]:
-    """All that a model says of the sentences."""
+    """All outputs of a model for the sentences."""
     inputs = tokenizer(SENTENCES, padding=True, return_tensors="pt")
     if type(model).__name__.endswith("ForMultipleChoice"):
         inputs = {name: tensor[None] for name, tensor in inputs.items()}
@@ -50,7 +50,7 @@ def outputs(model, tokenizer) -> list[torch.Tensor]:
 
 
 def answer(task: str, pipe) -> tuple[list[list[str]], torch.Tensor]:
-    """What a pipeline says of its text: words and numbers."""
+    """The output of a pipeline for its text: words and numbers."""
     found = pipe(PIPELINES[task][1])
     if task == "feature-extraction":
         return [], torch.tensor(found)
@@ -59,7 +59,7 @@ def answer(task: str, pipe) -> tuple[list[list[str]], torch.Tensor]:
 
 
 def fine_tune(model, tokenizer, name: str, folder: Path) -> Trainer:
-    """Two steps of transformers' own Trainer, which pushes after each, and at the end."""
+    """Trains two steps with transformers' Trainer, which pushes after each step and at the end."""
     torch.manual_seed(0)
     trainer = Trainer(
         model,
@@ -87,7 +87,7 @@ def fine_tune(model, tokenizer, name: str, folder: Path) -> Trainer:
 
 
 def refusal(action, *args, **kwargs) -> str:
-    """The error that `action` ends with."""
+    """The error that `action` raises, or an empty string."""
     try:
         action(*args, **kwargs)
     except Exception as error:
@@ -96,7 +96,7 @@ def refusal(action, *args, **kwargs) -> str:
 
 
 def code(model) -> list[str]:
-    """The commit of the code that the model runs, as its module's name has it, and that code."""
+    """The commit of the code that the model runs, from the name of its module, and the code itself."""
     module = sys.modules[type(model).__module__]
     return [module.__name__.split(".")[-2], Path(module.__file__).read_text("utf-8")]
 

@@ -1,4 +1,4 @@
-"""Push and load over HTTP: models go to a Hub and come back, also to those who have not installed snugbert.
+"""Push and load over HTTP, with and without an installed snugbert.
 
 Four processes do it all, each like a user who has only a token. The tests check what they leave.
 """
@@ -31,7 +31,7 @@ HEADS = {auto_class: f"SnugBert{auto_class.removeprefix('AutoModel') or 'Model'}
 
 @dataclass
 class Visit:
-    """What a process has found out."""
+    """The results of a process."""
 
     report: dict
     tensors: dict
@@ -40,7 +40,7 @@ class Visit:
 
 @dataclass
 class World:
-    """A Hub, those who use it, and a folder."""
+    """A Hub, the Python of users without SnugBERT, and a folder."""
 
     hub: Hub
     folder: Path
@@ -181,7 +181,7 @@ def test_pipelines_give_the_same_answers(task, pushed, used):
     assert_same([used.tensors[task]], [pushed.tensors[task]])
 
 
-def test_what_trainer_pushed_comes_back(pushed, used):
+def test_a_model_pushed_by_trainer_comes_back(pushed, used):
     assert_same(used.tensors["trained"], pushed.tensors["trained"])
 
 
@@ -233,13 +233,13 @@ def test_a_revision_has_its_own_weights_and_runs_its_own_code(case, weights, cod
     Version(transformers.__version__) < Version("5.23"), reason="transformers 5.17 asks for main, file by file"
 )
 def test_a_load_takes_every_file_from_one_commit(again):
-    """A commit that comes while a model is loaded cannot mix its code or weights with those of another one."""
+    """A push during a load cannot mix code or weights of two commits."""
     read = [path for _, path, status in again.requests if status == 200 and "/resolve/" in path]
     assert len(read) > 50
     assert all(re.search("/resolve/[0-9a-f]{40}/", path) for path in read)
 
 
-def test_a_private_repository_opens_with_its_owners_token_only(world, pushed, again):
+def test_a_private_repository_needs_its_owners_token(world, pushed, again):
     assert world.hub.repositories["org/private"].private
     assert_same(again.tensors["private"], pushed.tensors["first"])
     refusals = again.report["refusals"]
@@ -249,7 +249,7 @@ def test_a_private_repository_opens_with_its_owners_token_only(world, pushed, ag
     assert "Invalid credentials in Authorization header" in refusals["private, a wrong token"]
 
 
-def test_what_is_not_there_and_what_one_may_not_do(used, again):
+def test_missing_repositories_and_missing_rights_are_refused(used, again):
     assert "nowhere is not a valid git identifier" in again.report["refusals"]["no such revision"]
     assert f"org/none {NOBODY_KNOWS}" in again.report["refusals"]["no such repository"]
     assert "You don't have write access to org/AutoModel" in used.report["not ours"]
@@ -269,11 +269,11 @@ def test_the_installed_classes_are_used_and_no_code_of_the_repository_runs(trust
 
 
 def test_another_class_of_tokenizer_runs_the_code_of_its_repository(installed):
-    """Where it is trusted, as the README says."""
+    """If it is trusted."""
     assert "remote code runs" in installed.report["other tokenizer"]
 
 
-# --- what commands say of what is not there -----------------------------------------------------------------------
+# --- errors of commands -------------------------------------------------------------------------------------------
 
 
 COMPLAINTS = {
@@ -290,7 +290,7 @@ COMPLAINTS = {
 
 
 @pytest.mark.parametrize("case", COMPLAINTS)
-def test_a_command_ends_with_one_line_in_the_hubs_own_words(case, installed, cut_off):
+def test_a_command_ends_with_one_line_that_quotes_the_hub(case, installed, cut_off):
     status, text = (installed.report["commands"] | cut_off.report["commands"])[case]
     *_, line = text.splitlines()
     assert status == 2
@@ -303,11 +303,11 @@ def test_a_push_that_fails_says_why(installed, cut_off):
     assert "Connection refused" in cut_off.report["refusals"]["no network"]
 
 
-def test_whatever_fails_local_files_stay(world, installed, cut_off):
+def test_failures_do_not_change_local_files(world, installed, cut_off):
     assert installed.report["changed"] == cut_off.report["changed"] == []
     assert installed.report["watched"] > 10
     assert "org/new" not in world.hub.repositories
 
 
-def test_what_was_loaded_once_opens_without_a_network(pushed, cut_off):
+def test_a_cached_model_opens_without_a_network(pushed, cut_off):
     assert_same(cut_off.tensors["cached"], pushed.tensors["AutoModelForMaskedLM"])
