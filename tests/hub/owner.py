@@ -1,16 +1,18 @@
-"""Those who have SnugBERT installed.
+"""Users who have installed SnugBERT.
 
     python owner.py push FOLDER    pushes every head, a training, a history with branches, and a private model
-    python owner.py open FOLDER    opens a repository of code that fails, and asks commands for what is not there
-    python owner.py cut FOLDER     the same commands without a network
+    python owner.py open FOLDER    opens a repository whose code fails, and calls commands with missing repositories;
+                                   then calls commands without a network
 
-Results go to FOLDER, for the tests to judge.
+Results go to FOLDER, where the tests check them.
 """
 
+import errno
 import hashlib
 import io
 import json
 import os
+import socket
 import sys
 import time
 from contextlib import redirect_stderr
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, close_session
 from stranger import AUTO_CLASSES, PIPELINES, answer, fine_tune, outputs, refusal
 from transformers import pipeline
 
@@ -119,12 +121,19 @@ def open_installed(folder: Path) -> tuple[dict, dict]:
     }
     report["refusals"] = {"no token": refusal(model.push_to_hub, "org/new")}
     report["watched"], report["changed"] = len(before), changed(before, state(folder))
-    return report, tensors
+    cut_report, cut_tensors = cut(folder)
+    return report | {"cut": cut_report}, tensors | cut_tensors
+
+
+def refuse_connection(*args, **kwargs):
+    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 def cut(folder: Path) -> tuple[dict, dict]:
     local = str(folder / "local")
     before = state(folder)
+    close_session()  # and its open connections
+    socket.socket.connect = socket.create_connection = refuse_connection
     time.sleep = lambda seconds: None  # the client asks five times for each file, and waits 23 seconds between
     report = {
         "commands": {
@@ -165,6 +174,6 @@ def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 if __name__ == "__main__":
     part, folder = sys.argv[1], Path(sys.argv[2])
-    report, tensors = {"push": push, "open": open_installed, "cut": cut}[part](folder)
+    report, tensors = {"push": push, "open": open_installed}[part](folder)
     torch.save(tensors, folder / f"{part}.pt")
     (folder / f"{part}.json").write_text(json.dumps(report))
