@@ -23,9 +23,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "vocabulary": Command("snugbert.trainers.vocabulary.command", "train", "train a tokenizer on text, or extend one"),
-    "prepare": Command(
-        "snugbert.trainers.pretraining.prepare_command", "train", "tokenize a corpus once, for many runs"
-    ),
+    "prepare": Command("snugbert.trainers.corpus.command", "train", "tokenize a corpus once, for many runs"),
     "pretrain": Command("snugbert.trainers.pretraining.command", "train", "pretrain a model on a corpus"),
     "glue": Command("snugbert.trainers.glue.command", "train", "fine-tune and score a classifier of texts or pairs"),
     "squad": Command("snugbert.trainers.squad.command", "train", "fine-tune and score question answering"),

@@ -30,12 +30,12 @@ from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, Wo
 
 from snugbert.errors import InputError
 from snugbert.models import TokenizerArguments, load_tokenizer
+from snugbert.trainers.corpus.corpus import Corpus, open_corpus
+from snugbert.trainers.corpus.document_tokenizer import DocumentTokenizer
+from snugbert.trainers.corpus.preparation import prepare_corpus
 from snugbert.trainers.documents import find_files, read_documents, split_sentences
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
-from snugbert.trainers.pretraining.document_tokenizer import DocumentTokenizer
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.preparation import prepare_corpus
 
 BATCH_SIZE = 32
 READ_EXAMPLES = 20_000  # per epoch, for masking and memory

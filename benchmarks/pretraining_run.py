@@ -31,10 +31,10 @@ from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.corpus.preparation import prepare_corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.preparation import prepare_corpus
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 NAMES = {"ours": "SnugBERT", "stock": "stock BERT"}

@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.corpus.preparation import prepare_corpus
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.preparation import prepare_corpus
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

@@ -27,12 +27,12 @@ from snugbert.tokenization_snugbert import SnugBertTokenizer
 if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
     from snugbert.packed_batches import SnugBertDataCollatorWithPacking, TokenBudgetDataset
     from snugbert.question_answering.answerer import QuestionAnswerer
+    from snugbert.trainers.corpus.corpus import open_corpus
+    from snugbert.trainers.corpus.preparation import prepare_corpus
     from snugbert.trainers.pretraining.arguments import PretrainingArguments
     from snugbert.trainers.pretraining.batches import plan_phases
     from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-    from snugbert.trainers.pretraining.corpus import open_corpus
     from snugbert.trainers.pretraining.examples import PretrainingDataset
-    from snugbert.trainers.pretraining.preparation import prepare_corpus
     from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 __version__ = "0.1.0"
@@ -58,9 +58,9 @@ LAZY_NAMES = {
     "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",
     "SnugBertDataCollatorWithPacking": "packed_batches",
     "TokenBudgetDataset": "packed_batches",
-    "open_corpus": "trainers.pretraining.corpus",
+    "open_corpus": "trainers.corpus.corpus",
     "plan_phases": "trainers.pretraining.batches",
-    "prepare_corpus": "trainers.pretraining.preparation",
+    "prepare_corpus": "trainers.corpus.preparation",
 }
 
 

@@ -1,8 +1,8 @@
 """Helpers that prepare corpora and list their content."""
 
-from snugbert.trainers.pretraining.corpus import open_corpus
-from snugbert.trainers.pretraining.preparation import prepare_parts
-from snugbert.trainers.pretraining.text_parts import plan_parts
+from snugbert.trainers.corpus.corpus import open_corpus
+from snugbert.trainers.corpus.preparation import prepare_parts
+from snugbert.trainers.corpus.text_parts import plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 import snugbert
+from snugbert.trainers.corpus.corpus import Block, Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
-from snugbert.trainers.pretraining.corpus import Block, Corpus
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 VOCAB_SIZE, MASK = 200, 4

@@ -26,13 +26,13 @@ from transformers import (
 )
 
 import snugbert
+from snugbert.trainers.corpus.corpus import open_corpus
+from snugbert.trainers.corpus.preparation import prepare_corpus
 from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpus import open_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.preparation import prepare_corpus
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert_cli import main as snugbert_command
 

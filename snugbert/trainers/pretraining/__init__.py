@@ -1,1 +1,1 @@
-"""From documents to a pretrained model: documents -> sentence_pairs -> masking -> collator -> trainer."""
+"""`snugbert pretrain`: sentence pairs, masks, batches, and the trainer."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from snugbert.errors import InputError
+from snugbert.trainers.corpus.arguments import PreparationArguments
 from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.preparation_arguments import PreparationArguments
 from snugbert.trainers.run_setup import is_terminal
 
 OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from snugbert.trainers.pretraining.corpus import Corpus
+from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS, Objective
 from snugbert.trainers.pretraining.plot import FORMATS

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.models import ModelArguments
+from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.card import write_pretraining_card
-from snugbert.trainers.pretraining.corpus import Corpus
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.splits import describe_dataset, hub_id

@@ -7,9 +7,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from snugbert.errors import InputError
+from snugbert.trainers.corpus.cache import prepare_in_cache
+from snugbert.trainers.corpus.corpus import Corpus, open_corpus
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
-from snugbert.trainers.pretraining.cache import prepare_in_cache
-from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.text_arguments import TextArguments

@@ -9,9 +9,9 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.errors import InputError
+from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.batches import Phase
-from snugbert.trainers.pretraining.corpus import Corpus
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION
 from snugbert.trainers.splits import describe_dataset
 

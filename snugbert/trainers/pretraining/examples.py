@@ -23,10 +23,10 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.corpus import Corpus
-from snugbert.trainers.pretraining.digests import hash_tokenizer
+from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.corpus.digests import hash_tokenizer
+from snugbert.trainers.corpus.parallel_map import map_in_order
 from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.parallel_map import map_in_order
 from snugbert.trainers.pretraining.sentence_pairs import (
     Example,
     full_sentences,

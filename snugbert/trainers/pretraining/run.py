@@ -21,6 +21,7 @@ from transformers import (
 
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.baselines import compute_baselines, format_comparison
@@ -28,7 +29,6 @@ from snugbert.trainers.pretraining.batches import Phase, plan_phases
 from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora, make_dataset
-from snugbert.trainers.pretraining.corpus import Corpus
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training

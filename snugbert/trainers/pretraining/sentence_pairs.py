@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from snugbert.trainers.pretraining.corpus import Block, Corpus
+from snugbert.trainers.corpus.corpus import Block, Corpus
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original release

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.corpus.part_files import Block
 from snugbert.trainers.pretraining.baselines import unigram_baseline
-from snugbert.trainers.pretraining.corpus import Corpus
-from snugbert.trainers.pretraining.part_files import Block
 
 
 def test_unigram_baseline_by_hand():

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from synthetic import make_trainer
 
 import snugbert
-from snugbert.trainers.pretraining.cache import prepare_in_cache
+from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.text_arguments import TextArguments

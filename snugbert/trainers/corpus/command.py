@@ -18,7 +18,7 @@ from pathlib import Path
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.models import TokenizerArguments, load_tokenizer
-from snugbert.trainers.pretraining.preparation_arguments import CacheArguments, OutputArguments, PreparationArguments
+from snugbert.trainers.corpus.arguments import CacheArguments, OutputArguments, PreparationArguments
 
 
 def main(argv: list[str]) -> None:
@@ -35,10 +35,10 @@ def main(argv: list[str]) -> None:
         example="snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared",
     )
     # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
-    from snugbert.trainers.pretraining.cache import cache_folder, clean_cache, list_cache
-    from snugbert.trainers.pretraining.corpus import open_corpus
-    from snugbert.trainers.pretraining.preparation import prepare_parts
-    from snugbert.trainers.pretraining.text_parts import plan_parts
+    from snugbert.trainers.corpus.cache import cache_folder, clean_cache, list_cache
+    from snugbert.trainers.corpus.corpus import open_corpus
+    from snugbert.trainers.corpus.preparation import prepare_parts
+    from snugbert.trainers.corpus.text_parts import plan_parts
 
     if cache_args.clean or cache_args.list:
         if text_args.train_file or text_args.dataset_name or output_args.output_dir:

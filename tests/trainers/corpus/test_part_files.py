@@ -10,8 +10,8 @@ import pytest
 from prepared import content, prepare
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining import preparation
-from snugbert.trainers.pretraining.corpus import open_corpus
+from snugbert.trainers.corpus import preparation
+from snugbert.trainers.corpus.corpus import open_corpus
 
 
 def metadata_positions(stream: bytes) -> list[int]:

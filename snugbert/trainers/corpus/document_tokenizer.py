@@ -10,8 +10,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.trainers.corpus.digests import tokenizer_definition
 from snugbert.trainers.documents import split_sentences
-from snugbert.trainers.pretraining.digests import tokenizer_definition
 
 # A process caches the tokens of words with so many characters in total, in some 100 MB. 80 books have 2 million.
 CACHED_CHARACTERS = 2**22

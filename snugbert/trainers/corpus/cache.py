@@ -16,11 +16,11 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
-from snugbert.trainers.pretraining.digests import hash_json, hash_tokenizer
-from snugbert.trainers.pretraining.part_files import read_origin
-from snugbert.trainers.pretraining.preparation import prepare_parts
-from snugbert.trainers.pretraining.text_parts import keep_all, plan_parts
+from snugbert.trainers.corpus.corpus import Corpus, open_corpus
+from snugbert.trainers.corpus.digests import hash_json, hash_tokenizer
+from snugbert.trainers.corpus.part_files import read_origin
+from snugbert.trainers.corpus.preparation import prepare_parts
+from snugbert.trainers.corpus.text_parts import keep_all, plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
 FOLDER = re.compile(r"[0-9a-f]{32}")

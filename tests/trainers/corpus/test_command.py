@@ -9,7 +9,7 @@ from prepared import content, prepare
 
 import snugbert
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.corpus import open_corpus
+from snugbert.trainers.corpus.corpus import open_corpus
 from snugbert_cli import main as snugbert_command
 
 

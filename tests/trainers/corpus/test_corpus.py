@@ -7,7 +7,7 @@ import pytest
 from prepared import content, prepare
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.corpus import open_corpus
+from snugbert.trainers.corpus.corpus import open_corpus
 
 
 def test_datasets_opens_the_parts(data_dir, tmp_path, tokenizer):

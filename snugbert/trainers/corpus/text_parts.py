@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from snugbert.errors import InputError
+from snugbert.trainers.corpus.part_files import Source
 from snugbert.trainers.documents import dataset_version, find_files, read_dataset_documents, read_documents
-from snugbert.trainers.pretraining.part_files import Source
 from snugbert.trainers.text_arguments import TextArguments
 
 MOST_PARTS = 256  # each is a file to open and map

@@ -20,11 +20,11 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.corpus import Corpus, open_corpus
-from snugbert.trainers.pretraining.digests import hash_tokenizer
-from snugbert.trainers.pretraining.document_tokenizer import DocumentTokenizer, TokenizedDocuments
-from snugbert.trainers.pretraining.parallel_map import map_in_order
-from snugbert.trainers.pretraining.part_files import (
+from snugbert.trainers.corpus.corpus import Corpus, open_corpus
+from snugbert.trainers.corpus.digests import hash_tokenizer
+from snugbert.trainers.corpus.document_tokenizer import DocumentTokenizer, TokenizedDocuments
+from snugbert.trainers.corpus.parallel_map import map_in_order
+from snugbert.trainers.corpus.part_files import (
     DAMAGE,
     END_OF_STREAM,
     FORMAT,
@@ -34,7 +34,7 @@ from snugbert.trainers.pretraining.part_files import (
     read_origin,
     validate_block,
 )
-from snugbert.trainers.pretraining.text_parts import Part, plan_parts
+from snugbert.trainers.corpus.text_parts import Part, plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
 BLOCK_TOKENS = 2**22  # a block has at least as many tokens, except the last one of a part

@@ -1,7 +1,7 @@
 """Digests change with what affects the tokens, and with nothing else."""
 
 import snugbert
-from snugbert.trainers.pretraining.digests import hash_json, hash_tokenizer
+from snugbert.trainers.corpus.digests import hash_json, hash_tokenizer
 
 
 def test_the_order_of_keys_does_not_matter():

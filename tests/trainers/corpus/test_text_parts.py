@@ -7,10 +7,10 @@ import pytest
 from prepared import content
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.cache import prepare_in_cache
-from snugbert.trainers.pretraining.corpus import open_corpus
-from snugbert.trainers.pretraining.preparation import prepare_parts
-from snugbert.trainers.pretraining.text_parts import plan_parts
+from snugbert.trainers.corpus.cache import prepare_in_cache
+from snugbert.trainers.corpus.corpus import open_corpus
+from snugbert.trainers.corpus.preparation import prepare_parts
+from snugbert.trainers.corpus.text_parts import plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
 

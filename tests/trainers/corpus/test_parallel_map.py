@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from prepared import prepare
 
-from snugbert.trainers.pretraining import parallel_map
-from snugbert.trainers.pretraining.document_tokenizer import DocumentTokenizer
+from snugbert.trainers.corpus import parallel_map
+from snugbert.trainers.corpus.document_tokenizer import DocumentTokenizer
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.preparation_arguments import OutputArguments, PreparationArguments
+from snugbert.trainers.corpus.arguments import OutputArguments, PreparationArguments
 
 
 def test_a_shard_is_read():

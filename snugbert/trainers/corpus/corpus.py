@@ -13,8 +13,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.digests import hash_json, hash_tokenizer
-from snugbert.trainers.pretraining.part_files import Block, read_blocks, read_origin
+from snugbert.trainers.corpus.digests import hash_json, hash_tokenizer
+from snugbert.trainers.corpus.part_files import Block, read_blocks, read_origin
 
 
 class Corpus:

@@ -6,7 +6,7 @@ import pytest
 from filelock import FileLock
 from prepared import content, text_arguments
 
-from snugbert.trainers.pretraining.cache import prepare_in_cache
+from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert_cli import main as snugbert_command
 
 

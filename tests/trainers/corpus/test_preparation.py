@@ -16,8 +16,8 @@ from prepared import content, prepare
 
 import snugbert
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining import document_tokenizer, preparation
-from snugbert.trainers.pretraining.corpus import open_corpus
+from snugbert.trainers.corpus import document_tokenizer, preparation
+from snugbert.trainers.corpus.corpus import open_corpus
 from snugbert_cli import main as snugbert_command
 
 

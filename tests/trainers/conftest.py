@@ -9,9 +9,9 @@ from prepared import prepare
 from synthetic import make_corpus
 
 import snugbert
+from snugbert.trainers.corpus import preparation
+from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.documents import read_documents, split_sentences
-from snugbert.trainers.pretraining import preparation
-from snugbert.trainers.pretraining.corpus import Corpus
 
 
 @pytest.fixture(scope="session")
