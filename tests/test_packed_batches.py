@@ -172,7 +172,7 @@ BAD = [
     ),
     (
         [IDS, IDS | {"token_type_ids": [0, 0]}],
-        "Feature 1 has columns input_ids, token_type_ids. Feature 0 has",
+        "Feature 1 has input_ids, token_type_ids. Feature 0 has",
     ),
     ([IDS | {"token_type_ids": [0, 0]}], "`token_type_ids` of sequence 0 has shape [2]. Expected [3]"),
     (

@@ -217,7 +217,7 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
         (
             "a.jsonl",
             '{"sentence": "a", "label": 1}\n7\n',
-            r"a\.jsonl, row 2: expected a JSON object with columns, not int",
+            r"a\.jsonl, row 2: expected a JSON object, found a int",
         ),
         (
             "a.jsonl",

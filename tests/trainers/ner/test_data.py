@@ -128,7 +128,7 @@ def test_invalid_tags(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a O\nb\n", r"train.txt, line 2: 1 column in 'b', but line 1 has 2\. All lines need the same"),
+        ("a O\nb\n", r"train.txt, line 2: expected 2 columns like line 1, found 1: 'b'"),
         ("a O\n\nb x O\n", r"train.txt, line 3: 3 columns in 'b x O', but line 1 has 2"),
         ("a\nb\n", r"train.txt, line 1: no column 2 in 'a'"),
         ("\n\n-DOCSTART- O\n\n", r"train.txt: no sentences"),

@@ -125,10 +125,10 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ("id,question\n", "dev.json: not JSON"),
         ('{"data": [', "dev.json: not JSON"),
         (f"{json.dumps(QA)}\n{{", "dev.json, row 2: not JSON"),
-        (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object with columns, not int"),
+        (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object, found a int"),
         (
             {**QA, "context": None},
-            "row 1: no text in 'context'. Expected id, question, context, answers. Found: ",
+            "row 1: 'context' must be text. Expected id, question, context, answers. Found: ",
         ),
         ({"id": "1", "query": "who", "passage": "x"}, "row 1: no text in 'question'.* Found: id, query, passage"),
         ({**QA, "answers": "anna"}, "row 1: cannot read 'answers': anna. Expected"),
