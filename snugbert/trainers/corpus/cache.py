@@ -81,7 +81,7 @@ def list_cache(cache: Path) -> None:
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for line in table:
             print("  ".join(map(str.ljust, line, widths)).rstrip())
-    print(f"total: {len(table) - 1} prepared texts, {_format_bytes(total)}, in {cache}")
+    print(f"prepared texts: {len(table) - 1}, {_format_bytes(total)}, in {cache}")
 
 
 def clean_cache(cache: Path, names: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, tokenizer, caps
     folder = tmp_path / "corpus"
     for shard in ("3/3", "1/3"):
         assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", shard]) == 0
-    assert "Still missing: 1 of 3 parts, part-00001-of-00003.arrow" in capsys.readouterr().out
+    assert "1 of 3 parts are still missing: part-00001-of-00003.arrow" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"part-00001-of-00003\.arrow is missing"):
         open_corpus(folder, tokenizer)
     assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", "2/3"]) == 0
