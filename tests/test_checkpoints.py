@@ -155,7 +155,7 @@ CASES = {
     "shard": (
         {"shards": 3},
         lambda folder: (folder / "model-00002-of-00003.safetensors").unlink(),
-        r"source: incomplete. Missing model-00002-of-00003\.safetensors of 3 shards\.$",
+        r"source: 1 of 3 shards are missing: model-00002-of-00003\.safetensors\.$",
     ),
     "no index": (
         {"shards": 2},
@@ -247,8 +247,8 @@ def test_incomplete_tensorflow_checkpoints_are_refused(tmp_path, monkeypatch):
 
     data = "bert_model.ckpt.data-00000-of-00001"
     refused("no data", {}, f"incomplete checkpoint. .*{data}; No such file", lambda folder: (folder / data).unlink())
-    refused("short", {}, "bert_model.ckpt: incomplete checkpoint", cut(data))
-    refused("short index", {}, "bert_model.ckpt: incomplete checkpoint", cut("bert_model.ckpt.index"))
+    refused("short", {}, "bert_model.ckpt: damaged or incomplete checkpoint", cut(data))
+    refused("short index", {}, "bert_model.ckpt: damaged or incomplete checkpoint", cut("bert_model.ckpt.index"))
     refused("unknown", {"extra/kernel": variables["bert/pooler/dense/kernel"]}, "unknown weights .*: extra/kernel")
     refused("missing", {"bert/pooler/dense/bias": None}, r"are missing: .*bert\.pooler\.dense\.bias")
     refused(
