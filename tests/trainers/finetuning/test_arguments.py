@@ -22,7 +22,7 @@ def test_evaluation_and_checkpoint_steps(settings, expected, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sweep": "grid"}, "there is no sweep 'grid'; there are paper, fixed"),
+        ({"sweep": "grid"}, "--sweep: unknown sweep 'grid'. Expected paper or fixed."),
         ({"seeds": 0}, "--seeds 0 must be at least 1"),
         ({"layerwise_lr_decay": 1.5}, "--layerwise_lr_decay 1.5 must be at least 0 and at most 1"),
         ({"early_stopping_patience": 0}, "--early_stopping_patience 0 must be at least 1"),

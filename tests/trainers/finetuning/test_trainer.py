@@ -142,7 +142,7 @@ def test_frozen_layers_do_not_change(frozen_parts, until, settings, tokenizer, t
 def test_invalid_freezing(tokenizer, tmp_path):
     with pytest.raises(InputError, match="--freeze_layers 4: The model has 3 layers"):
         new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=4)
-    with pytest.raises(InputError, match="nothing is frozen"):
+    with pytest.raises(InputError, match="--unfreeze_after_steps needs"):
         FineTuningArguments(output_dir=str(tmp_path), unfreeze_after_steps=3)
 
 
