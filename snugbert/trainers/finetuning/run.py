@@ -88,7 +88,9 @@ def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
         raise InputError(f"--metric_for_best_model: {task.name} has no metric {chosen!r}. Choose one of {known}.")
     args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
     if task.validation_set is None and (args.eval_strategy != "no" or args.sweeps):
-        raise InputError("--validation_file: Evaluation during training and sweeps need validation examples.")
+        raise InputError(
+            "--validation_file is missing. Evaluation during training and sweeps need validation examples."
+        )
 
 
 def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> RunResults:
@@ -144,7 +146,9 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
             that is not installed; or label smoothing does not fit the labels.
     """
     if args.label_smoothing_factor and (task.labels is None or task.multi_label or args.class_weights is not None):
-        raise InputError("--label_smoothing_factor needs exactly one label per example, and no --class_weights.")
+        raise InputError(
+            "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."
+        )
     callbacks = []
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))

@@ -74,9 +74,9 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     # It does not continue with other settings or other data.
     calls.clear()
     monkeypatch.setattr(sweep, "fine_tune", counted)
-    with pytest.raises(InputError, match=r"was started with different --weight_decay. Choose another folder"):
+    with pytest.raises(InputError, match=r"contains a run with different --weight_decay. Choose another folder"):
         sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings, weight_decay=0.1))
-    with pytest.raises(InputError, match=r"was started with different train examples."):
+    with pytest.raises(InputError, match=r"contains a run with different train examples."):
         sweep.run_task(make_task(tokenizer, 61), model_args, arguments(tmp_path / "a", **settings))
     assert not calls
 
@@ -110,7 +110,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
         assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
         assert "accuracy 0.9000 (baseline 0.2500), pearson -\n" in capsys.readouterr().out  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
-    with pytest.raises(InputError, match=r"was started with 5\. Use at least as many\. Choose another folder"):
+    with pytest.raises(InputError, match=r"contains runs of 5 seeds\. Use at least as many\. Choose another folder"):
         sweep_over(2)
 
 
@@ -146,5 +146,7 @@ def test_requirements_of_a_sweep(tokenizer, model_args, tmp_path):
     with pytest.raises(InputError, match="16 is not divisible by"):
         sweep.run_task(task, model_args, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))
     task.evaluation_sets = []
-    with pytest.raises(InputError, match="--validation_file: Evaluation during training and sweeps need validation"):
+    with pytest.raises(
+        InputError, match=r"--validation_file is missing\. Evaluation during training and sweeps need validation"
+    ):
         sweep.run_task(task, model_args, arguments(tmp_path, seeds=2))
