@@ -131,7 +131,7 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
             logger.info("run %d of %d: %s", index, len(runs), run.name)
             try:
                 results = fine_tune(task, model_args, _run_arguments(args, run))
-                logger.info("%s: %s %.4f", run.name, metric, results["metrics"][set_name][metric])
+                logger.info("%s: %s %.4f", run.name, metric, results["metrics"][set_name].get(metric, np.nan))
             except DivergedError as error:
                 if args.world_size > 1:  # the other processes have started the next step
                     raise
@@ -189,7 +189,7 @@ def _finish(
     output_dir = Path(str(args.output_dir))
     best = _best(runs, task, args)
     if best.failed:
-        raise InputError(f"All runs of the sweep failed. The first: {runs[0].results['failure']}")
+        raise InputError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
     summary = summarize_sweep(runs, task, args)
     tables = sweep_tables(summary, Setting._fields)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
