@@ -4,6 +4,7 @@ This module is not part of the package, because importing the package imports to
 seconds. `snugbert --help` and a typing error are answered at once.
 """
 
+import gc
 import os
 import re
 import sys
@@ -154,6 +155,7 @@ def _leave_process_group() -> None:
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # frees the model first, because DDP's threads use the group
         torch.distributed.destroy_process_group()
 
 
