@@ -95,13 +95,15 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
     if answers:
         lines.append(("baseline", ", ".join(answers)))
     lines.append(("folder", str(output_dir)))
-    files = {
-        "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
-        "predictions": [s.predictions_file for s in task.evaluation_sets if s.predictions_file is not None],
-        "plots": [plot.name for plot in list_plots(output_dir)],
-        "model card": ["README.md"],
-        "all results": ["results.md"],
-    }
+    files = {"predictions": [s.predictions_file for s in task.evaluation_sets if s.predictions_file is not None]}
+    if training or not (output_dir / "config.json").exists():  # a run that only scores keeps the results of training
+        files = {
+            "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
+            **files,
+            "plots": [plot.name for plot in list_plots(output_dir)],
+            "model card": ["README.md"],
+            "all results": ["results.md"],
+        }
     for kind, names in files.items():
         present = [name for name in names if (output_dir / name).exists()]
         if present:

@@ -50,7 +50,10 @@ def test_summary(tmp_path):
         "  plots            eval_confusion_matrix.png",
         "  model card       README.md",
     ]
-    assert format_summary(task, {"training": {}, "metrics": metrics}, tmp_path).startswith("counting: scored\n")
+    (tmp_path / "config.json").touch()
+    scored = format_summary(task, {"training": {}, "metrics": metrics}, tmp_path)
+    assert scored.startswith("counting: scored\n")
+    assert "plots" not in scored and "model card" not in scored  # of an earlier training
 
 
 def test_durations():
