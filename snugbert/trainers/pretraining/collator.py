@@ -73,7 +73,7 @@ class SnugBertDataCollatorForPretraining:
                     f"whole_word_mask needs a WordPiece tokenizer, but this one is of type {type(model).__name__}. "
                     "Leave it out."
                 )
-            tokens = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+            tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
             self.continues_word = np.array([token.startswith(model.continuing_subword_prefix) for token in tokens])
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
