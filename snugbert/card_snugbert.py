@@ -54,10 +54,10 @@ class Head(NamedTuple):
 
 
 CLASSIFIES = (
-    "The model predicts only the labels above, whether they fit a text or not. A score is the model's confidence, not "
-    "the probability that the label is correct."
+    "The model predicts only the labels above, even if none of them fits the text. A score is the model's "
+    "confidence, not the probability that the label is correct."
 )
-FILLS_MASKS = "The predicted words are likely in the training text. They are not checked facts."
+FILLS_MASKS = "Predicted words reflect the training text. They may be factually wrong."
 FILL_MASK = """
 fill_mask = pipeline("fill-mask", model={model})
 print(fill_mask(f"Paris is the {{tokenizer.mask_token}} of France."))"""
@@ -67,7 +67,7 @@ HEADS = {
         "AutoModel",
         "feature-extraction",
         "returns a vector for each token of a text",
-        "The vectors are meant for further training. Texts with the same meaning may have different vectors.",
+        "The vectors are a starting point for fine-tuning. Texts with the same meaning may have different vectors.",
         """
 outputs = model(**tokenizer("A text.", return_tensors="pt"))
 print(outputs.last_hidden_state.shape)""",
@@ -94,7 +94,7 @@ print(outputs.seq_relationship_logits.softmax(-1))  # follows, does not follow""
         "AutoModelForNextSentencePrediction",
         None,
         "predicts whether one text follows another",
-        "The model often takes two texts on the same subject for consecutive ones.",
+        "The model often predicts that two texts on the same subject are consecutive.",
         """
 outputs = model(**tokenizer("The first text of a pair.", "The second text.", return_tensors="pt"))
 print(outputs.logits.softmax(-1))  # follows, does not follow""",
@@ -136,7 +136,7 @@ print(answer(question="Where was Ada Lovelace born?", context="Ada Lovelace was 
     "ForMultipleChoice": Head(
         "AutoModelForMultipleChoice",
         "multiple-choice",
-        "chooses which of several texts fits another text",
+        "chooses which of several texts best fits a given text",
         "The model always chooses one of the texts, even if none fits.",
         """
 inputs = tokenizer(["The street is wet."] * 2, ["It rained.", "It is dry."], padding=True, return_tensors="pt")
@@ -341,13 +341,13 @@ def _new_card(
         tags=list(TAGS),
     )
     if not source:
-        origin = "There is no record of the training data or of the model's scores."
+        origin = "The training data and the scores of the model were not recorded."
     elif unchanged:
-        origin = f"The weights are the weights of {base_name}, unchanged."
+        origin = f"The weights are an unchanged copy of {base_name}."
     else:
         origin = (
-            f"Training started from the weights of {base_name}. There is no record of the training data since then or "
-            "of the model's scores."
+            f"Training started from the weights of {base_name}. The data of this training and the scores of the model "
+            "were not recorded."
         )
     return compose(
         header,

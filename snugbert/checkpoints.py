@@ -252,7 +252,9 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
             return _read_shards(folder, index)
         stem, _, suffix = name.partition(".")
         for shard in sorted(folder.glob(f"{stem}-*-of-*.{suffix}")):
-            raise InputError(f"{folder}: {index.name}, the index of its shards, is missing. Found {shard.name}.")
+            raise InputError(
+                f"{folder}: {index.name} is missing. {shard.name} and the other shards need this index. Copy it here."
+            )
     raise InputError(f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin.")
 
 
@@ -263,11 +265,15 @@ def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
     shards = sorted(set(weight_map.values()))
     missing_shards = [shard for shard in shards if not (folder / shard).exists()]
     if missing_shards:
-        raise InputError(f"{folder}: incomplete. Missing {shorten(missing_shards)} of {len(shards)} shards.")
+        raise InputError(
+            f"{folder}: {len(missing_shards)} of {len(shards)} shards are missing: {shorten(missing_shards)}."
+        )
     tensors = {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
     missing = sorted(weight_map.keys() - tensors.keys())
     if missing:
-        raise InputError(f"{folder}: incomplete. {index.name} lists {shorten(missing)}, but no shard has it.")
+        raise InputError(
+            f"{folder}: no shard contains {shorten(missing)}, which {index.name} lists. Download the checkpoint again."
+        )
     return tensors
 
 
@@ -279,7 +285,7 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
             raise InputError(f"{file}: truncated, or not a safetensors file ({error}).") from error
     tensors = read_torch_file(file)
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{file}: every value must be a tensor.")
+        raise InputError(f"{file}: not a file of weights. Every value must be a tensor.")
     return tensors
 
 
@@ -293,14 +299,14 @@ def read_torch_file(file: Path) -> dict[str, Any]:
         with safe_globals():  # random states are NumPy arrays
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InputError(f"{file}: damaged, or contains objects that could run code. It was not opened.") from error
+        raise InputError(f"{file}: damaged, or contains objects that could run code. It was not loaded.") from error
     except FileNotFoundError as error:
         raise InputError(f"{file}: no such file.") from error
     except Exception as error:  # a damaged archive or pickle can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file}: expected a dictionary, not {type(content).__name__}.")
+        raise InputError(f"{file}: expected a dictionary written by torch.save, found a {type(content).__name__}.")
     return content
 
 
@@ -318,7 +324,9 @@ def _tensorflow_prefix(path: Path) -> Path | None:
     if not found or (path / "config.json").exists():
         return None
     if len(found) > 1:
-        raise InputError(f"{path}: {len(found)} checkpoints. Choose one, for example {found[-1].with_suffix('')}.")
+        raise InputError(
+            f"{path}: contains {len(found)} checkpoints. Pass one of them, such as {found[-1].with_suffix('')}."
+        )
     return found[0].with_suffix("")
 
 
@@ -346,7 +354,7 @@ def read_tensorflow(prefix: Path) -> dict[str, torch.Tensor]:
         names = [name for name in reader.get_variable_to_shape_map() if not re.search(NOT_NEEDED, name)]
         tensors = {name: torch.from_numpy(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, IndexError, ValueError) as error:  # raised for truncated files
-        raise InputError(f"{prefix}: incomplete checkpoint. {' '.join(str(error).split())}") from error
+        raise InputError(f"{prefix}: damaged or incomplete checkpoint. {' '.join(str(error).split())}") from error
     return {name: tensor.T.contiguous() if name.endswith("/kernel") else tensor for name, tensor in tensors.items()}
 
 
@@ -365,7 +373,9 @@ def _rename(
         for pattern, replacement in names:
             new = re.sub(pattern, replacement, new)
         if new in origin:
-            raise InputError(f"{path}: the same weight is stored twice, as {origin[new]} and as {name}.")
+            raise InputError(
+                f"{path}: {origin[new]} and {name} are the same weight. Remove one of them from the file."
+            )
         origin[new] = name
     return {new: tensors[name] for new, name in origin.items()}, origin
 

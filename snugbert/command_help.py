@@ -14,8 +14,8 @@ WIDTH = 119
 TRAINING_HELP = {
     "output_dir": "Folder for the model, its results and its checkpoints. Default: trainer_output.",
     "per_device_train_batch_size": "Training examples per device and batch.",
-    "per_device_eval_batch_size": "Validation and test examples per device and batch.",
-    "num_train_epochs": "Passes over the training examples.",
+    "per_device_eval_batch_size": "Examples per device and batch for evaluation and prediction.",
+    "num_train_epochs": "Number of passes over the training examples.",
     "max_steps": "Optimizer steps, instead of --num_train_epochs. Default: not set.",
     "learning_rate": "Peak learning rate.",
     "lr_scheduler_type": "Schedule after warmup: linear, cosine, constant_with_warmup, ...",
@@ -23,14 +23,14 @@ TRAINING_HELP = {
     "bf16": "Compute in bfloat16. Weights stay in float32.",
     "torch_compile": "Compile the model with torch.compile.",
     "eval_strategy": "When to evaluate during training: no, steps or epoch.",
-    "eval_steps": "Steps between evaluations. Default: --logging_steps, or 500 if that is a share.",
-    "seed": "Seed of all random numbers.",
+    "eval_steps": "Steps between evaluations. Default: --logging_steps, or 500 if that is below 1.",
+    "seed": "Random seed.",
     "use_cpu": "Train on the CPU even if there is a GPU.",
     "logging_steps": "Steps between two log lines. A value below 1 is a share of all steps.",
     "save_strategy": "When to save a checkpoint: no, steps, epoch or best.",
     "save_steps": "Steps between checkpoints. A value below 1 is a share of all steps.",
     "report_to": "Also log to tensorboard, wandb, mlflow, ...",
-    "resume_from_checkpoint": "Checkpoint folder, or true for the newest in --output_dir. Default: start anew.",
+    "resume_from_checkpoint": "Checkpoint folder, or true for the newest in --output_dir. Default: new run.",
     "push_to_hub": "Upload the model and its card to the Hub.",
     "hub_model_id": "Repository on the Hub. Default: the name of --output_dir.",
 }
@@ -95,7 +95,7 @@ def format_help(
             lines += textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * width) or [start]
     lines += ["", *textwrap.wrap(f"example: {example}", WIDTH, subsequent_indent="    "), ""]
     if not everything:
-        lines += ["--config FILE.yaml reads arguments from a file, by the same names. --help-all lists all arguments."]
+        lines += ["--config FILE.yaml reads the same arguments from a YAML file. --help-all lists all arguments."]
     return "\n".join(lines).rstrip() + "\n"
 
 

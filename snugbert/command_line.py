@@ -152,7 +152,7 @@ def _read_yaml_arguments(file: Path) -> list[str]:
         root = yaml.compose(text, yaml.SafeLoader)
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             # A few lines of aliases can expand to gigabytes.
-            raise InputError(f"--config: {file} has aliases (*name). Write the values out.")
+            raise InputError(f"--config: {file} uses YAML aliases (*name). Write out the values.")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {error}") from error
     except RecursionError as error:
@@ -162,12 +162,14 @@ def _read_yaml_arguments(file: Path) -> list[str]:
     if not isinstance(root, yaml.MappingNode) or not all(
         isinstance(key, yaml.ScalarNode) and re.fullmatch(r"[\w-]+", key.value) for key, _ in root.value
     ):
-        raise InputError(f"--config: {file} must consist of `name: value` lines.")
+        raise InputError(f"--config: {file} must contain only `name: value` lines.")
     arguments = []
     for key, node in root.value:
         name, value = key.value, _read_yaml_value(node, file)
         if name == "config":
-            raise InputError(f"--config: {file} contains `config`. Write the arguments of that file here instead.")
+            raise InputError(
+                f"--config: {file} contains `config`, but files cannot be nested. Copy the arguments here."
+            )
         if value in ("", "~", "null"):
             continue
         if name.replace("-", "_") == "trust_remote_code" and str(value).lower() not in FALSE:
@@ -177,7 +179,9 @@ def _read_yaml_arguments(file: Path) -> list[str]:
         arguments.append(_renamed(f"--{name}"))
         values = value if isinstance(value, list) else [value]
         if any(each.startswith("--") for each in values):
-            raise InputError(f"--config: {file}: a value of {name} begins with --. Write arguments as `name: value`.")
+            raise InputError(
+                f"--config: {file}: the value of {name} begins with --. Write arguments as `name: value`."
+            )
         arguments.extend(values)
     return arguments
 

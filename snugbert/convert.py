@@ -126,19 +126,21 @@ def main(argv: list[str]) -> None:
     parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
     parser.add_argument("output", help="Folder to write.")
     parser.add_argument("--to", required=True, choices=("bert", "snugbert"), help="Target architecture.")
-    parser.add_argument("--dtype", choices=DTYPES, help="Dtype of the weights. Default: as in the input.")
+    parser.add_argument("--dtype", choices=DTYPES, help="Dtype of the weights. Default: the dtype of the input.")
     parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Largest weight file. Default: 5GB.")
     parser.add_argument(
         "--do_lower_case",
         action="store_true",
         default=None,
-        help="Lower-case text. Default: as in the input. With vocab.txt only: if all tokens are lower-case.",
+        help="Lowercase text. Default: the input's setting. For a vocab.txt alone: true if it is lowercase.",
     )
-    parser.add_argument("--no_do_lower_case", dest="do_lower_case", action="store_false", help="Keep upper case.")
-    parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace a model in the output folder.")
+    parser.add_argument(
+        "--no_do_lower_case", dest="do_lower_case", action="store_false", help="Keep uppercase letters."
+    )
+    parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace the model in the output folder.")
     parser.add_argument("--model_revision", default="main", help="Hub branch, tag or commit. Default: main.")
     parser.add_argument("--token", help="Hub token. Default: the token of `hf auth login`.")
-    parser.add_argument("--cache_dir", help="Download folder. Default: HF_HOME.")
+    parser.add_argument("--cache_dir", help="Folder for downloads. Default: in HF_HOME.")
     args = parser.parse_args(argv)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -158,7 +160,7 @@ def main(argv: list[str]) -> None:
     print(f"Tokenizer: {done.tokenizer or 'none in the source'}")
     for note in done.notes:
         print(f"Note: {note}")
-    print(f"Check: outputs of source and result differ by at most {done.difference:.1e} in float64")
+    print(f"Check: outputs before and after conversion differ by at most {done.difference:.1e} in float64")
 
 
 def _size(text: str) -> str:
@@ -243,7 +245,8 @@ def _check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
     existing = [file.name for pattern in MODEL_FILES for file in output_dir.glob(pattern)]
     if existing and not overwrite:
         raise InputError(
-            f"{output_dir}: contains a model ({existing[0]}). Choose another folder, or add --overwrite_output_dir."
+            f"{output_dir}: already contains a model ({existing[0]}). Choose another folder, or "
+            "add --overwrite_output_dir."
         )
 
 
@@ -269,8 +272,8 @@ def _as_bert(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedConf
     config, weights = checkpoint.config, dict(checkpoint.weights)
     if config.pooler_act != "tanh" and any(name.startswith(POOLER) for name in weights):
         raise InputError(
-            f"{checkpoint.folder}: BERT's pooler uses tanh, but this {checkpoint.head} uses {config.pooler_act} (as "
-            "DistilBERT's classifiers do). Convert it with --to snugbert."
+            f"{checkpoint.folder}: the pooler of this {checkpoint.head} uses {config.pooler_act}, but BERT's uses "
+            "tanh. Convert it with --to snugbert."
         )
     if config.position_embedding_type == "sinusoidal":
         if dtype not in (torch.float32, torch.float64):
@@ -322,7 +325,8 @@ def _difference(
         difference = torch.maximum(difference, (ours - theirs).abs().max())  # propagates NaN
     if not difference <= TOLERANCE:
         raise InputError(
-            f"{checkpoint.folder}: the outputs of source and result differ by {difference:.1e}. Nothing was written."
+            f"{checkpoint.folder}: the converted model gives other outputs. They differ by {difference:.1e}. "
+            "Nothing was written."
         )
     return float(difference)
 
@@ -364,8 +368,8 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     if name not in WORDPIECE_TOKENIZERS:
         if "auto_map" in settings:
             raise InputError(
-                f"{source}: its tokenizer, {name}, needs custom code. Convert a copy of the folder without tokenizer "
-                "files."
+                f"{source}: the tokenizer {name} needs custom code and cannot be converted. Convert a copy of the "
+                "folder without tokenizer files."
             )
         for file in files:
             shutil.copyfile(file, written / file.name)
@@ -381,7 +385,7 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
         before = BertTokenizer.from_pretrained(source, **options)
         tokenizer = tokenizer_class.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
-        raise InputError(f"{source}: cannot open the tokenizer. {' '.join(str(error).split())}") from error
+        raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(written)
@@ -391,5 +395,5 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     sample = " ".join(tokens[:: 1 + len(tokens) // 500]) + " Émigré in 東京, [MASK]!"
     after = tokenizer_class.from_pretrained(written)
     if dict(before(sample, sample, verbose=False)) != dict(after(sample, sample, verbose=False)):
-        raise InputError(f"{source}: the converted tokenizer gives other ids. Nothing was written.")
+        raise InputError(f"{source}: the converted tokenizer returns other token ids. Nothing was written.")
     return tokenizer_class.__name__

@@ -40,11 +40,9 @@ class TokenizerArguments:
 
     help_group: ClassVar[str] = "tokenizer"
 
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer, a folder or Hub name. Default: the tokenizer of the model."}
-    )
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer: a folder or Hub name."})
     use_fast_tokenizer: bool = field(
-        default=True, metadata={"advanced": True, "help": "Accepted and ignored. Every tokenizer is a fast one."}
+        default=True, metadata={"advanced": True, "help": "Accepted and ignored. All tokenizers are fast."}
     )
     cache_dir: str | None = field(
         default=None,
@@ -54,7 +52,7 @@ class TokenizerArguments:
         default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
     )
     token: str | None = field(
-        default=None, metadata={"advanced": True, "help": "Token for the Hub. Default: the one of `hf auth login`."}
+        default=None, metadata={"advanced": True, "help": "Token for the Hub. Default: the token of `hf auth login`."}
     )
     trust_remote_code: bool = field(
         default=False, metadata={"advanced": True, "help": "Run the code in the tokenizer's repository."}
@@ -96,12 +94,15 @@ class ModelArguments(TokenizerArguments):
 
     help_group: ClassVar[str] = "model"
 
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Tokenizer: a folder or Hub name. Default: the tokenizer of the model."}
+    )
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint to start from, SnugBERT or BERT: a folder or Hub name."}
+        default=None, metadata={"help": "SnugBERT or BERT checkpoint to start from: a folder or Hub name."}
     )
     config_name: str | None = field(
         default=None,
-        metadata={"help": f"Start from random weights: {', '.join(SIZES)}, or a folder."},
+        metadata={"help": f"Start from random weights: {', '.join(SIZES)}, or a config folder."},
     )
     config_overrides: str | None = field(
         default=None, metadata={"help": "Change fields of the configuration, such as hidden_dropout_prob=0."}
@@ -114,7 +115,9 @@ class ModelArguments(TokenizerArguments):
         if self.model_name_or_path is None and self.config_name is None:
             raise InputError("--model_name_or_path is missing. To start from random weights, give --config_name.")
         if self.model_name_or_path is None and self.tokenizer_name is None:
-            raise InputError("--tokenizer_name is missing. Without a checkpoint, --config_name needs it.")
+            raise InputError(
+                "--tokenizer_name is missing. A model of random weights (--config_name) has no tokenizer."
+            )
         check_folder("model_name_or_path", self.model_name_or_path)
         super().__post_init__()
 
@@ -150,8 +153,8 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         raise InputError(f"invalid configuration {name}{overrides}: {error}") from error
     if len(tokenizer) > config.vocab_size:
         raise InputError(
-            f"the tokenizer has {len(tokenizer)} tokens, but the model only {config.vocab_size}. "
-            "Set --tokenizer_name to the tokenizer that the model was trained with."
+            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the vocabulary of the model has only "
+            f"{config.vocab_size}. Use the tokenizer that the model was trained with."
         )
     config._attn_implementation = model_args.attn_implementation
     return config
@@ -196,7 +199,7 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
     tokenizer.init_kwargs.pop("auto_map", None)
     missing = [token for token in SPECIAL_TOKEN_NAMES if getattr(tokenizer, token) is None]
     if missing:
-        raise InputError(f"the tokenizer of {name} has no {', '.join(missing)}. BERT needs all of them.")
+        raise InputError(f"the tokenizer of {name} lacks special tokens that BERT needs: {', '.join(missing)}.")
     return tokenizer
 
 
@@ -204,7 +207,7 @@ def limit_length(config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, max
     """Returns `max_seq_length`, or the model's maximum number of tokens if that is smaller."""
     limit = min(tokenizer.model_max_length, config.max_position_embeddings)
     if max_seq_length > limit:
-        logger.warning("--max_seq_length %d: the model takes at most %d tokens. Using that.", max_seq_length, limit)
+        logger.warning("--max_seq_length %d exceeds the limit of the model. Using %d.", max_seq_length, limit)
     return min(max_seq_length, limit)
 
 
@@ -232,9 +235,7 @@ def load_model(
     """
     name = model_args.model_name_or_path
     if trained and name is None:
-        raise InputError(
-            "--model_name_or_path is missing. Without training, --config_name would give a model of random weights."
-        )
+        raise InputError("--model_name_or_path is missing. Random weights (--config_name) must be trained first.")
     try:
         if name is None:
             return auto_class.from_config(config)
@@ -253,8 +254,8 @@ def load_model(
             remedy = f" Choose a model that was fine-tuned for the {config.num_labels} labels of this data."
         elif "ignore_mismatched_sizes" in kwargs:
             remedy = (
-                f" If it was trained for other labels than the {config.num_labels} of this data, "
-                "--ignore_mismatched_sizes true replaces its classifier."
+                f" This data has {config.num_labels} labels. If the classifier has other labels, replace it with "
+                "--ignore_mismatched_sizes true."
             )
         raise InputError(f"the weights of {name} do not fit its configuration.{remedy}") from error
     except Exception:  # a damaged pickle can raise anything
@@ -263,21 +264,22 @@ def load_model(
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
     if unknown and trained:
         raise InputError(
-            f"{name} has weights that SnugBERT does not have: {shorten(unknown)}. Ignoring them would change the "
-            "model."
+            f"{name} contains weights that SnugBERT does not use: {shorten(unknown)}. Ignoring them would "
+            "change the model."
         )
     if unknown:
-        logger.warning("%s has weights that this model does not have. They are ignored: %s", name, shorten(unknown))
+        logger.warning("%s: ignored weights that this model does not use: %s", name, shorten(unknown))
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if random and trained:
         raise InputError(
-            f"{name} lacks {shorten(random)}. Choose a model that was fine-tuned for this task, or train it first."
+            f"{name} has no weights for {shorten(random)}. Choose a model that was fine-tuned for this task, or "
+            "train it first."
         )
     if random and all(HEAD_WEIGHTS.match(key) for key in random):
         heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]
-        logger.info("new weights, initialized randomly: %s", ", ".join(heads))
+        logger.info("randomly initialized weights: %s", ", ".join(heads))
     elif random:
-        logger.warning("%s lacks weights of this model. They are initialized randomly: %s", name, shorten(random))
+        logger.warning("%s: missing weights were initialized randomly: %s", name, shorten(random))
     return model
 
 

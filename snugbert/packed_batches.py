@@ -110,7 +110,8 @@ def _to_columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
     for index, feature in enumerate(features):
         if feature.keys() != features[0].keys():
             raise ValueError(
-                f"Feature {index} has columns {', '.join(feature)}. Feature 0 has columns {', '.join(features[0])}."
+                f"All features need the same columns. Feature {index} has {', '.join(feature)}. Feature 0 has "
+                f"{', '.join(features[0])}."
             )
     unknown = [name for name in features[0] if RENAMED.get(name, name) not in TOKEN_COLUMNS + SEQUENCE_COLUMNS]
     if unknown:
@@ -146,7 +147,7 @@ def _adjust_position(name: str, position: np.ndarray, mask: np.ndarray) -> np.nd
     if not 0 <= position < len(mask):
         return position
     if not mask[position]:
-        raise ValueError(f"`{name}` contains {position}, which is a position of padding.")
+        raise ValueError(f"`{name}` {position} is a position of padding. It must be the position of a token.")
     return np.asarray(np.count_nonzero(mask[:position]))
 
 

@@ -42,7 +42,9 @@ def refuse_any(wrong: torch.Tensor, message: str) -> None:
     """
     if is_checkable(wrong):
         if wrong.any():
-            raise ValueError(f"{message}: wrong at {wrong.nonzero()[0].tolist()}, {wrong.sum().item()} in all.")
+            raise ValueError(
+                f"{message}. Wrong values: {wrong.sum().item()}, the first at {wrong.nonzero()[0].tolist()}."
+            )
     else:
         torch._assert_async(~wrong.any(), message)
 
@@ -351,13 +353,13 @@ def _padded_batch(
         empty=None,
     )
     if attention_mask is not None and token_mask is None:
-        warn_once("With a 4-D `attention_mask`, SnugBERT also computes on padding.")
+        warn_once("With a 4-D `attention_mask`, SnugBERT cannot skip padding.")
         batch.padded, batch.attention_mask = True, attention_mask
     elif is_tracing():
         batch.padded = True
         if token_mask is not None:
             if not torch.compiler.is_exporting():  # an exported model has no alternative
-                warn_once("A compiled model also computes on padding. Packed batches avoid this.")
+                warn_once("A compiled model cannot skip padding. Pass packed batches instead.")
             # One mask row per query, as in transformers' masks. ONNX's Attention does not broadcast masks.
             score_mask = token_mask[:, None, None].expand(-1, -1, L, -1)
             batch.attention_mask = attention_mask if is_flash_attention_requested(config) else score_mask

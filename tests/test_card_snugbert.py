@@ -110,7 +110,7 @@ def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
     assert card.data.tags == ["snugbert", "bert", "mine", "yours"]
     assert card.data.base_model is None and card.data.eval_results is None
     assert OWN_CARD in card.text and TEMPLATE not in card.text and card.text.count("# me/model\n") == 1
-    assert f"{model.num_parameters():,} parameters" in card.text and "no record of the training data" in card.text
+    assert f"{model.num_parameters():,} parameters" in card.text and "were not recorded" in card.text
     assert ("3 labels: `O`, `B-PER`, `I-PER`" in card.text) == (head == "ForTokenClassification")
     assert ("predicts a number for a text or a pair of texts" in card.text) == (head == "regression")
     assert "The maximum input length is 40 tokens." in card.text.partition("## Limitations")[2]
@@ -166,7 +166,7 @@ def test_a_card_with_metrics_is_pushed_with_its_weights(way, hub, trained, tmp_p
         model.classifier.bias[0] += 1e-6
     card = push(model)
     assert card.data.eval_results is None and "0.93" not in card.text and "learning_curve" not in card.text
-    assert "Training started from the weights of tagger. There is no record of the training data" in card.text
+    assert "Training started from the weights of tagger. The data of this training" in card.text
     assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.language == "en"
     assert "2 labels: `bad`, `good`" in card.text and "secret" not in card.content
 
@@ -273,7 +273,7 @@ def test_the_card_names_the_base_model(hub):
         card = card_of(hub[repository])
         assert card.data.base_model == (None if repository == "org/base" else "org/base")
         assert (card.data.license, card.data.language) == ("apache-2.0", "de") and "Words on" not in card.text
-        assert ("The weights are the weights of org/base, unchanged." in card.text) != changed
+        assert ("The weights are an unchanged copy of org/base." in card.text) != changed
         assert ("Training started from the weights of org/base." in card.text) == changed
 
 

@@ -42,7 +42,7 @@ def test_groups_and_effective_defaults(capsys):
     text = {line.split()[0]: line for line in lines if line.startswith("  --")}
     assert text["--num_train_epochs"].endswith("Default: 3.")
     assert text["--bf16"].endswith("Default: false.")
-    assert text["--do_train"].endswith("Default: train, evaluate and predict, whatever the data allows.")
+    assert text["--do_train"].endswith("Default: train, evaluate and predict on the data that you give.")
     assert text["--lr_scheduler_type"].endswith("Default: linear.")
     assert "--adam_beta1" not in text and "--overwrite_cache" not in text
     everything = "\n".join(print_help("glue", "--help-all", capsys))

@@ -46,12 +46,12 @@ def test_a_file_that_trusts_remote_code_is_no_surprise(name, value, warns, tmp_p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train_file: &a [x]\noptim_args: *a", r"run.yaml has aliases \(\*name\). Write the values out"),
-        ("train_file: [x, --trust_remote_code]", "a value of train_file begins with --"),
-        ("trust_remote_code=true: []", "run.yaml must consist of `name: value` lines"),
+        ("train_file: &a [x]\noptim_args: *a", r"run.yaml uses YAML aliases \(\*name\). Write out the values"),
+        ("train_file: [x, --trust_remote_code]", "the value of train_file begins with --"),
+        ("trust_remote_code=true: []", "run.yaml must contain only `name: value` lines"),
         ("yes: {a: 1}", "unknown arguments: --yes"),
-        ("- a", "run.yaml must consist of `name: value` lines"),
-        ("? [a]\n: 1", "run.yaml must consist of `name: value` lines"),
+        ("- a", "run.yaml must contain only `name: value` lines"),
+        ("? [a]\n: 1", "run.yaml must contain only `name: value` lines"),
         ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml, line 1: invalid value"),
         ("train_file: a\noptim_args: {a: 2020-01-01}", "run.yaml, line 2: invalid value"),
         ("optim_args: " + "[" * 5000 + "]" * 5000, "run.yaml is nested too deeply"),

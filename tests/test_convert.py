@@ -332,7 +332,9 @@ def test_distilbert_ignores_segments_and_keeps_its_relu(tmp_path):
     inputs = make_batch("ForSequenceClassification")
     swapped = inputs | {"token_type_ids": 1 - inputs["token_type_ids"]}
     assert torch.equal(ours(**inputs).logits, ours(**swapped).logits)
-    with pytest.raises(InputError, match="BERT's pooler uses tanh, but this ForSequenceClassification uses relu"):
+    with pytest.raises(
+        InputError, match="the pooler of this ForSequenceClassification uses relu, but BERT's uses tanh"
+    ):
         convert(tmp_path / "snug", tmp_path / "bert", "bert")
     assert not (tmp_path / "bert").exists()
 

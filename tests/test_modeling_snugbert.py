@@ -122,7 +122,7 @@ def test_answers_in_padding_are_refused_and_answers_beyond_the_row_ignored():
     torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
     inputs["attention_mask"][4, 16] = 0
     with pytest.raises(
-        ValueError, match=r"`start_positions` must be positions of tokens, .* wrong at \[4\], 1 in all"
+        ValueError, match=r"`start_positions` must be positions of tokens, .* Wrong values: 1, the first at \[4\]"
     ):
         ours(**inputs)
     with pytest.raises(RuntimeError, match="`start_positions` must be positions of tokens"):

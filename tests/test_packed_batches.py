@@ -172,7 +172,7 @@ BAD = [
     ),
     (
         [IDS, IDS | {"token_type_ids": [0, 0]}],
-        "Feature 1 has columns input_ids, token_type_ids. Feature 0 has",
+        "Feature 1 has input_ids, token_type_ids. Feature 0 has",
     ),
     ([IDS | {"token_type_ids": [0, 0]}], "`token_type_ids` of sequence 0 has shape [2]. Expected [3]"),
     (
@@ -183,7 +183,7 @@ BAD = [
     ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "different numbers of choices: [1, 2]"),
     (
         [IDS | {"attention_mask": [1, 1, 0], "start_positions": 2}],
-        "`start_positions` contains 2, which is",
+        "`start_positions` 2 is a position of padding",
     ),
     ([IDS | {"attention_mask": [1, 1, 0], "labels": [1, 2, 3]}], "`labels` of sequence 0 must be -100 at padding"),
 ]

@@ -71,7 +71,7 @@ def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> BatchEn
     model, tokenizer = checkpoint
     for given in (text, second) if second.strip() else (text,):
         if not tokenizer.tokenize(given):
-            raise InputError("The text has no words. Enter some.")
+            raise InputError("The text has no words. Enter some text.")
     encoding = tokenizer(
         text,
         second if second.strip() else None,

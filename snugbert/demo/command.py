@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         (DemoArguments,),
         argv,
         prog="snugbert demo",
-        description="Serves a web page on which to try a checkpoint.",
+        description="Serves a web page for trying a checkpoint.",
         example="snugbert demo --model pretrained",
     )
     address = _resolve_address(args.host, args.port)

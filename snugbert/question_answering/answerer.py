@@ -199,8 +199,8 @@ class QuestionAnswerer:
             if not ids:
                 raise ValueError(f"The question {question!r} has no words.")
             if len(ids) > self.max_query_length:
-                limit = f"`max_query_length` is {self.max_query_length}"
-                raise ValueError(f"The question {question!r} is too long: it has {len(ids)} tokens, {limit}.")
+                limit = f"{self.max_query_length} (`max_query_length`)"
+                raise ValueError(f"The question {question!r} has {len(ids)} tokens. The limit is {limit}.")
 
     def _make_windows(self, questions: list[str], contexts: list[str]) -> ContextWindows:
         pairs = _make_questions(questions, contexts)

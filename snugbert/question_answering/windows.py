@@ -143,8 +143,8 @@ def _check_lengths(
     room = max_seq_length - longest - 3  # [CLS] and two [SEP]
     if room <= doc_stride:
         raise InputError(
-            f"max_seq_length {max_seq_length} leaves {max(room, 0)} tokens for the context next to a question of "
-            f"{longest}. It must leave more than doc_stride {doc_stride}. Change one of the two."
+            f"max_seq_length {max_seq_length}: a question of {longest} tokens leaves {max(room, 0)} for the context. "
+            f"This must exceed doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
         )
 
 

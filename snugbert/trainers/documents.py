@@ -35,7 +35,7 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
         matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
         matches = [match for match in matches if Path(match).is_file()]
         if not matches:
-            raise InputError(f"there is no file {pattern}.")
+            raise InputError(f"{pattern}: no such file.")
         for match in matches:
             if not match.endswith(TEXT_SUFFIXES):
                 raise InputError(f"{match}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
@@ -131,7 +131,9 @@ def _split_rows(rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str,
             )
         text = row[text_column]
         if text is not None and not isinstance(text, str):
-            raise InputError(f"{source}, row {number}: column {text_column!r} is not text but {type(text).__name__}.")
+            raise InputError(
+                f"{source}, row {number}: expected text in column {text_column!r}, found a {type(text).__name__}."
+            )
         # JSON can hold half of a surrogate pair, which is not a character.
         text = (text or "").encode("utf-8", "ignore").decode("utf-8")
         document = [stripped for line in text.splitlines() if (stripped := line.strip())]

@@ -42,7 +42,10 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     if resume.lower() == "true":
         checkpoint = find_newest_checkpoint(output_dir)
         if checkpoint is None and list_run_files(output_dir):
-            raise InputError(f"--resume_from_checkpoint true: {output_dir} contains no complete checkpoint.")
+            raise InputError(
+                f"--resume_from_checkpoint true: {output_dir} contains no complete checkpoint. Train again with "
+                "--overwrite_output_dir."
+            )
     elif resume.lower() != "false":
         checkpoint = Path(resume)
         if not _is_complete(checkpoint):

@@ -127,9 +127,9 @@ def _name_cells(
         elif skip_torn_rows:
             torn.append(row)
         else:
-            raise InputError(f"{file}, row {row}: {len(cells)} columns instead of {len(header)}.")
+            raise InputError(f"{file}, row {row}: expected {len(header)} columns, found {len(cells)}.")
     if torn:
-        logger.warning("%s: skipped %d rows with missing columns; the first is row %d", file, len(torn), torn[0])
+        logger.warning("%s: skipped %d rows with missing columns. The first is row %d.", file, len(torn), torn[0])
 
 
 def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
@@ -158,7 +158,7 @@ def read_json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     for row, value in _read_json_values(file):
         if not isinstance(value, dict):
-            raise InputError(f"{file}, row {row}: expected a JSON object with columns, not {type(value).__name__}.")
+            raise InputError(f"{file}, row {row}: expected a JSON object, found a {type(value).__name__}.")
         yield row, value
 
 

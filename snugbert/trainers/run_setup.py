@@ -71,4 +71,4 @@ def _check_hub(token: bool | str | None) -> None:
     try:
         hub.whoami()
     except (OSError, httpx.HTTPError) as error:
-        raise InputError(f"--push_to_hub: cannot use {hub.endpoint}: {' '.join(str(error).split())}") from error
+        raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {' '.join(str(error).split())}") from error

@@ -104,7 +104,7 @@ class SharedTrainer(Trainer):
             _check_optimizer(self.optimizer)
             # Loading a schedule sets attributes of any name, which could replace its methods.
             if replaced := (vars(self.lr_scheduler).keys() - before) & set(dir(type(self.lr_scheduler))):
-                raise ValueError(f"a schedule has no state {min(replaced)}")
+                raise ValueError(f"unknown schedule state {min(replaced)}")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with _resuming_from(checkpoint, "rng_state.pth"):
@@ -273,7 +273,7 @@ def _check_optimizer(optimizer: Any) -> None:
             for name, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
                     raise ValueError(
-                        f"{name} has shape {list(value.shape)}, but its parameter {list(parameter.shape)}"
+                        f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
                     )
 
 

@@ -77,7 +77,7 @@ def choose_splits(
     if requested is None:
         requested = tuple(split for split in SPLITS if split in available and (split != "test" or from_files))
         if not requested:
-            raise InputError("no data to train on or to score. Give --train_file or --validation_file.")
+            raise InputError("no data to train or evaluate on. Give --train_file or --validation_file.")
     for split in requested:
         if split not in available:
             raise InputError(f"no {split} {examples}. Give --{split}_file.")

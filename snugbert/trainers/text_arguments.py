@@ -21,15 +21,13 @@ class TextArguments:
         metadata={"help": "Text files or glob patterns: .txt, .jsonl (also .gz, .zst), .parquet."},
     )
     dataset_name: str | None = field(
-        default=None, metadata={"help": "Dataset (Hub name or folder) instead of files; each row is a document."}
+        default=None, metadata={"help": "Dataset (Hub name or folder) instead of files. Each row is a document."}
     )
     dataset_config_name: str | None = field(
         default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
     )
     dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
-    text_column_name: str = field(
-        default="text", metadata={"help": "Column of .jsonl, .parquet and datasets that holds the text."}
-    )
+    text_column_name: str = field(default="text", metadata={"help": "Text column of .jsonl, .parquet and datasets."})
 
     def __post_init__(self):
         if self.train_file and self.dataset_name is not None:

@@ -253,6 +253,6 @@ def test_bad_inputs_show_a_message(checkpoints, visitor, capfd):
         visitor.type("Text (any length)", "<b>Ada</b>")
         visitor.type("Question", "<i>milk</i>" * 20)
         visitor.click("Answer")
-        visitor.until(lambda: "`max_query_length` is 64" in visitor.message(), True)
+        visitor.until(lambda: "The limit is 64 (`max_query_length`)" in visitor.message(), True)
         assert "'<i>milk</i><i>" in visitor.message()
     assert "Traceback" not in capfd.readouterr().err

@@ -285,7 +285,7 @@ COMPLAINTS = {
     "push with a wrong token": "Invalid user token",
     "push with another's token": "You don't have the rights to create a model under the namespace org",
     "no network": "We couldn't connect to 'http://127.0.0.1:",
-    "push without a network": "--push_to_hub: cannot use http://127.0.0.1:",
+    "push without a network": "--push_to_hub: cannot log in to http://127.0.0.1:",
 }
 
 

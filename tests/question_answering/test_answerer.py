@@ -167,7 +167,7 @@ def test_questions_and_contexts_that_are_refused(tokenizer):
     answerer = QuestionAnswerer(handmade({}, {}), tokenizer, max_query_length=6)
     for question, context, message in (
         (" ", TEXT, "The question ' ' has no words"),
-        ("who wrote the book in 1843 ?", TEXT, "'who wrote .* is too long: it has 7 tokens, `max_query_length` is 6"),
+        ("who wrote the book in 1843 ?", TEXT, r"'who wrote .* has 7 tokens. The limit is 6 \(`max_query_length`\)"),
         ("who", " \n", r"The context of question 'who' has no words: ' \\n'"),
         (["who", "when"], [TEXT], "`context`: expected one text or 2, one per question, not 1"),
     ):

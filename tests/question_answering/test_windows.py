@@ -174,8 +174,6 @@ def test_unusual_questions(tokenizer, caplog):
 
 def test_windows_without_room_for_context(tokenizer):
     question = Question("0", "Who slept?", "Anna slept.")
-    with pytest.raises(
-        InputError, match="max_seq_length 128 leaves 122 tokens for the context next to a question of 3"
-    ):
+    with pytest.raises(InputError, match="max_seq_length 128: a question of 3 tokens leaves 122 for the context"):
         make_windows([question], tokenizer, max_seq_length=128)
     assert len(make_windows([question], tokenizer, max_seq_length=128, doc_stride=121).question_indices) == 1

@@ -25,7 +25,7 @@ def test_requested_splits_must_exist():
     assert choose_splits(("test",), ("train", "test"), False, "examples") == ("test",)
     with pytest.raises(InputError, match=r"no validation questions\. Give --validation_file"):
         choose_splits(("validation",), ("train", "test"), False, "questions")
-    with pytest.raises(InputError, match=r"no data to train on or to score\. Give --train_file or --validation_file"):
+    with pytest.raises(InputError, match=r"no data to train or evaluate on\. Give --train_file or --validation_file"):
         choose_splits(None, ("test",), False, "examples")
 
 

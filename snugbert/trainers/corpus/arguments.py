@@ -25,7 +25,7 @@ class PreparationArguments(TextArguments):
     )
     language: str = field(default="en", metadata={"help": "Language code for splitting lines into sentences."})
     preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Processes that tokenize. Default: one per core."}
+        default=None, metadata={"help": "Number of processes for tokenizing. Default: one per core."}
     )
 
     def __post_init__(self):
@@ -52,11 +52,11 @@ class OutputArguments:
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the prepared corpus."})
     overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Replace a corpus of another text or other settings in --output_dir."}
+        default=False, metadata={"help": "Replace the corpus in --output_dir if its text or settings differ."}
     )
     shard: str = field(
         default="1/1",
-        metadata={"help": "Prepare share i of n, as i/n, in a shared folder or one per machine."},
+        metadata={"help": "Prepare only shard i of n, written i/n, to divide the work among machines."},
     )
 
     def __post_init__(self):
@@ -72,6 +72,6 @@ class CacheArguments:
 
     clean: Names = field(
         default_factory=list,
-        metadata={"help": "Remove text from the cache by the names of --list, or all, then stop."},
+        metadata={"help": "Remove prepared text from the cache, then stop: names from --list, or all."},
     )
     list: bool = field(default=False, metadata={"help": "List the prepared text in the cache, then stop."})

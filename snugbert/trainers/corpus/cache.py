@@ -83,7 +83,7 @@ def list_cache(cache: Path) -> None:
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for line in table:
             print("  ".join(map(str.ljust, line, widths)).rstrip())
-    print(f"total: {len(table) - 1}, {_format_bytes(total)}, in {cache}")
+    print(f"prepared texts: {len(table) - 1}, {_format_bytes(total)}, in {cache}")
 
 
 def clean_cache(cache: Path, names: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
             print(f"removed {name}, {_format_bytes(size)}")
     print(f"{_format_bytes(freed)} freed in {cache}")
     if kept:
-        raise InputError(f"--clean: kept {', '.join(kept)}. Remove it by hand, or wait for the other process.")
+        raise InputError(f"--clean: could not remove {', '.join(kept)}. Remove it by hand, or wait for the process.")
 
 
 def _cached_folders(cache: Path) -> Iterator[Path]:

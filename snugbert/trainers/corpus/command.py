@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
         (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments),
         argv,
         prog="snugbert prepare",
-        description="Tokenizes text once, to pretrain on it many times.",
+        description="Tokenizes text once, for any number of pretraining runs.",
         example="snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared",
     )
     # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
@@ -42,16 +42,18 @@ def main(argv: list[str]) -> None:
 
     if cache_args.clean or cache_args.list:
         if text_args.train_file or text_args.dataset_name or output_args.output_dir:
-            raise InputError("--clean and --list prepare no text. Give them without text and --output_dir.")
+            raise InputError(
+                "--clean and --list only manage the cache. Remove --train_file, --dataset_name and --output_dir."
+            )
         if cache_args.clean:
             clean_cache(cache_folder(tokenizer_args.cache_dir), cache_args.clean)
         if cache_args.list:
             list_cache(cache_folder(tokenizer_args.cache_dir))
         return
     if output_args.output_dir is None:
-        raise InputError("--output_dir is missing. Name a folder for the prepared corpus.")
+        raise InputError("--output_dir is missing. Give a folder for the prepared corpus.")
     if tokenizer_args.tokenizer_name is None:
-        raise InputError("--tokenizer_name is missing. Name a tokenizer folder or a tokenizer on the Hub.")
+        raise InputError("--tokenizer_name is missing. Give a tokenizer folder or a tokenizer on the Hub.")
     tokenizer = load_tokenizer(tokenizer_args)
     parts = plan_parts(text_args, output_args.num_shards)
     folder = Path(output_args.output_dir)
@@ -66,7 +68,7 @@ def main(argv: list[str]) -> None:
     missing = [part.name for part in parts if not (folder / part.name).exists()]
     if missing:
         print(
-            f"Shard {output_args.shard} is in {folder}. Still missing: {len(missing)} of {len(parts)} parts, "
+            f"Shard {output_args.shard} is in {folder}. {len(missing)} of {len(parts)} parts are still missing: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
     else:

@@ -98,7 +98,7 @@ def _reopen(folder: Path, digest: str) -> Corpus:
     """Opens a corpus in another process, without validating it again."""
     corpus = _map_parts(folder, _find_parts(folder), vocab_size=None)
     if corpus.digest != digest:
-        raise InputError(f"{folder} was replaced while it was in use. Start again.")
+        raise InputError(f"{folder} was replaced while it was in use. Run the command again.")
     return corpus
 
 
@@ -108,8 +108,8 @@ def _map_parts(folder: Path, files: Sequence[Path], vocab_size: int | None) -> C
     for file, origin in zip(files, origins, strict=True):
         if origin["settings"] != settings:
             raise InputError(
-                f"{file} and {files[0].name} were prepared with different settings or tokenizers. Prepare the text "
-                "again with one of them."
+                f"{file} and {files[0].name} were prepared with different settings or tokenizers. Prepare all shards "
+                "again with the same settings and tokenizer."
             )
     sources = {source["name"]: source["digest"] for origin in origins for source in origin["sources"]}
     content = [[source["digest"] for source in origin["sources"]] for origin in origins]
@@ -125,7 +125,7 @@ def _find_parts(folder: Path) -> list[Path]:
     """
     files = sorted(folder.glob("part-*.arrow"))
     if not files:
-        raise InputError(f"{folder} holds no prepared corpus. Make one with `snugbert prepare`.")
+        raise InputError(f"{folder} contains no prepared corpus. Run `snugbert prepare` first.")
     names = [re.fullmatch(r"part-\d{5}-of-(\d{5})\.arrow", file.name) for file in files]
     num_parts = next((int(name[1]) for name in names if name), 0)
     expected = [f"part-{part:05d}-of-{num_parts:05d}.arrow" for part in range(num_parts)]
@@ -135,7 +135,7 @@ def _find_parts(folder: Path) -> list[Path]:
     if missing:
         state = "is unfinished" if (folder / f"{missing[0]}.partial").exists() else "is missing"
         raise InputError(
-            f"{folder}: {missing[0]} {state} ({len(missing)} of {len(expected)} parts are not there). Run "
+            f"{folder}: {missing[0]} {state}. {len(missing)} of {len(expected)} parts are missing or unfinished. Run "
             "`snugbert prepare` again for all shards."
         )
     return files

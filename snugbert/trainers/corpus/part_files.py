@@ -95,7 +95,7 @@ def _parse_origin(schema: pa.Schema) -> Origin:
     except (ValueError, LookupError, TypeError, RecursionError):  # not JSON, or JSON of another form
         is_ours = False
     if not is_ours:
-        raise pa.ArrowInvalid("not a part of a corpus, or written by another version of SnugBERT")
+        raise pa.ArrowInvalid("not part of a corpus, or from another version of SnugBERT")
     return origin
 
 
@@ -128,7 +128,7 @@ def read_blocks(file: Path, vocab_size: int | None) -> list[Block]:
                     last_document = validate_block(batch, last_document, vocab_size)
                 blocks.append(_view_block(batch))
             if stream.tell() != stream.size() or stream.read_at(8, stream.size() - 8) != END_OF_STREAM:
-                raise pa.ArrowInvalid("the end is missing")
+                raise pa.ArrowInvalid("truncated")
     except DAMAGE as error:
         raise _damaged(file, error) from error
     return blocks
@@ -159,11 +159,11 @@ def validate_block(batch: pa.RecordBatch, last_document: int, vocab_size: int) -
         raise pa.ArrowInvalid("empty or missing values")
     # A wrong start would expose bytes of another buffer. Arrow pads buffers to 8 bytes.
     if any(after.address != buffer.address + -(-buffer.size // 8) * 8 for buffer, after in pairwise(buffers[1::2])):
-        raise pa.ArrowInvalid("columns are not where they were written")
+        raise pa.ArrowInvalid("columns have invalid offsets")
     block = _view_block(batch)
     for offsets, end in ((block.documents, len(block.sentences) - 1), (block.sentences, len(block.tokens))):
         if offsets[0] != 0 or offsets[-1] != end or not _increases(offsets):
-            raise pa.ArrowInvalid("sentences or documents overlap, are empty, or leave tokens out")
+            raise pa.ArrowInvalid("invalid boundaries of sentences or documents")
     numbers = numbers.to_numpy()
     if numbers[0] <= last_document or not _increases(numbers):
         raise pa.ArrowInvalid("documents are not in order")

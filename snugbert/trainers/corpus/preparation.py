@@ -153,8 +153,8 @@ def prepare_parts(
                     raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
     except BrokenProcessPool as error:
         raise InputError(
-            "a process that tokenizes was killed, probably because memory ran out. Run the same command again with "
-            "fewer processes (--preprocessing_num_workers). Finished parts are kept."
+            "a tokenizing process was killed, probably because memory ran out. Run the same command again with fewer "
+            "--preprocessing_num_workers. Finished parts are kept."
         ) from error
     except OSError as error:
         if error.errno is None:  # not from the operating system
@@ -184,8 +184,8 @@ def _remove_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[st
         )
         if not belongs and not replace:
             raise InputError(
-                f"{folder} holds {file.name} of another text, tokenizer or settings. Choose another folder, or set "
-                "--overwrite_output_dir to replace it."
+                f"--output_dir: {folder / file.name} was prepared from another text, or with another tokenizer or "
+                "settings. Choose another folder, or set --overwrite_output_dir to replace it."
             )
         if not belongs:
             file.unlink()

@@ -95,9 +95,9 @@ def plan_parts(text: TextArguments, num_shards: int = 1, keeps: Callable[[int], 
         return [Part(number, num_shards, text, (), keeps) for number in range(num_shards)]
     files = find_files(text.train_file)
     if not files:
-        raise InputError("no text. Name text files (--train_file) or a dataset (--dataset_name).")
+        raise InputError("no text. Give --train_file or --dataset_name.")
     if len(files) < num_shards:
-        raise InputError(f"--shard: {len(files)} files cannot be shared among {num_shards} shards. Use more files.")
+        raise InputError(f"--shard: {len(files)} files cannot be divided into {num_shards} shards. Use fewer shards.")
     sizes = [file.stat().st_size for file in files]
     part_bytes = max(sum(sizes) / MOST_PARTS, min(PART_BYTES, sum(sizes) / num_shards))
     # The middle of a file decides which part it belongs to.

@@ -30,10 +30,10 @@ class ExampleLimits:
         default=None, metadata={"help": "Train on at most this many examples. Default: all."}
     )
     max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate at most this many examples. Default: all."}
+        default=None, metadata={"help": "Evaluate on at most this many examples. Default: all."}
     )
     max_predict_samples: int | None = field(
-        default=None, metadata={"help": "Predict at most this many examples. Default: all."}
+        default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
     )
 
     def check_least(self, **least: int) -> None:
@@ -67,16 +67,19 @@ class FineTuningArguments(TrainingArguments):
     """
 
     do_train: bool = field(
-        default=False, metadata={"help": "Train. Default: train, evaluate and predict, whatever the data allows."}
+        default=False,
+        metadata={"help": "Train. Default: train, evaluate and predict on the data that you give."},
     )
     do_eval: bool = field(
         default=False, metadata={"help": "Evaluate on the validation examples. Default: see --do_train."}
     )
     do_predict: bool = field(default=False, metadata={"help": "Predict the test examples. Default: see --do_train."})
     learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the training examples."})
+    num_train_epochs: float = field(default=3.0, metadata={"help": "Number of passes over the training examples."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
-    per_device_eval_batch_size: int = field(default=32, metadata={"help": "Evaluated examples per device and batch."})
+    per_device_eval_batch_size: int = field(
+        default=32, metadata={"help": "Examples per device and batch for evaluation and prediction."}
+    )
     # A share, so that short runs have a learning curve as well.
     logging_steps: float = field(
         default=0.02, metadata={"help": "Steps between log lines. A value below 1 is a share of all steps."}
@@ -87,7 +90,7 @@ class FineTuningArguments(TrainingArguments):
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
     save_total_limit: int | None = field(
         default=3,
-        metadata={"help": "Checkpoints to keep: the newest ones and the best. 0 keeps all."},
+        metadata={"help": "Number of checkpoints to keep: the best and the newest. 0 keeps all."},
     )
     layerwise_lr_decay: float = field(
         default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
@@ -95,24 +98,30 @@ class FineTuningArguments(TrainingArguments):
     freeze_embeddings: bool = field(default=False, metadata={"advanced": True, "help": "Do not train the embeddings."})
     freeze_layers: int = field(default=0, metadata={"help": "Do not train the embeddings and the first N layers."})
     unfreeze_after_steps: int | None = field(
-        default=None, metadata={"advanced": True, "help": "Train everything after this many steps. Default: never."}
+        default=None, metadata={"advanced": True, "help": "Unfreeze all layers after this many steps. Default: never."}
     )
     class_weights: str | None = field(
         default=None,
-        metadata={"help": "Class weights in the loss: balanced, or such as positive=2,negative=1."},
+        metadata={"help": "Class weights in the loss: balanced, or for example positive=2,negative=1."},
     )
     early_stopping_patience: int | None = field(
         default=None,
         metadata={"help": "Stop after N evaluations without improvement, and keep the best model."},
     )
     early_stopping_threshold: float = field(
-        default=0.0, metadata={"advanced": True, "help": "Smallest increase that counts as an improvement."}
+        default=0.0,
+        metadata={
+            "advanced": True,
+            "help": "Early stopping: smallest change of the metric that counts as an improvement.",
+        },
     )
     sweep: str | None = field(
         default=None,
-        metadata={"help": "Search settings on the validation examples: paper (as in the BERT paper) or fixed."},
+        metadata={"help": "Sweep over settings: paper (the grid of the BERT paper) or fixed (the given settings)."},
     )
-    seeds: int = field(default=1, metadata={"help": "Number of seeds to run, from --seed on, and to average over."})
+    seeds: int = field(
+        default=1, metadata={"help": "Number of runs with different seeds, from --seed on, to average."}
+    )
     pad_to_max_length: bool = field(
         default=False, metadata={"help": "Pad all examples to --max_seq_length instead of packing batches."}
     )
@@ -150,6 +159,8 @@ class FineTuningArguments(TrainingArguments):
             self.do_eval = True
         asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}
         self.wanted_splits = tuple(split for split in asked if asked[split]) or None
+        # The tasks compute metrics from the logits of all examples.
+        self.prediction_loss_only, self.batch_eval_metrics, self.eval_do_concat_batches = False, False, True
         # Do not hide losses that are NaN or infinite. They end the run.
         self.logging_nan_inf_filter = False
         if self.disable_tqdm is None:

@@ -84,9 +84,11 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     if changed:
         # A single run is not a sweep over one seed: its model is in the output folder.
         changed = ["--seeds" if name == "--sweeps" else name for name in changed]
-        raise InputError(f"--output_dir: {output_dir} was started with different {', '.join(changed)}. {remedy}")
+        raise InputError(f"--output_dir: {output_dir} contains a run with different {', '.join(changed)}. {remedy}")
     if plan["--seeds"] < before["--seeds"]:
-        raise InputError(f"--seeds: {output_dir} was started with {before['--seeds']}. Use at least as many. {remedy}")
+        raise InputError(
+            f"--seeds: {output_dir} contains runs of {before['--seeds']} seeds. Use at least as many. {remedy}"
+        )
     return True
 
 

@@ -20,7 +20,7 @@ from snugbert.trainers.finetuning.arguments import (
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
-from snugbert.trainers.finetuning.results import RunResults, write_results
+from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
@@ -88,7 +88,9 @@ def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
         raise InputError(f"--metric_for_best_model: {task.name} has no metric {chosen!r}. Choose one of {known}.")
     args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
     if task.validation_set is None and (args.eval_strategy != "no" or args.sweeps):
-        raise InputError("--validation_file: Evaluation during training and sweeps need validation examples.")
+        raise InputError(
+            "--validation_file is missing. Evaluation during training and sweeps need validation examples."
+        )
 
 
 def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> RunResults:
@@ -125,8 +127,7 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         training = train(trainer, checkpoint)
     metrics = {s.name: evaluate(trainer, s) for s in task.evaluation_sets}
     results = collect_results(task, model_args, args, training, metrics)
-    # A run that only scores keeps the results of the training in that folder.
-    if trainer.is_world_process_zero() and (training or not (output_dir / "config.json").exists()):
+    if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:
             learning_curve = output_dir / "learning_curve.png"
             draw_learning_curve(trainer.state.log_history, str(args.metric_for_best_model), learning_curve)
@@ -145,7 +146,9 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
             that is not installed; or label smoothing does not fit the labels.
     """
     if args.label_smoothing_factor and (task.labels is None or task.multi_label or args.class_weights is not None):
-        raise InputError("--label_smoothing_factor needs exactly one label per example, and no --class_weights.")
+        raise InputError(
+            "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."
+        )
     callbacks = []
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))

@@ -189,7 +189,7 @@ def _finish(
     output_dir = Path(str(args.output_dir))
     best = _best(runs, task, args)
     if best.failed:
-        raise InputError(f"All runs of the sweep failed. The first: {runs[0].results['failure']}")
+        raise InputError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
     summary = summarize_sweep(runs, task, args)
     tables = sweep_tables(summary, Setting._fields)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."

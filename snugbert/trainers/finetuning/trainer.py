@@ -119,7 +119,7 @@ class FineTuningTrainer(SharedTrainer):
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> Any:
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
         # Long examples first, so that a batch that does not fit into memory fails at once.
         self._order = np.argsort(-count_tokens(eval_dataset), kind="stable")
         return self._order.tolist()
@@ -156,7 +156,9 @@ class FineTuningTrainer(SharedTrainer):
         if any(np.isnan(part).any() for part in parts):
             if self.state.global_step:
                 raise DivergedError(f"{prefix}: The logits are NaN after step {self.state.global_step}. {REMEDY}")
-            raise DivergedError(f"{prefix}: The logits are NaN. The weights may be damaged; or try without --fp16.")
+            raise DivergedError(
+                f"{prefix}: The logits are NaN. Try without --fp16. Otherwise, the weights may be damaged."
+            )
         places = np.argsort(self._order)
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
@@ -222,7 +224,7 @@ def _frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.P
     depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers > layers:
-        raise InputError(f"--freeze_layers {args.freeze_layers}: The model has {layers} layers.")
+        raise InputError(f"--freeze_layers {args.freeze_layers} is too large. The model has {layers} layers.")
     return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
 
 

@@ -35,17 +35,17 @@ class GlueDataArguments(ExampleLimits):
     train_file: str | None = field(
         default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
     )
-    validation_file: str | None = field(default=None, metadata={"help": "Examples to score the model on."})
+    validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     text_column_names: str | None = field(
-        default=None, metadata={"help": "Text column of your own data, or the two columns of a pair: title,text."}
+        default=None, metadata={"help": "Text column of your own data. For pairs, two columns, such as title,text."}
     )
     label_column_name: str | None = field(
         default=None, metadata={"help": "Label column of your own data. Default: label."}
     )
     label_separator: str | None = field(
         default=None,
-        metadata={"help": "Separator between the labels of an example. Lists in JSON need none."},
+        metadata={"help": "Separator of several labels in one cell. JSON lists need none."},
     )
     # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
     do_regression: bool = field(  # type: ignore[assignment]
@@ -68,14 +68,14 @@ class GlueDataArguments(ExampleLimits):
             own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
             self._refuse("is only for your own data", *own_data)
         if self.task_name == "all":
-            reason = "names the data of one task, but all tasks are read from --data_dir or the Hub"
+            reason = "has the data of a single task. For all tasks, give --data_dir, or use the Hub"
             self._refuse(reason, "dataset_name", "train_file", "validation_file", "test_file")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
         self.check_least(max_seq_length=3)
         if self.data_dir is not None and self.task_name is None:
-            raise InputError("--data_dir: give --task_name, too: the GLUE task whose files the folder holds.")
+            raise InputError("--task_name is missing. Give the GLUE task whose files are in --data_dir.")
         if self.data_dir is not None and self.dataset_name is not None:
-            raise InputError("--dataset_name: give a dataset or --data_dir, not both.")
+            raise InputError("--dataset_name and --data_dir exclude each other. Give one of them.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
         check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name or default_dataset)
 

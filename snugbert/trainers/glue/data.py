@@ -175,7 +175,9 @@ def read_examples(
             raise InputError(f"{source}, row {row}: no label in column {layout.label_column!r}. Columns: {columns}.")
         if label is not None and not isinstance(label, label_type):
             if any(earlier is not None for earlier in examples["label"]):
-                raise InputError(f"{source}, row {row}: single labels and lists of labels are mixed. Use one form.")
+                raise InputError(
+                    f"{source}, row {row}: single labels and lists of labels are mixed. Write all of them as lists."
+                )
             label_type = type(label)
         examples["label"].append(label)
         indices = [values[name] for name in INDEX_COLUMNS if layout.is_glue and name in values]

@@ -39,7 +39,9 @@ def choose_labels(
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
         if multi_label:
-            raise InputError(f"--do_regression: {multi_label[0]} has lists of labels. Expected numbers.")
+            raise InputError(
+                f"--do_regression: {multi_label[0]} has lists of labels. Expected one number per example."
+            )
         return None
     if task is not None:
         labels = list(task.labels)
@@ -101,8 +103,8 @@ def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | lis
                 listed = ", ".join(labels[:MAX_LISTED_LABELS])
                 more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label!r}. Expected {listed}{more}, the labels of the "
-                    "task or of the training data. Fix or remove the row."
+                    f"{split.source}, row {row}: unknown label {label!r}. The task or the training data has "
+                    f"{listed}{more}. Fix or remove the row."
                 )
             if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
                 raise InputError(
@@ -130,6 +132,8 @@ def choose_problem(splits: dict[str, GlueSplit], labels: list[str] | None, check
         return "regression"
     sources = {split.multi_label: split.source for split in splits.values() if split.labeled}
     if len(sources) == 2:
-        raise InputError(f"{sources[True]} has lists of labels, but {sources[False]} has single labels. Use one form.")
+        raise InputError(
+            f"{sources[True]} has lists of labels, but {sources[False]} has single labels. Write lists in both."
+        )
     multi_label = True in sources if sources else checkpoint_problem == "multi_label_classification"
     return "multi_label_classification" if multi_label else "single_label_classification"

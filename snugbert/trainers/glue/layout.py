@@ -109,5 +109,5 @@ def find_text_columns(first_rows: list[Mapping[str, object]], label_column: str,
             f"{source}: no text column besides the label {label_column!r}. Columns: {', '.join(names)}. "
             "Set --text_column_names and --label_column_name."
         )
-    logger.info("%s: text in %s, label in %r", source, " and ".join(map(repr, text_columns)), label_column)
+    logger.info("%s: text column %s, label column %r", source, " and ".join(map(repr, text_columns)), label_column)
     return tuple(text_columns)

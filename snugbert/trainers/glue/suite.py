@@ -66,10 +66,12 @@ def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> li
     missing = {name: missing_files(data_args.data_dir, task, wanted) for name, task in TASKS.items()}
     for name, files in missing.items():
         if files:
-            logger.warning("%s is skipped. Missing: %s", TASKS[name].folder, ", ".join(map(str, files)))
+            logger.warning("skipping %s. Missing files: %s", TASKS[name].folder, ", ".join(map(str, files)))
     names = [name for name in TASKS if not missing[name]]
     if not names:
-        raise InputError(f"--data_dir: {data_args.data_dir} contains no task of GLUE, such as {missing['cola'][0]}.")
+        raise InputError(
+            f"--data_dir: {data_args.data_dir} contains no files of a GLUE task, such as {missing['cola'][0]}."
+        )
     return names
 
 

@@ -21,7 +21,8 @@ class NerDataArguments(ExampleLimits):
     """
 
     task_name: str = field(
-        default="ner", metadata={"advanced": True, "help": "The tags are in column <task_name>_tags."}
+        default="ner",
+        metadata={"advanced": True, "help": "Name of the tagging task. Its tags are in column <task_name>_tags."},
     )
     dataset_name: str | None = field(
         default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
@@ -31,16 +32,16 @@ class NerDataArguments(ExampleLimits):
     )
     train_file: str | None = field(
         default=None,
-        metadata={"help": "Training sentences: .json, .jsonl, or CoNLL in other files, also .gz or .zst."},
+        metadata={"help": "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."},
     )
-    validation_file: str | None = field(default=None, metadata={"help": "Sentences to score the model on."})
+    validation_file: str | None = field(default=None, metadata={"help": "Sentences to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Sentences to tag, with or without tags."})
     text_column_name: str | None = field(
         default=None,
-        metadata={"help": "Column of the words. Default: tokens, in CoNLL files the first. A name or number."},
+        metadata={"help": "Column of the words: a name, or a number for CoNLL. Default: tokens, or the first."},
     )
     label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags, in CoNLL files the last."}
+        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags, or the last for CoNLL."}
     )
     # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
     # longer. Without padding a higher limit costs nothing, and --document_context benefits from it.
@@ -60,7 +61,7 @@ class NerDataArguments(ExampleLimits):
         default=False, metadata={"advanced": True, "help": "Log the metrics of each entity type during training."}
     )
     tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou"] = field(
-        default="auto", metadata={"help": "Tagging scheme of the files. auto: the one that fits best."}
+        default="auto", metadata={"help": "Tagging scheme of the files. auto: the scheme that fits best."}
     )
     on_bad_tag: Literal["stop", "repair"] = field(
         default="stop",

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> None:
         (FineTunedModelArguments, NerDataArguments, FineTuningArguments),
         argv,
         prog="snugbert ner",
-        description="Fine-tunes a tagger of named entities, evaluates it, and predicts.",
+        description="Fine-tunes a model for named-entity recognition, evaluates it, and predicts.",
         example="snugbert ner --model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl "
         "--output_dir ner",
     )

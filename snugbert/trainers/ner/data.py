@@ -175,8 +175,8 @@ def read_conll(file: Path, data_args: NerDataArguments, labeled: bool) -> Iterat
                 )
         if len(cells) != columns:
             raise InputError(
-                f"{file}, line {number}: {_count(len(cells), 'column')} in {line!r}, but line {first} has {columns}. "
-                "All lines need the same columns."
+                f"{file}, line {number}: expected {_count(columns, 'column')} like line {first}, found {len(cells)}: "
+                f"{line!r}."
             )
         words.append(cells[(text or 1) - 1])
         if columns > 1 and (label or columns) <= columns:
@@ -185,7 +185,7 @@ def read_conll(file: Path, data_args: NerDataArguments, labeled: bool) -> Iterat
 
 def _column_number(flag: str, value: str | None) -> int | None:
     if value is not None and (not value.isdecimal() or value == "0"):
-        raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Give a number; the first is 1.")
+        raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Give a number, from 1.")
     return None if value is None else int(value)
 
 
@@ -256,7 +256,9 @@ def _choose_column(
 def _class_names(data: Path | Dataset, column: str, where: str) -> list[str]:
     feature = data.features[column] if isinstance(data, Dataset) else None
     if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
-        raise InputError(f"{where}: the tags in column {column!r} are neither text nor class labels. Write text.")
+        raise InputError(
+            f"{where}: the tags in column {column!r} are neither text nor class labels. Write them as text."
+        )
     return feature.feature.names
 
 
@@ -303,7 +305,7 @@ def check_tags(splits: dict[str, NerSplit], scheme: str, on_bad_tag: str) -> dic
         )
         if on_bad_tag == "stop":
             raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")
-        logger.warning("%s The tags are repaired.", message)
+        logger.warning("%s All invalid tags are repaired.", message)
     elif labeled:
         iob1 = ": entities begin with I-, but with B- directly after another of their type" if scheme == "iob1" else ""
         logger.info("tagging scheme: %s%s", scheme.upper(), iob1)
@@ -347,7 +349,7 @@ def choose_labels(splits: dict[str, NerSplit], checkpoint_labels: list[str]) -> 
         types = set(splits["train"].types)
         labels = ["O", *(f"{mark}-{kind}" for kind in sorted(types) for mark in "BI")]
         if not types:
-            raise InputError(f"{splits['train'].source}: no entities. All tags are O.")
+            raise InputError(f"{splits['train'].source}: no entities. All tags are O. Check --label_column_name.")
         if set(labels) == set(checkpoint_labels):
             labels = checkpoint_labels
         origin = splits["train"].source
@@ -356,7 +358,9 @@ def choose_labels(splits: dict[str, NerSplit], checkpoint_labels: list[str]) -> 
         types = {label[2:] for label in labels if TAG.fullmatch(label)} - {""}
         if not types or "O" not in labels:
             found = ", ".join(labels)
-            raise InputError(f"--train_file is missing, and the labels of the model are not entity tags: {found}.")
+            raise InputError(
+                f"--train_file is missing. Without training, the labels of the model must be entity tags, not {found}."
+            )
     for split in splits.values():
         for sentence in split.sentences:
             for word, tag in enumerate(sentence.tags or ()):

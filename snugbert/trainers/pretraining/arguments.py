@@ -41,11 +41,11 @@ class PretrainingArguments(TrainingArguments):
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Sequences per device and batch."})
     optim: str = field(
         default="adamw_torch_fused",
-        metadata={"help": "Optimizer: lamb, muon, or a name of transformers."},
+        metadata={"help": "Optimizer: lamb, muon, or any optimizer of transformers."},
     )
     logging_steps: float = field(default=100, metadata={"help": "Log the training metrics every N steps."})
     save_total_limit: int | None = field(
-        default=3, metadata={"help": "Checkpoints to keep: the newest ones and the best. 0 keeps all."}
+        default=3, metadata={"help": "Number of checkpoints to keep: the best and the newest. 0 keeps all."}
     )
 
     def __post_init__(self):
@@ -90,36 +90,38 @@ class PretrainingDataArguments(PreparationArguments):
         lengths_and_shares: maximum sequence length and share of the steps, for each phase.
     """
 
-    corpus: str | None = field(
-        default=None, metadata={"help": "Folder that `snugbert prepare` wrote, instead of text."}
-    )
+    corpus: str | None = field(default=None, metadata={"help": "Corpus from `snugbert prepare`, instead of text."})
     validation_file: list[str] = field(
         default_factory=list, metadata={"help": "Text to evaluate on. Same formats as --train_file."}
     )
     validation_split_percentage: int = field(
         default=5,
-        metadata={"help": "Documents to hold out for --do_eval without --validation_file, in percent."},
+        metadata={"help": "Percent of documents held out for --do_eval without --validation_file."},
     )
     max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens per example. With --phases, of the validation examples."}
+        default=128, metadata={"help": "Maximum tokens per example. With --phases: per validation example."}
     )
     phases: str | None = field(
         default=None,
-        metadata={"help": "Lengths and shares of the steps, such as 128:90%%,512:10%%. Tokens per batch stay equal."},
+        metadata={"help": "Maximum tokens per example and share of the steps, for each phase: 128:90%%,512:10%%."},
     )
-    short_seq_prob: float = field(default=0.1, metadata={"help": "Share of pairs with a shorter target length."})
-    no_nsp: bool = field(default=False, metadata={"help": "Masked tokens only, on full sentences (RoBERTa)."})
+    short_seq_prob: float = field(
+        default=0.1, metadata={"help": "Share of sentence pairs cut to a shorter random length."}
+    )
+    no_nsp: bool = field(
+        default=False, metadata={"help": "Predict only masked tokens, in full sentences without pairs (RoBERTa)."}
+    )
     sentence_order: bool = field(
         default=False, metadata={"help": "Predict the order of segments instead of the next sentence (ALBERT)."}
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
     mask_replace_prob: float = field(
-        default=0.8, metadata={"advanced": True, "help": "Share of these to replace by [MASK]."}
+        default=0.8, metadata={"advanced": True, "help": "Share of the predicted tokens to replace by [MASK]."}
     )
     random_replace_prob: float = field(
-        default=0.1, metadata={"advanced": True, "help": "Share of these to replace by a random token."}
+        default=0.1, metadata={"advanced": True, "help": "Share of the predicted tokens to replace by a random token."}
     )
-    whole_word_mask: bool = field(default=False, metadata={"help": "Mask all tokens of a word or none."})
+    whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words: all tokens of a word, or none."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
     show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})
     allow_changed_data: bool = field(
@@ -130,7 +132,7 @@ class PretrainingDataArguments(PreparationArguments):
     def __post_init__(self):
         super().__post_init__()
         if self.corpus is not None and (self.train_file or self.dataset_name is not None):
-            raise InputError("--corpus and --train_file or --dataset_name exclude each other. Give one of them.")
+            raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Give one of them.")
         if self.no_nsp and self.sentence_order:
             raise InputError("--no_nsp and --sentence_order exclude each other. Give one of them.")
         for name, least, most in (
@@ -160,7 +162,9 @@ def parse_phases(text: str) -> list[tuple[int, float]]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+(?:\.\d+)?)\s*%\s*", part)
         if match is None:
-            raise InputError(f"--phases: {part.strip()!r} is not a length and its share of the steps, like 128:90%.")
+            raise InputError(
+                f"--phases: expected a length and its share of the steps, such as 128:90%, not {part.strip()!r}."
+            )
         phases.append((int(match[1]), float(match[2]) / 100))
     total = sum(share for _, share in phases)
     if abs(total - 1) > 1e-9:

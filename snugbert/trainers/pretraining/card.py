@@ -73,7 +73,7 @@ def write_pretraining_card(
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was pretrained on text with SnugBERT, from {escape(start)}.",
         how_to_load(name, head),
-        f"## Text\n\n{table(('what', 'value'), data.items())}",
+        f"## Text\n\n{table(('text', 'source'), data.items())}",
         f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
     ]
     if metrics:
@@ -82,7 +82,7 @@ def write_pretraining_card(
         sections.append(f"![Losses and accuracies over the tokens seen]({PLOT_NAME})")
     limits = [head.limits, BIAS_WARNING]
     if base_model is None:
-        limits.insert(1, "It was trained on no text other than the above.")
+        limits.insert(1, "It was trained only on the text above.")
     sections.append(f"## Limitations\n\n{' '.join(limits)}")
     save_model_card(output_dir, header, sections)
 
@@ -111,6 +111,6 @@ def _format_results(metrics: Mapping[str, float], baselines: Mapping[str, float]
             baseline = format(baselines[name], form) if name in baselines else ""
             rows.append((description, format(metrics[name], form), baseline))
     return (
-        "On the validation text. The baseline predicts tokens by their frequency, and always the more frequent label "
-        "of pairs.\n\n" + table(("", "this model", "baseline"), rows)
+        "Metrics on the validation text. The baseline ignores its input: it predicts tokens by their frequency in the "
+        "training text, and always the more frequent pair label.\n\n" + table(("", "this model", "baseline"), rows)
     )

@@ -70,8 +70,8 @@ class SnugBertDataCollatorForPretraining:
             model = self.tokenizer.backend_tokenizer.model
             if not isinstance(model, WordPiece):
                 raise InputError(
-                    f"whole_word_mask needs a WordPiece tokenizer, but this one is of type {type(model).__name__}. "
-                    "Leave it out."
+                    f"whole_word_mask needs a WordPiece tokenizer, not {type(model).__name__}. Turn it off, or use "
+                    "another tokenizer."
                 )
             tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
             self.continues_word = np.array([token.startswith(model.continuing_subword_prefix) for token in tokens])

@@ -15,7 +15,7 @@ def main(argv: list[str]) -> None:
         (ModelArguments, PretrainingDataArguments, PretrainingArguments),
         argv,
         prog="snugbert pretrain",
-        description="Pretrains a model on text with masked tokens and next sentences.",
+        description="Pretrains a model to predict masked tokens and next sentences.",
         example="snugbert pretrain --config_name mini --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' "
         "--max_steps 10000 --output_dir pretrained",
     )

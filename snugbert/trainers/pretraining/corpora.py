@@ -82,13 +82,13 @@ def load_corpora(
 def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
     documents, sentences = corpus.num_documents, corpus.num_sentences
     if documents == 0:
-        raise InputError(f"{name}: it is empty.")
+        raise InputError(f"{name}: no documents.")
     if objective != "nsp":
         return
     if documents == 1:
         raise InputError(
-            f"{name}: it has a single document of {sentences:,} sentences, but random next sentences need another "
-            "document. Separate documents by blank lines, or pass --no_nsp."
+            f"{name}: next sentence prediction needs at least two documents, but there is one of {sentences:,} "
+            "sentences. Separate documents by blank lines, or pass --no_nsp."
         )
     if sentences == documents:
         raise InputError(
@@ -120,6 +120,6 @@ def make_dataset(
     share = "" if dataset.next_share is None else f", {dataset.next_share:.1%} of the pairs labeled 0 (next, in order)"
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, share)
     if dataset.next_share in (0, 1):
-        missing = "random" if dataset.next_share else "next"
-        raise InputError(f"{name}: it yields no pair of {missing} sentences. Add text, or pass --no_nsp.")
+        missing = "a random" if dataset.next_share else "the next"
+        raise InputError(f"{name}: no pair contains {missing} sentence. Add text, or pass --no_nsp.")
     return dataset

@@ -101,14 +101,14 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 f"`max_seq_length` {max_seq_length} must be between {SHORTEST_EXAMPLE} and {LONGEST_EXAMPLE}."
             )
         if objective == "nsp" and corpus.num_documents < 2:
-            raise ValueError("Random next sentences come from another document, but the text has fewer than two.")
+            raise ValueError("The text has fewer than two documents. Random next sentences need another document.")
         if "tokenizer" in corpus.settings and corpus.settings["tokenizer"] != hash_tokenizer(tokenizer):
             raise InputError(
                 "The corpus was prepared with another tokenizer. Pass that one, or prepare the text again."
             )
         if epochs_dir is None:
             if corpus.folder is None:
-                raise ValueError("The corpus has no folder. Pass `epochs_dir`.")
+                raise ValueError("`epochs_dir` is missing. The corpus has no folder to store examples in.")
             epochs_dir = corpus.folder / EPOCHS_FOLDER
         self.corpus = corpus
         self.cls_token_id = tokenizer.cls_token_id
@@ -189,8 +189,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 self._table = np.memmap(file, dtype=ROW, mode="r")
         except OSError as error:
             raise OSError(
-                f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}). They take "
-                f"{ROW.itemsize} bytes each. Free some space, or choose another folder."
+                f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}). Each takes "
+                f"{ROW.itemsize} bytes. Free some space, or choose another folder."
             ) from error
         self._epoch = epoch
 
@@ -206,7 +206,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 table.flush()
                 os.fsync(table.fileno())  # some file systems report only now that they are full
                 if not table.tell():
-                    raise ValueError("The text yields no example.")
+                    raise ValueError("The text is too short to make an example.")
             unfinished.replace(file)
         finally:
             unfinished.unlink(missing_ok=True)

@@ -118,7 +118,7 @@ def _lamb(
 ) -> torch.optim.Optimizer:
     """LAMB as its authors trained BERT with it (You et al., 2019; `lamb_optimizer.py` in google-research/albert)."""
     if sharded:  # its in-place operations on norms do not work on torch's sharded tensors
-        raise InputError("--optim lamb does not support --fsdp. Leave --fsdp out: BERT-large fits on one GPU.")
+        raise InputError("--optim lamb does not support --fsdp. Remove --fsdp. BERT-large fits on one GPU.")
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:

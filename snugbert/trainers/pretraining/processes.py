@@ -168,13 +168,13 @@ def _load_optimizer_state(file: Path, optimizer: torch.optim.Optimizer) -> dict[
     name = content.pop("optimizer", None)
     if name is None:
         raise InputError(
-            f"{file} is missing, or from a version that did not store parameter names. Start from the weights instead "
-            f"(--model_name_or_path {file.parent})."
+            f"{file} is missing, or was written by an older version of SnugBERT. Start a new run from the weights: "
+            f"--model_name_or_path {file.parent}."
         )
     if name != type(optimizer).__name__:
         raise InputError(
-            f"{file} is the state of {name}, not of {type(optimizer).__name__}. Resume with the --optim of the "
-            "checkpoint."
+            f"--optim: {file} was written by {name}, but this run uses {type(optimizer).__name__}. Resume with the "
+            "same --optim."
         )
     return content
 

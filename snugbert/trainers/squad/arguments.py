@@ -27,16 +27,18 @@ class SquadDataArguments(ExampleLimits):
     )
     train_file: list[str] | None = field(
         default=None,
-        metadata={"help": "Files of training questions: SQuAD's JSON or JSON lines, also .gz or .zst."},
+        metadata={"help": "Training questions in SQuAD's JSON or JSON lines, also .gz or .zst. One or more files."},
     )
-    validation_file: str | None = field(default=None, metadata={"help": "Questions to score the model on."})
-    test_file: str | None = field(default=None, metadata={"help": "Questions to answer, with or without answers."})
+    validation_file: str | None = field(default=None, metadata={"help": "Questions to evaluate on."})
+    test_file: str | None = field(
+        default=None, metadata={"help": "Questions to predict answers to. Reference answers are optional."}
+    )
     version_2_with_negative: bool = field(
-        default=False, metadata={"help": "Some questions have no answer, as in SQuAD v2.0."}
+        default=False, metadata={"help": "Allow questions without an answer (SQuAD v2.0)."}
     )
     on_bad_answer: Literal["stop", "skip"] = field(
         default="stop",
-        metadata={"help": "stop or skip if an answer is not at its position in the context."},
+        metadata={"help": "If an answer is not at its position in the context, stop or skip it."},
     )
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
     doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
@@ -44,7 +46,9 @@ class SquadDataArguments(ExampleLimits):
         default=64,
         metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},
     )
-    n_best_size: int = field(default=20, metadata={"advanced": True, "help": "Candidate answers per question."})
+    n_best_size: int = field(
+        default=20, metadata={"advanced": True, "help": "Number of candidate answers per question."}
+    )
     max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
     null_score_diff_threshold: float = field(
         default=0.0,

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
         (FineTunedModelArguments, SquadDataArguments, SquadTrainingArguments),
         argv,
         prog="snugbert squad",
-        description="Fine-tunes a model that finds answers in a text, evaluates it, and predicts.",
+        description="Fine-tunes a model for question answering, evaluates it, and predicts.",
         example="snugbert squad --model_name_or_path pretrained --dataset_name squad --output_dir squad",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.

@@ -116,7 +116,9 @@ def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping
         for paragraph_where, paragraph in _read_list(article, "paragraphs", where):
             for question_where, question in _read_list(paragraph, "qas", paragraph_where):
                 if not isinstance(question, dict):
-                    raise InputError(f"{question_where}: a {type(question).__name__}. Expected a question object.")
+                    raise InputError(
+                        f"{question_where}: expected a question object, found a {type(question).__name__}."
+                    )
                 yield question_where, {"title": article.get("title"), "context": paragraph.get("context"), **question}
 
 
@@ -135,7 +137,7 @@ def _read_object(file: Path) -> dict[str, Any] | None:
 def _read_list(values: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(values, dict) or not isinstance(values.get(name), list):
         found = ", ".join(values) if isinstance(values, dict) else f"a {type(values).__name__}"
-        raise InputError(f"{where}: no list {name!r} as in SQuAD's files. Found: {found}.")
+        raise InputError(f"{where}: expected the list {name!r} of SQuAD's format. Found: {found}.")
     for i, value in enumerate(values[name]):
         yield f"{where}.{name}[{i}]", value
 
@@ -144,7 +146,9 @@ def _make_question(values: Mapping[str, Any], where: str, number: int) -> Questi
     for name in ("question", "context"):
         if not isinstance(values.get(name), str):
             found = ", ".join(values)
-            raise InputError(f"{where}: no text in {name!r}. Expected id, question, context, answers. Found: {found}.")
+            raise InputError(
+                f"{where}: {name!r} must be text. Expected id, question, context, answers. Found: {found}."
+            )
     answers = [(text, start) for text, start in _read_answers(values.get("answers"), where) if text.strip()]
     if answers and values.get("is_impossible"):
         raise InputError(
@@ -217,12 +221,12 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     if training and len(unanswered) == len(questions):
         raise InputError(f"{name}: no question has an answer. Training needs 'answers'.")
     if not can_be_scored(questions):
-        logger.warning("%s: no answers. The questions are answered but not scored.", name)
+        logger.warning("%s: no reference answers. Predictions are not scored.", name)
         return questions
     if unanswered and not version_2:
         raise InputError(
-            f"{unanswered[0].row}: question {unanswered[0].id} has no answer, like {len(unanswered)} of "
-            f"{len(questions)}. Set --version_2_with_negative (SQuAD v2.0), or remove these questions."
+            f"{unanswered[0].row}: question {unanswered[0].id} has no answer ({len(unanswered)} of "
+            f"{len(questions)} have none). Set --version_2_with_negative (SQuAD v2.0), or remove these questions."
         )
     checked, misplaced = [], []
     for question in questions:
@@ -240,14 +244,14 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
             texts, starts = tuple(text for text, _ in answers), tuple(start for _, start in answers)
             checked.append(question._replace(answers=texts, answer_starts=starts))
     if misplaced:
-        message = f"{len(misplaced)} answers are not in their context at their position"
+        message = f"{len(misplaced)} answers are not at their position in the context"
         if not skip:
             raise InputError(f"{misplaced[0]}. {message}. Fix them, or set --on_bad_answer skip.")
         dropped = f"They and {len(questions) - len(checked)} questions are skipped"
         outcome = dropped if training else "They are scored by their text"
         logger.warning("%s: %s. %s. The first: %s.", name, message, outcome, misplaced[0])
     if training and not any(question.answers for question in checked):
-        raise InputError(f"{name}: no answer is at its position, so there is nothing to train on.")
+        raise InputError(f"{name}: no answer is at its position in the context. Check 'answer_start'.")
     return checked
 
 

@@ -83,7 +83,7 @@ def squad_scores(
         if version_2:
             gold_texts = (gold_texts - {""}) or {""}
         elif not gold_texts:
-            raise ValueError(f"Question {question} has no correct answers. Use the metric of SQuAD v2.0.")
+            raise ValueError(f"Question {question} has no reference answers. Use the metric of SQuAD v2.0.")
         if question not in predictions:
             exact[question] = f1[question] = 0
             continue

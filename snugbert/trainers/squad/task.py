@@ -46,7 +46,7 @@ def make_task(
     )
     selects = training_args.eval_strategy != "no" or training_args.sweeps
     if selects and "validation" in splits and not can_be_scored(splits["validation"]):
-        raise InputError("--validation_file: To select the best model, its questions need correct answers (answers).")
+        raise InputError("--validation_file: no reference answers. Selecting the best model needs them.")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     config.num_labels = 2  # logits of a token: first token of the answer, last token of the answer

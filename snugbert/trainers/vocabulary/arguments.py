@@ -34,20 +34,22 @@ class VocabularyArguments(TextArguments):
         default=30522, metadata={"help": "Number of tokens, including special tokens and the tokens of --init."}
     )
     min_frequency: int = field(
-        default=2, metadata={"help": "Fewest occurrences of a new token. Single characters need fewer."}
+        default=2, metadata={"help": "Minimum occurrences of a new token, except single characters."}
     )
     do_lower_case: bool | None = field(
         default=None,
         metadata={
             "nargs": "?",
             "const": True,
-            "help": "Lowercase all text. Default: as --init does, else true, but false for byte-bpe.",
+            "help": "Lowercase all text. Default: the setting of --init, or true (byte-bpe: false).",
         },
     )
     no_do_lower_case: bool = field(
         default=False, metadata={"advanced": True, "help": "Same as --do_lower_case false."}
     )
-    strip_accents: bool | None = field(default=None, metadata={"help": "Remove accents. Default: as do_lower_case."})
+    strip_accents: bool | None = field(
+        default=None, metadata={"help": "Remove accents. Default: same as --do_lower_case."}
+    )
     tokenize_chinese_chars: bool | None = field(
         default=None,
         metadata={"nargs": "?", "const": True, "help": "Make each Chinese character a word. Default: true."},

@@ -49,8 +49,8 @@ def run(args: VocabularyArguments) -> None:
 
     if len(tokenizer) < args.vocab_size:
         print(
-            f"Note: the vocabulary has fewer than {args.vocab_size:,} tokens, because no other pair of tokens occurs "
-            f"{args.min_frequency} times (--min_frequency) in this text."
+            f"Note: the vocabulary has fewer than {args.vocab_size:,} tokens. No other pair of tokens occurs "
+            f"{args.min_frequency} times in this text (--min_frequency)."
         )
     example = first_line[:100]
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
@@ -66,7 +66,7 @@ def run(args: VocabularyArguments) -> None:
 def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
     if any((output_dir / name).exists() for name in WRITTEN_FILES) and not overwrite:
         raise InputError(
-            f"--output_dir: {output_dir} already holds a tokenizer or a model. Choose another folder, or set "
+            f"--output_dir: {output_dir} already contains a tokenizer or a model. Choose another folder, or set "
             "--overwrite_output_dir to replace it."
         )
     if output_dir.exists() and not output_dir.is_dir():
@@ -112,17 +112,17 @@ def _check_init(args: VocabularyArguments, old: PreTrainedTokenizerBase, name: s
     """Raises an [`InputError`] if an argument contradicts the tokenizer to extend."""
     kind, settings = read_settings(old, name)
     if args.model not in (None, kind):
-        raise InputError(f"--model {args.model}: the tokenizer of {name} is {kind}. Leave --model out.")
+        raise InputError(f"--model {args.model}: the tokenizer of {name} is {kind}. Remove --model.")
     if settings["strip_accents"] is None:
         settings["strip_accents"] = settings["do_lower_case"]
     for flag, value in args.casing.items():
         if value != settings[flag]:
             raise InputError(
                 f"--{flag} {str(value).lower()}: the tokenizer of {name} was learned with "
-                f"{str(settings[flag]).lower()}. Leave the flag out."
+                f"{str(settings[flag]).lower()}. Remove the flag."
             )
     if max(old.get_vocab().values()) >= len(old):
-        raise InputError(f"--init: the tokenizer of {name} has ids without a token. It cannot be extended.")
+        raise InputError(f"--init: the tokenizer of {name} has ids without a token and cannot be extended.")
     if args.vocab_size <= len(old):
         raise InputError(
             f"--vocab_size {args.vocab_size} must be above the {len(old)} tokens of {name}. Give the total number, "

@@ -57,13 +57,13 @@ def test_list_prints_the_cached_text(cache, tmp_path, capsys):
     assert complete.startswith(f"{cache[0].name}  ") and unfinished.startswith(f"{cache[1].name}  ")
     assert " 1970-01-01 " in complete and " complete " in complete and " text.txt " in complete
     assert " unfinished " in unfinished and " other.txt " in unfinished and " lines, all, tokenizer " in unfinished
-    assert total.startswith("total: 2, ") and total.endswith(str(tmp_path / "cache" / "snugbert"))
+    assert total.startswith("prepared texts: 2, ") and total.endswith(str(tmp_path / "cache" / "snugbert"))
     (part,) = cache[0].glob("*.arrow")
     part.write_bytes(b"nothing")
     assert snugbert_command([*arguments, "--list"]) == 0
     assert " damaged" in capsys.readouterr().out
     assert snugbert_command(["prepare", "--list", "--cache_dir", str(tmp_path / "nowhere")]) == 0
-    assert "total: 0, " in capsys.readouterr().out
+    assert "prepared texts: 0, " in capsys.readouterr().out
 
 
 def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
@@ -99,6 +99,6 @@ def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     assert f"{foreign.name} (contains part-00000-of-00001.arrow, which SnugBERT did not write)" in output.err
     assert snugbert_command([*clean, cache[1].name, "--list"]) == 0
     assert not cache[1].exists()
-    assert "total: 2, " in capsys.readouterr().out  # the foreign ones
+    assert "prepared texts: 2, " in capsys.readouterr().out  # the foreign ones
     assert all(path.exists() for path in kept)
     assert (elsewhere / "part-00000-of-00001.arrow").read_text() == "precious"

@@ -72,7 +72,7 @@ def test_python_and_the_command_write_the_same_bytes(tmp_path, tokenizer):
     assert corpus.num_documents == corpus.num_sentences == 20
     assert snugbert.open_corpus(str(tmp_path / "command"), tokenizer).digest == corpus.digest
     # Other settings replace the corpus only on request.
-    with pytest.raises(InputError, match="of another text, tokenizer or settings"):
+    with pytest.raises(InputError, match="was prepared from another text"):
         snugbert.prepare_corpus(pattern, tokenizer, str(tmp_path / "python"), text_column_name="body")
     options = {"text_column_name": "body", "overwrite_output_dir": True, "show_progress": False}
     assert snugbert.prepare_corpus(pattern, tokenizer, tmp_path / "python", **options).num_sentences == 40
@@ -151,7 +151,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, toke
     assert "File too large. Fix this and run the same command again. Partial output was kept." in error
     assert len(error.splitlines()) == 1
     assert not list((tmp_path / "corpus").glob("*.arrow"))
-    with pytest.raises(InputError, match="holds no prepared corpus"):
+    with pytest.raises(InputError, match="contains no prepared corpus"):
         open_corpus(tmp_path / "corpus", tokenizer)
     assert snugbert_command([*arguments, "--output_dir", str(tmp_path / "corpus")]) == 0
     assert content(open_corpus(tmp_path / "corpus", tokenizer)) == content(

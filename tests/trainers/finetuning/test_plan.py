@@ -60,5 +60,5 @@ def test_results_contain_no_local_paths(tokenizer, tmp_path):
     assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
     assert json.loads((folder / "results.json").read_text())["model"] == "pretrained"
     other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
-    with pytest.raises(InputError, match="was started with different --model_name_or_path"):
+    with pytest.raises(InputError, match="contains a run with different --model_name_or_path"):
         sweep.run_task(task, other, arguments(folder, **given, save_strategy="steps", save_steps=1))

@@ -74,14 +74,14 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     # It does not continue with other settings or other data.
     calls.clear()
     monkeypatch.setattr(sweep, "fine_tune", counted)
-    with pytest.raises(InputError, match=r"was started with different --weight_decay. Choose another folder"):
+    with pytest.raises(InputError, match=r"contains a run with different --weight_decay. Choose another folder"):
         sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings, weight_decay=0.1))
-    with pytest.raises(InputError, match=r"was started with different train examples."):
+    with pytest.raises(InputError, match=r"contains a run with different train examples."):
         sweep.run_task(make_task(tokenizer, 61), model_args, arguments(tmp_path / "a", **settings))
     assert not calls
 
 
-def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch):
+def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch, capsys):
     output_dir = tmp_path / "run"
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.7}  # of each seed; 45 diverges
     failures: list[type[Exception]] = [Interrupted, DivergedError]
@@ -89,11 +89,13 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
     def run_of_a_seed(task, model_args, args):
         if args.seed == 45:
             raise failures.pop(0)("the loss is nan")
-        task.evaluation_sets[0].score = lambda predictions: {"accuracy": scores[args.seed]}
+        task.evaluation_sets[0].score = lambda predictions: {"accuracy": scores[args.seed], "pearson": np.nan}
         return fine_tune(task, model_args, args)
 
     def sweep_over(seeds: int) -> None:
-        sweep.run_task(make_task(tokenizer), model_args, arguments(output_dir, seeds=seeds, max_steps=1))
+        task = make_task(tokenizer)
+        task.metrics = ("accuracy", "pearson")
+        sweep.run_task(task, model_args, arguments(output_dir, seeds=seeds, max_steps=1))
 
     monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
     with pytest.raises(Interrupted):
@@ -105,9 +107,10 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
         sweep_over(seeds)
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best]
         results = json.loads((output_dir / "results.json").read_text())
-        assert results["metrics"]["eval"]["accuracy"] == 0.9 and results["settings"]["seed"] == 43
+        assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
+        assert "accuracy 0.9000 (baseline 0.2500), pearson -\n" in capsys.readouterr().out  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
-    with pytest.raises(InputError, match=r"was started with 5\. Use at least as many\. Choose another folder"):
+    with pytest.raises(InputError, match=r"contains runs of 5 seeds\. Use at least as many\. Choose another folder"):
         sweep_over(2)
 
 
@@ -143,5 +146,7 @@ def test_requirements_of_a_sweep(tokenizer, model_args, tmp_path):
     with pytest.raises(InputError, match="16 is not divisible by"):
         sweep.run_task(task, model_args, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))
     task.evaluation_sets = []
-    with pytest.raises(InputError, match="--validation_file: Evaluation during training and sweeps need validation"):
+    with pytest.raises(
+        InputError, match=r"--validation_file is missing\. Evaluation during training and sweeps need validation"
+    ):
         sweep.run_task(task, model_args, arguments(tmp_path, seeds=2))

@@ -106,7 +106,7 @@ def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run / "checkpoint-15", tmp_path / "out" / "checkpoint-15")
     again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
-    for content, message in ((Malicious(), "could run code. It was not opened"), ({}, "does not fit this run")):
+    for content, message in ((Malicious(), "could run code. It was not loaded"), ({}, "does not fit this run")):
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
             glue.main(again)
@@ -274,21 +274,22 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
     [
         ({"task_name": "imdb"}, "--task_name: unknown task 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
+        ({"train_file": "empty.csv"}, r"empty\.csv: no examples"),
         ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
         ({"train_file": None, "do_train": True}, "no train examples. Give --train_file"),
         ({"dataset_name": "imdb"}, "--dataset_name cannot be combined with files"),
-        ({"data_dir": "{workshop}"}, "--data_dir: give --task_name, too"),
+        ({"data_dir": "{workshop}"}, "--task_name is missing. Give the GLUE task"),
         (
             {"data_dir": "{workshop}", "task_name": "rte"},
             r"--data_dir: no RTE files in .*\. Expected train\.tsv, dev\.tsv, test\.tsv",
         ),
         (
             {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
-            r"contains no task of GLUE, such as .*/CoLA/train\.tsv",
+            r"contains no files of a GLUE task, such as .*/CoLA/train\.tsv",
         ),
         (
             {"task_name": "all"},
-            "--train_file names the data of one task, but all tasks are read from --data_dir or the Hub",
+            "--train_file has the data of a single task. For all tasks, give --data_dir, or use the Hub",
         ),
         (
             {"task_name": "rte", "label_separator": ","},
@@ -304,12 +305,12 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
         ({"config_name": None}, "--model_name_or_path is missing"),
-        ({"tokenizer_name": None}, "--tokenizer_name is missing. Without a checkpoint, --config_name needs it"),
+        ({"tokenizer_name": None}, "--tokenizer_name is missing. A model of random weights"),
         ({"config_name": "huge"}, "'huge' is neither a size"),
         ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
         (
             {"config_overrides": SMALL + ",vocab_size=9"},
-            f"the tokenizer has {len(VOCABULARY)} tokens, but the model only 9",
+            f"the tokenizer has {len(VOCABULARY)} tokens, but the vocabulary of the model has only 9",
         ),
         ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
         ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),
@@ -323,6 +324,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
 )
 def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").write_text("sentence,label\n")
     changes = {k: v.replace("{workshop}", str(workshop)) if isinstance(v, str) else v for k, v in changes.items()}
     if "model_name_or_path" in changes:
         changes["config_name"] = None
@@ -344,7 +346,10 @@ def test_unknown_labels(run, workshop, tmp_path):
 def test_a_classifier_for_other_labels(run, workshop, tmp_path):
     rows = [{"sentence": word, "label": i} for i, word in enumerate(["a", "the", "film"] * 4)]
     changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
-    with pytest.raises(InputError, match="other labels than the 12 of this data, --ignore_mismatched_sizes"):
+    with pytest.raises(
+        InputError,
+        match=r"This data has 12 labels\. If .* labels, replace it with --ignore_mismatched_sizes",
+    ):
         glue.main(arguments(workshop, tmp_path / "out", **changes))
     glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
@@ -374,7 +379,7 @@ def test_long_examples_are_truncated(run, workshop, tmp_path, caplog):
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True))
-    assert "--max_seq_length 4096: the model takes at most 512 tokens" in caplog.text
+    assert "--max_seq_length 4096 exceeds the limit of the model. Using 512" in caplog.text
 
 
 def test_an_error_is_one_line(workshop, tmp_path, capsys):

@@ -209,15 +209,15 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "sentence\tlabel\na\tyes\nb\n", r"a\.tsv, row 3: 1 columns instead of 2"),
-        ("a.tsv", "sentence\tlabel\n\na\tyes\tno\n", r"a\.tsv, row 3: 3 columns instead of 2"),
-        ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: 3 columns instead of 2"),
+        ("a.tsv", "sentence\tlabel\na\tyes\nb\n", r"a\.tsv, row 3: expected 2 columns, found 1"),
+        ("a.tsv", "sentence\tlabel\n\na\tyes\tno\n", r"a\.tsv, row 3: expected 2 columns, found 3"),
+        ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: expected 2 columns, found 3"),
         ("a.csv", 'sentence,label\na,yes\n"b,no\n', r"a\.csv, row 3: not CSV"),
         ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
         (
             "a.jsonl",
             '{"sentence": "a", "label": 1}\n7\n',
-            r"a\.jsonl, row 2: expected a JSON object with columns, not int",
+            r"a\.jsonl, row 2: expected a JSON object, found a int",
         ),
         (
             "a.jsonl",

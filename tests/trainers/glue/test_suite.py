@@ -32,7 +32,7 @@ def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(tmp_path, tmp_path / "out", **changes, **learns, per_device_eval_batch_size=256))
     mnli = tmp_path / "glue" / "MNLI"
-    assert f"MNLI is skipped. Missing: {mnli / 'train.tsv'}, {mnli / 'test_matched.tsv'}" in caplog.text
+    assert f"skipping MNLI. Missing files: {mnli / 'train.tsv'}, {mnli / 'test_matched.tsv'}" in caplog.text
     missing = "CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, WNLI.tsv"
     assert capsys.readouterr().out.endswith(f"submission: {tmp_path / 'out' / 'submission'}; missing: {missing}\n")
     answers = {}
@@ -115,8 +115,8 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     cola_steps, mnli_steps = [[step for name, step in steps if name == task] for task in ("cola", "mnli")]
     assert cola_steps == list(range(4))  # once
     assert mnli_steps == [*range(18), *range(15, 40)]  # continued from the checkpoint
-    assert re.search(r"SST-2 is skipped\. Missing: \S+/SST-2/train\.tsv, ", caplog.text)
-    assert "skipped 2 rows with missing columns; the first is row 6" in caplog.text
+    assert re.search(r"skipping SST-2\. Missing files: \S+/SST-2/train\.tsv, ", caplog.text)
+    assert "skipped 2 rows with missing columns. The first is row 6" in caplog.text
 
     metrics = json.loads((output_dir / "results.json").read_text())
     assert list(metrics) == ["cola", "mnli", "qqp"]
@@ -137,7 +137,7 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     before = len(steps)
     glue.main(command)  # everything is done but the table
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
-    with pytest.raises(InputError, match="out was started with different --learning_rate, --seeds"):
+    with pytest.raises(InputError, match="out contains a run with different --learning_rate, --seeds"):
         glue.main([*command, "--learning_rate", "1e-3", "--seeds", "2"])
     (output_dir / "plan.json").unlink()
     with pytest.raises(InputError, match="out already contains a run"):

@@ -166,7 +166,7 @@ def test_bad_arguments(run, workshop, tmp_path, capsys):
     assert "columns of a CoNLL file have no names. Give a number" in complaint(label_column_name="ner_tags")
     assert "--max_seq_length must be at least 4, not 3" in complaint(max_seq_length=3)
     assert "has no metric 'accurcy'. Choose one of precision" in complaint(metric_for_best_model="accurcy")
-    assert "the labels of the model are not entity tags: LABEL_0, LABEL_1" in complaint(train_file=None)
+    assert "the labels of the model must be entity tags, not LABEL_0, LABEL_1" in complaint(train_file=None)
     assert "no test sentences. Give --test_file" in complaint(do_predict=True)
     encoder = {"config_name": None, "config_overrides": None, "model_name_or_path": tmp_path / "encoder"}
     SnugBertModel.from_pretrained(run, add_pooling_layer=False).save_pretrained(tmp_path / "encoder")

@@ -115,7 +115,7 @@ def test_invalid_tags(tmp_path, caplog):
         read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n")
     splits = read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n", on_bad_tag="repair")
     assert all_tags(splits["validation"])[2:] == [["O", "B-LOC", "I-LOC"], ["B-PER", "B-LOC"]]
-    assert "(2 such tags). The tags are repaired." in caplog.messages[-1]
+    assert "(2 such tags). All invalid tags are repaired." in caplog.messages[-1]
     # A tag can be valid in one scheme and invalid in another.
     iob1 = "a I-PER\nb I-PER\n\nc I-PER\nd B-PER\n"
     assert all_tags(read(tmp_path, iob1)["train"]) == [["B-PER", "I-PER"], ["B-PER", "B-PER"]]
@@ -128,8 +128,8 @@ def test_invalid_tags(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a O\nb\n", r"train.txt, line 2: 1 column in 'b', but line 1 has 2\. All lines need the same"),
-        ("a O\n\nb x O\n", r"train.txt, line 3: 3 columns in 'b x O', but line 1 has 2"),
+        ("a O\nb\n", r"train.txt, line 2: expected 2 columns like line 1, found 1: 'b'"),
+        ("a O\n\nb x O\n", r"train.txt, line 3: expected 2 columns like line 1, found 3: 'b x O'"),
         ("a\nb\n", r"train.txt, line 1: no column 2 in 'a'"),
         ("\n\n-DOCSTART- O\n\n", r"train.txt: no sentences"),
         ("", r"train.txt: no sentences"),

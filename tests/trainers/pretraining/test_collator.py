@@ -68,7 +68,7 @@ def test_invalid_mask_settings_are_refused(tokenizer):
     special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **special)
     SnugBertDataCollatorForPretraining(other)
-    with pytest.raises(InputError, match=r"whole_word_mask needs a WordPiece tokenizer, but this one is of type BPE"):
+    with pytest.raises(InputError, match=r"whole_word_mask needs a WordPiece tokenizer, not BPE"):
         SnugBertDataCollatorForPretraining(other, whole_word_mask=True)
 
 

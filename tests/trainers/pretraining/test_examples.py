@@ -140,7 +140,7 @@ def test_a_text_without_examples_is_an_error(tmp_path):
         (one, {}, "fewer than two"),
         (one, {"max_seq_length": 4, "objective": "mlm"}, "`max_seq_length` 4 must be between 5 and 65535"),
         (one, {"max_seq_length": 2**16, "objective": "mlm"}, "65536 must be between 5 and 65535"),
-        (make_corpus([[[[1000]], [[1001]]]]), {"objective": "sop"}, "no example"),
+        (make_corpus([[[[1000]], [[1001]]]]), {"objective": "sop"}, "too short to make an example"),
     ):
         with pytest.raises(ValueError, match=message):
             PretrainingDataset(corpus, TOKENIZER, **settings, epochs_dir=tmp_path)

@@ -175,7 +175,7 @@ def test_invalid_optimizers_are_errors(tmp_path, monkeypatch):
         make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentu=0.9").create_optimizer()
     trainer = make_trainer(tmp_path, max_steps=1, optim="lamb")
     trainer.args.fsdp = True
-    with pytest.raises(InputError, match="Leave --fsdp out"):
+    with pytest.raises(InputError, match="Remove --fsdp"):
         trainer.create_optimizer()
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(InputError, match=r"pip install 'snugbert\[lamb\]'"):

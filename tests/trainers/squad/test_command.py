@@ -178,7 +178,7 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     file = write_stories(tmp_path / "bad.jsonl", rows)
     stands = rows[1]["context"][4:10]
     misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
-    message = f"{misplaced}. 2 answers are not in their context at their position. Fix them, or set --on_bad_answer"
+    message = f"{misplaced}. 2 answers are not at their position in the context. Fix them, or set --on_bad_answer"
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
             squad.main(arguments(workshop, tmp_path / "out", **{split: file}))
@@ -187,7 +187,7 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
-    warning = "2 answers are not in their context at their position. They and 1 questions are skipped. The first: "
+    warning = "2 answers are not at their position in the context. They and 1 questions are skipped. The first: "
     assert f"{file}: {warning}{misplaced}." in caplog.text
     # Scoring compares texts, not positions.
     changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
@@ -207,7 +207,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     squad.main(arguments(workshop, tmp_path / "out", **changes))
     assert "2 questions have no text or no context; the first: " in caplog.text
     assert "1 questions have more than 3 tokens (max_query_length) and are truncated" in caplog.text
-    assert "no answers. The questions are answered but not scored." in caplog.text
+    assert "no reference answers. Predictions are not scored." in caplog.text
     answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert answers["a"] == "" and set(answers) == {"a", "b", "c"}
     assert all(answer in "then anna reed ran" for answer in answers.values())
@@ -220,12 +220,13 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     ("changes", "message"),
     [
         ({"train_file": "missing.json"}, "--train_file: there is no file missing.json"),
+        ({"validation_file": "broken/train.json"}, r"broken/train\.json: not JSON"),
         ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
         (
             {"train_file": None, "do_train": True},
             "no train questions. Give --train_file",
         ),
-        ({"train_file": None}, "--model_name_or_path is missing. Without training, --config_name"),
+        ({"train_file": None}, "--model_name_or_path is missing. Random weights"),
         ({"dataset_name": "squad"}, "--dataset_name cannot be combined with files"),
         (
             {"dataset_name": "./no", "train_file": None, "validation_file": None},
@@ -238,11 +239,11 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
         ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer. Training needs 'answers'"),
         (
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
-            "--validation_file: To select the best model, its questions need correct answers",
+            "--validation_file: no reference answers. Selecting the best model",
         ),
         ({"on_bad_answer": "ignore"}, "invalid choice: 'ignore'"),
         ({"max_answer_length": 0}, "--max_answer_length must be at least 1, not 0"),
-        ({"max_seq_length": 10}, "max_seq_length 10 leaves 6 tokens for the context next to a question of 1"),
+        ({"max_seq_length": 10}, "max_seq_length 10: a question of 1 tokens leaves 6 for the context"),
         (
             {"metric_for_best_model": "accuracy"},
             r"squad\d+ has no metric 'accuracy'\. Choose one of exact_match, f1",

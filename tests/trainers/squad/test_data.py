@@ -125,12 +125,12 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ("id,question\n", "dev.json: not JSON"),
         ('{"data": [', "dev.json: not JSON"),
         (f"{json.dumps(QA)}\n{{", "dev.json, row 2: not JSON"),
-        (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object with columns, not int"),
+        (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object, found a int"),
         (
             {**QA, "context": None},
-            "row 1: no text in 'context'. Expected id, question, context, answers. Found: ",
+            "row 1: 'context' must be text. Expected id, question, context, answers. Found: ",
         ),
-        ({"id": "1", "query": "who", "passage": "x"}, "row 1: no text in 'question'.* Found: id, query, passage"),
+        ({"id": "1", "query": "who", "passage": "x"}, "row 1: 'question' must be text.* Found: id, query, passage"),
         ({**QA, "answers": "anna"}, "row 1: cannot read 'answers': anna. Expected"),
         ({**QA, "answers": {"text": ["anna"], "answer_start": []}}, "row 1: cannot read 'answers': "),
         ({**QA, "answers": {"text": ["anna"], "answer_start": ["5"]}}, "row 1: cannot read 'answers': "),
@@ -142,20 +142,20 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ([QA, QA], "row 2: .*row 1 has the same id, 1"),
         (
             [QA, {**QA, "id": "2", "answers": None}],
-            "row 2: question 2 has no answer, .* Set --version_2_with_negative",
+            "row 2: question 2 has no answer .* Set --version_2_with_negative",
         ),
         ([QA, {**QA, "id": "2", "answers": [{"text": " ", "answer_start": 0}]}], "row 2: question 2 has no answer"),
         (
             {"data": [{"title": "T", "paragraphs": {}}]},
-            r"data\[0\]: no list 'paragraphs' .* Found: title, paragraphs",
+            r"data\[0\]: expected the list 'paragraphs' .* Found: title, paragraphs",
         ),
         (
             {"data": [{"paragraphs": [{"context": "x"}]}]},
-            r"data\[0\].paragraphs\[0\]: no list 'qas' .* Found: context",
+            r"data\[0\].paragraphs\[0\]: expected the list 'qas' .* Found: context",
         ),
         (
             {"data": [{"paragraphs": [{"qas": [QA, "who"]}]}]},
-            r"paragraphs\[0\].qas\[1\]: a str. Expected a question object",
+            r"paragraphs\[0\].qas\[1\]: expected a question object, found a str",
         ),
     ],
 )

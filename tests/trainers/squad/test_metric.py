@@ -136,7 +136,7 @@ def test_missing_predictions_and_bad_references(caplog):
     assert "1 questions have no prediction, the first is a. They score 0." in caplog.text
     with pytest.raises(ValueError, match="1 questions have no prediction, the first is a"):
         squad_scores({"b": "dog"}, golds, version_2=True)
-    with pytest.raises(ValueError, match="Question b has no correct answers"):
+    with pytest.raises(ValueError, match="Question b has no reference answers"):
         squad_scores({"a": "cat", "b": "dog"}, {**golds, "b": []})
     with pytest.raises(ValueError, match=r"SquadMetric: unknown version 'squad3'\. Choose squad or squad_v2"):
         SquadMetric("squad3")

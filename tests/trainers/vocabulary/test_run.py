@@ -42,10 +42,10 @@ def test_the_summary_names_the_result_and_the_next_command(tmp_path: Path, text_
 def test_an_output_folder_is_replaced_only_on_request(tmp_path: Path, text_file: Path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/vocab.txt").write_text("somebody else's")
-    with pytest.raises(InputError, match="already holds a tokenizer"):
+    with pytest.raises(InputError, match="already contains a tokenizer"):
         train(tmp_path / "theirs", "--train_file", text_file)
     first = train(tmp_path / "tok", "--train_file", text_file)
-    with pytest.raises(InputError, match=r"already holds a tokenizer or a model. .*--overwrite_output_dir"):
+    with pytest.raises(InputError, match=r"already contains a tokenizer or a model. .*--overwrite_output_dir"):
         train(tmp_path / "tok", "--train_file", text_file, "--vocab_size", "60")
     assert (tmp_path / "tok" / "vocab.txt").read_text(encoding="utf-8").splitlines() == first
     arguments = ("--train_file", text_file, "--vocab_size", "60", "--overwrite_output_dir")
