@@ -32,6 +32,24 @@ COMMANDS = {
     "demo": Command("snugbert.demo", "demo", "try a checkpoint on a web page"),
 }
 
+# The modules that the extras `train` and `demo` install.
+EXTRA_MODULES = (
+    "accelerate",
+    "datasets",
+    "evaluate",
+    "filelock",
+    "gradio",
+    "joblib",
+    "matplotlib",
+    "pyarrow",
+    "scipy",
+    "sentencex",
+    "seqeval",
+    "sklearn",
+    "starlette",
+    "tqdm",
+)
+
 
 def format_usage() -> str:
     """The text of `snugbert --help`."""
@@ -105,7 +123,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
         import_module(COMMANDS[name].module).main(arguments)
         _leave_process_group()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] in ("snugbert", "snugbert_cli"):
+        if error.name is None or error.name.split(".")[0] not in EXTRA_MODULES:
             raise
         install = f"pip install 'snugbert[{COMMANDS[name].extra}]'"
         return _fail(program, f"the package {error.name} is not installed. Run: {install}")

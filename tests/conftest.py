@@ -3,6 +3,7 @@
 import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     if session.items and not session.config.option.collectonly:
         forked.start_server()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _freeze_after_long_files(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Does the same after the files that import or compile most, because they run first."""
+    yield
+    if request.path in {ROOT / "tests" / file for file in LONG_FILES}:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

@@ -32,6 +32,24 @@ def test_usage_version_and_an_unknown_command_import_nothing_heavy():
     assert not {"snugbert", "torch", "transformers", "numpy", "argparse"} & set(rest.splitlines()[-1].split())
 
 
+def test_only_packages_of_the_extras_are_named(monkeypatch, capsys):
+    """Another missing module is no missing extra, so it keeps its traceback."""
+
+    def fails(module: str):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    commands = {
+        "own": snugbert_cli.Command("own_reporter", "train", ""),
+        "glue": snugbert_cli.Command("datasets.x", "train", ""),
+    }
+    monkeypatch.setattr(snugbert_cli, "COMMANDS", commands)
+    monkeypatch.setattr(snugbert_cli, "import_module", fails)
+    with pytest.raises(ModuleNotFoundError, match="own_reporter"):
+        snugbert_cli.main(["own"])
+    assert snugbert_cli.main(["glue"]) == 2
+    assert "the package datasets.x is not installed. Run: pip install 'snugbert[train]'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("end", "status"), [(">&-", 0), ("> /dev/full", 2)])
 def test_output_that_goes_nowhere(end, status):
     """A command that a service starts may have no standard output, or one that is full."""

@@ -8,6 +8,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import snugbert
+import snugbert_cli
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -32,6 +33,13 @@ def test_the_lowest_versions_are_those_that_are_tested():
     for requirement in REQUIREMENTS:
         (floor,) = (Version(each.version) for each in requirement.specifier if each.operator == ">=")
         assert pins[canonicalize_name(requirement.name)] == floor, requirement
+
+
+def test_commands_name_an_extra_for_each_of_its_packages():
+    extras = PROJECT["project"]["optional-dependencies"]
+    names = {Requirement(text).name for text in (*extras["train"], *extras["demo"])} - {"snugbert"}
+    modules = {"sklearn" if name == "scikit-learn" else name for name in names}
+    assert modules == set(snugbert_cli.EXTRA_MODULES)
 
 
 def test_the_citation_has_the_version():

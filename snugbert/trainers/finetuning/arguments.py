@@ -159,6 +159,8 @@ class FineTuningArguments(TrainingArguments):
             self.do_eval = True
         asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}
         self.wanted_splits = tuple(split for split in asked if asked[split]) or None
+        # The tasks compute metrics from the logits of all examples.
+        self.prediction_loss_only, self.batch_eval_metrics, self.eval_do_concat_batches = False, False, True
         # Do not hide losses that are NaN or infinite. They end the run.
         self.logging_nan_inf_filter = False
         if self.disable_tqdm is None:

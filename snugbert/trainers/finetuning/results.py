@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 from snugbert.card_snugbert import escape
 from snugbert.trainers.finetuning.plots import list_plots
-from snugbert.trainers.finetuning.tables import count_decimals, results_table, split_name
+from snugbert.trainers.finetuning.tables import count_decimals, format_number, results_table, split_name
 from snugbert.trainers.finetuning.task import FineTuningTask
 
 
@@ -20,7 +20,7 @@ class RunResults(TypedDict):
         dataset: name of the dataset.
         model: name of the checkpoint that training started from, or "random weights".
         config: name of the configuration, if the user gave one.
-        metrics: evaluation set -> metric -> value.
+        metrics: evaluation set -> metric -> value. Undefined metrics are NaN, in the file null.
         baselines: evaluation set -> the metrics of a simple answer, and the answer itself as "answer".
         examples: evaluation set -> number of examples.
         training: Trainer's metrics of the training; empty if the run did not train.
@@ -102,12 +102,19 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         "model card": ["README.md"],
         "all results": ["results.md"],
     }
+    if not training and contains_model(output_dir):
+        files = {"predictions": files["predictions"]}  # the other files are from the training
     for kind, names in files.items():
         present = [name for name in names if (output_dir / name).exists()]
         if present:
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     return "\n".join([title, *(f"  {left:<{width}}  {right}" for left, right in lines)])
+
+
+def contains_model(output_dir: Path) -> bool:
+    """Whether the folder contains a trained model. A run that only scores keeps the results of the training there."""
+    return (output_dir / "config.json").exists()
 
 
 def format_duration(seconds: float) -> str:
@@ -119,8 +126,10 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _format_metric(name: str, value: float, baseline: float | None) -> str:
+def _format_metric(name: str, value: float | None, baseline: float | None) -> str:
     if baseline is None or math.isnan(baseline):  # NaN: the correlation of a constant
-        return f"{name} {value:.{count_decimals(value)}f}"
+        return f"{name} {format_number(value)}"
+    if value is None or math.isnan(value):
+        return f"{name} {format_number(value)} (baseline {format_number(baseline)})"
     decimals = min(count_decimals(value), count_decimals(baseline))
     return f"{name} {value:.{decimals}f} (baseline {baseline:.{decimals}f})"

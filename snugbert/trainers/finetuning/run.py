@@ -20,7 +20,7 @@ from snugbert.trainers.finetuning.arguments import (
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
-from snugbert.trainers.finetuning.results import RunResults, write_results
+from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
@@ -127,8 +127,7 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         training = train(trainer, checkpoint)
     metrics = {s.name: evaluate(trainer, s) for s in task.evaluation_sets}
     results = collect_results(task, model_args, args, training, metrics)
-    # A run that only scores keeps the results of the training in that folder.
-    if trainer.is_world_process_zero() and (training or not (output_dir / "config.json").exists()):
+    if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:
             learning_curve = output_dir / "learning_curve.png"
             draw_learning_curve(trainer.state.log_history, str(args.metric_for_best_model), learning_curve)

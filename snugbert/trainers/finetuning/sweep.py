@@ -131,7 +131,7 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
             logger.info("run %d of %d: %s", index, len(runs), run.name)
             try:
                 results = fine_tune(task, model_args, _run_arguments(args, run))
-                logger.info("%s: %s %.4f", run.name, metric, results["metrics"][set_name][metric])
+                logger.info("%s: %s %.4f", run.name, metric, results["metrics"][set_name].get(metric, np.nan))
             except DivergedError as error:
                 if args.world_size > 1:  # the other processes have started the next step
                     raise

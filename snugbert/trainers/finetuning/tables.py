@@ -34,8 +34,8 @@ def count_decimals(value: float) -> int:
     return 2 if abs(value) > 1 else 4
 
 
-def _format_number(value: float | None) -> str:
-    """Returns a metric for people. NaN, the correlation of a constant, is a dash."""
+def format_number(value: float | None) -> str:
+    """Returns a metric for people. NaN, the correlation of a constant, is a dash, and so is None, NaN in a file."""
     if value is None or math.isnan(value):
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.{count_decimals(value)}f}"
@@ -66,9 +66,9 @@ def results_table(
         title = f"{split_name(set_name).replace('_', ' ')} ({examples[set_name]:,})"
         overall, by_type = split_by_type(set_metrics)
         for name, value in overall.items():
-            other = f"{_format_number(baseline[name])} ({baseline['answer']})" if name in baseline else ""
-            rows.append((title, name.replace("_", " "), _format_number(value), other))
-        type_rows += [(title, kind, *map(_format_number, values.values())) for kind, values in by_type.items()]
+            other = f"{format_number(baseline[name])} ({baseline['answer']})" if name in baseline else ""
+            rows.append((title, name.replace("_", " "), format_number(value), other))
+        type_rows += [(title, kind, *map(format_number, values.values())) for kind, values in by_type.items()]
     tables = [table(("examples", "metric", "this model", "baseline"), rows)]
     if type_rows:
         tables.append(table(("examples", "type", "entities", *TYPE_METRICS[1:]), type_rows))
@@ -94,7 +94,7 @@ def means_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> st
     def value(row: Mapping[str, Any]) -> str:
         mean, deviation = row["mean"], row["std"]
         with_deviation = not math.isnan(mean) and not math.isnan(deviation)
-        return _format_number(mean) + (f" ± {deviation:.{count_decimals(mean)}f}" if with_deviation else "")
+        return format_number(mean) + (f" ± {deviation:.{count_decimals(mean)}f}" if with_deviation else "")
 
     header = (*(name.replace("_", " ") for name in columns), "mean ± standard deviation")
     return table(header, [(*(row[name] for name in columns), value(row)) for row in rows])

@@ -119,7 +119,7 @@ class FineTuningTrainer(SharedTrainer):
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> Any:
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
         # Long examples first, so that a batch that does not fit into memory fails at once.
         self._order = np.argsort(-count_tokens(eval_dataset), kind="stable")
         return self._order.tolist()

@@ -19,6 +19,12 @@ def test_evaluation_and_checkpoint_steps(settings, expected, tmp_path):
     assert (args.eval_steps, args.save_steps) == expected
 
 
+def test_the_logits_of_all_examples_are_kept(tmp_path):
+    """The metrics need them."""
+    args = arguments(tmp_path, prediction_loss_only=True, batch_eval_metrics=True, eval_do_concat_batches=False)
+    assert (args.prediction_loss_only, args.batch_eval_metrics, args.eval_do_concat_batches) == (False, False, True)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

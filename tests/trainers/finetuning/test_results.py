@@ -50,7 +50,34 @@ def test_summary(tmp_path):
         "  plots            eval_confusion_matrix.png",
         "  model card       README.md",
     ]
-    assert format_summary(task, {"training": {}, "metrics": metrics}, tmp_path).startswith("counting: scored\n")
+
+
+@pytest.mark.parametrize("undefined", [float("nan"), None])  # results.json contains null
+def test_undefined_metrics_in_the_summary(undefined, tmp_path):
+    task = make_task(make_tokenizer(), 3)
+    task.metrics = ("accuracy", "pearson")
+    metrics = {"eval": {"accuracy": undefined, "pearson": undefined}}
+    summary = format_summary(task, {"training": {}, "metrics": metrics}, tmp_path)
+    assert "30 examples: accuracy - (baseline 0.2500), pearson -\n" in summary
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_the_summary_of_a_run_that_only_scores(is_trained, tmp_path):
+    """In the folder of a trained model, it lists only the predictions, the other files are from the training."""
+    task = make_task(make_tokenizer(), 3)
+    trained = ("config.json", "model.safetensors", "README.md", "learning_curve.png")
+    for name in ("predictions.txt", "results.md", "confusion_matrix.png", *(trained if is_trained else ())):
+        (tmp_path / name).touch()
+    summary = format_summary(task, {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}, tmp_path)
+    written = ["  plots        confusion_matrix.png", "  all results  results.md"]
+    assert summary.splitlines() == [
+        "counting: scored",
+        "  validation   30 examples: accuracy 0.5000 (baseline 0.2500)",
+        "  baseline     always 'few'",
+        f"  folder       {tmp_path}",
+        "  predictions  predictions.txt",
+        *([] if is_trained else written),
+    ]
 
 
 def test_durations():

@@ -81,7 +81,7 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     assert not calls
 
 
-def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch):
+def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch, capsys):
     output_dir = tmp_path / "run"
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.7}  # of each seed; 45 diverges
     failures: list[type[Exception]] = [Interrupted, DivergedError]
@@ -89,11 +89,13 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
     def run_of_a_seed(task, model_args, args):
         if args.seed == 45:
             raise failures.pop(0)("the loss is nan")
-        task.evaluation_sets[0].score = lambda predictions: {"accuracy": scores[args.seed]}
+        task.evaluation_sets[0].score = lambda predictions: {"accuracy": scores[args.seed], "pearson": np.nan}
         return fine_tune(task, model_args, args)
 
     def sweep_over(seeds: int) -> None:
-        sweep.run_task(make_task(tokenizer), model_args, arguments(output_dir, seeds=seeds, max_steps=1))
+        task = make_task(tokenizer)
+        task.metrics = ("accuracy", "pearson")
+        sweep.run_task(task, model_args, arguments(output_dir, seeds=seeds, max_steps=1))
 
     monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
     with pytest.raises(Interrupted):
@@ -105,7 +107,8 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
         sweep_over(seeds)
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best]
         results = json.loads((output_dir / "results.json").read_text())
-        assert results["metrics"]["eval"]["accuracy"] == 0.9 and results["settings"]["seed"] == 43
+        assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
+        assert "accuracy 0.9000 (baseline 0.2500), pearson -\n" in capsys.readouterr().out  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
     with pytest.raises(InputError, match=r"contains runs of 5 seeds\. Use at least as many\. Choose another folder"):
         sweep_over(2)

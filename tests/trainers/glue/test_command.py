@@ -274,6 +274,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
     [
         ({"task_name": "imdb"}, "--task_name: unknown task 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
+        ({"train_file": "empty.csv"}, r"empty\.csv: no examples"),
         ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
         ({"train_file": None, "do_train": True}, "no train examples. Give --train_file"),
         ({"dataset_name": "imdb"}, "--dataset_name cannot be combined with files"),
@@ -323,6 +324,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
 )
 def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").write_text("sentence,label\n")
     changes = {k: v.replace("{workshop}", str(workshop)) if isinstance(v, str) else v for k, v in changes.items()}
     if "model_name_or_path" in changes:
         changes["config_name"] = None

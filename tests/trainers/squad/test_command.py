@@ -220,6 +220,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     ("changes", "message"),
     [
         ({"train_file": "missing.json"}, "--train_file: there is no file missing.json"),
+        ({"validation_file": "broken/train.json"}, r"broken/train\.json: not JSON"),
         ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
         (
             {"train_file": None, "do_train": True},
