@@ -72,8 +72,10 @@ def tiny_model(dropout: float = 0.0) -> snugbert.SnugBertForPreTraining:
     return snugbert.SnugBertForPreTraining(config)
 
 
-def make_trainer(folder: Any, size: int = 1000, dropout: float = 0.0, **arguments: Any) -> PretrainingTrainer:
-    """A trainer of [`tiny_model`] on [`RandomExamples`]."""
+def make_trainer(
+    folder: Any, size: int = 1000, dropout: float = 0.0, as_list: bool = False, **arguments: Any
+) -> PretrainingTrainer:
+    """A trainer of [`tiny_model`] on [`RandomExamples`], or on a list of them."""
     defaults = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 8,
@@ -84,9 +86,10 @@ def make_trainer(folder: Any, size: int = 1000, dropout: float = 0.0, **argument
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
     }
+    dataset = RandomExamples(size)
     return PretrainingTrainer(
         model=tiny_model(dropout),
         args=PretrainingArguments(**defaults | arguments),
-        train_dataset=RandomExamples(size),
+        train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
         data_collator=packed,
     )

@@ -29,17 +29,24 @@ def set_up(training_args: TrainingArguments) -> None:
     # Our log lines replace Trainer's INFO lines. Its warnings stay.
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
-    if training_args.n_gpu > 1:
-        # Trainer would split every batch over the GPUs in one process. That is slow, and losses would be inexact.
-        logging.getLogger(__name__).warning(
-            "using one of %d GPUs. To use all: accelerate launch -m snugbert ...", training_args.n_gpu
-        )
-        training_args._n_gpu = 1
+    use_one_gpu(training_args)
     if not torch.accelerator.is_available():
         training_args.dataloader_pin_memory = False  # without a device torch warns in every epoch
     move_hub_token(training_args)
     if training_args.push_to_hub and training_args.should_save:
         _check_hub(training_args.hub_token)
+
+
+def use_one_gpu(training_args: TrainingArguments) -> None:
+    """Makes a process use one GPU.
+
+    With several, Trainer would split every batch over them in one process. That is slow, and losses would be inexact.
+    """
+    if training_args.n_gpu > 1:
+        logging.getLogger(__name__).warning(
+            "using one of %d GPUs. To use all, start with `accelerate launch`.", training_args.n_gpu
+        )
+        training_args._n_gpu = 1
 
 
 def is_terminal() -> bool:

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
@@ -68,7 +68,7 @@ class SharedTrainer(Trainer):
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(ProgressBar)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Logs how many checkpoints are kept.
 
         Raises:
@@ -203,7 +203,8 @@ class LogLines(TrainerCallback):
         """Called by Trainer with the metrics. Those of the whole run are not printed, because a summary follows."""
         if state.is_world_process_zero and logs and "train_runtime" not in logs:
             line = format_log_line(logs, state.global_step, state.max_steps)
-            if line != self.last_line:  # the last evaluation is often repeated after training
+            # The last evaluation is often repeated after training. Without training, the caller prints the metrics.
+            if line != self.last_line and state.max_steps > 0:
                 tqdm.write(line, file=sys.stderr)
             self.last_line = line
 
@@ -228,9 +229,17 @@ def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str
         parts.append(f"epoch {logs['epoch']:.2f}")
     for name, value in logs.items():
         name = name.removeprefix("eval_")
-        if name not in NOT_PRINTED:
-            parts.append(f"{LOG_NAMES.get(name, name.replace('_', ' '))} {_format_metric(name, value)}")
+        if not f"_{name}".endswith(tuple(f"_{omitted}" for omitted in NOT_PRINTED)):
+            parts.append(f"{_format_name(name)} {_format_metric(name, value)}")
     return "  ".join(parts)
+
+
+def _format_name(name: str) -> str:
+    """The printed name of a metric, which may begin with the name of its evaluation set."""
+    for metric, printed in LOG_NAMES.items():
+        if f"_{name}".endswith(f"_{metric}"):
+            return name.removesuffix(metric).replace("_", " ") + printed
+    return name.replace("_", " ")
 
 
 def _format_metric(name: str, value: float) -> str:

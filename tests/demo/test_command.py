@@ -92,7 +92,7 @@ def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch
             ["--model", str(tmp_path / "decoder")],
             "unsupported architecture BertLMHeadModel. Supported: ",
         ),
-        (["--model", str(tmp_path / "headless")], "lacks qa_outputs.bias, qa_outputs.weight"),
+        (["--model", str(tmp_path / "headless")], "has no weights for qa_outputs.bias, qa_outputs.weight"),
         (
             ["--model", folder, "--port", port],
             f"--port {port}: cannot serve the page. Address already in use",

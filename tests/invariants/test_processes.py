@@ -65,13 +65,13 @@ def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool)
 
 
 def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
-    """With gradient accumulation; the world size and the sharding are what was asked for."""
+    """With gradient accumulation, and a list as the dataset of one run. World size and sharding are as requested."""
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
     bf16 = {"bf16": True, "gradient_accumulation_steps": 1}
     train([{"folder": tmp_path / "one"}, {"folder": tmp_path / "one-bf16", "per_device_train_batch_size": 140} | bf16])
     runs = [
-        {"folder": tmp_path / "ddp"} | ddp,
+        {"folder": tmp_path / "ddp", "as_list": True} | ddp,
         {"folder": tmp_path / "fsdp"} | fsdp,
         {"folder": tmp_path / "one-ddp", "resume": tmp_path / "one/checkpoint-3"} | ddp,
         {"folder": tmp_path / "one-fsdp", "resume": tmp_path / "one/checkpoint-3"} | fsdp,

@@ -180,7 +180,7 @@ def test_questions_and_contexts_that_are_refused(tokenizer):
 def test_models_that_are_refused(tokenizer, tmp_path):
     random_model(BertForSequenceClassification, BertConfig).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"lacks qa_outputs.bias, qa_outputs.weight"):
+    with pytest.raises(ValueError, match=r"has no weights for qa_outputs.bias, qa_outputs.weight"):
         QuestionAnswerer(tmp_path)
     with pytest.raises(ValueError, match="`model`: a BertForSequenceClassification has no question answering head"):
         QuestionAnswerer(random_model(BertForSequenceClassification, BertConfig), tokenizer)

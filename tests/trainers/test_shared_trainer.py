@@ -34,8 +34,12 @@ from snugbert.trainers.shared_trainer import SharedTrainer, format_log_line
             },
             "eval  200/1000  epoch 1.00  loss 0.5000  exact match  81.25",
         ),
+        (
+            {"eval_a_mlm_loss": 0.5, "eval_a_runtime": 2.1, "eval_a_samples_per_second": 7, "epoch": 1},
+            "eval  200/1000  epoch 1.00  a MLM loss 0.5000",
+        ),
     ],
-    ids=["step", "pretraining", "evaluation"],
+    ids=["step", "pretraining", "evaluation", "evaluation set"],
 )
 def test_log_lines_are_short_and_aligned(logs, line):
     assert format_log_line(logs, 200, 1000) == line

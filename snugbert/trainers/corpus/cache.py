@@ -25,7 +25,9 @@ from snugbert.trainers.text_arguments import TextArguments
 
 FOLDER = re.compile(r"[0-9a-f]{32}")
 PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
-LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock")
+LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
+EPOCHS_FOLDER = "epochs"  # in a folder of prepared text: the tables of examples that PretrainingDataset writes
+TABLE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|unfinished)")
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -149,9 +151,13 @@ def _printable(text: str) -> str:
 
 def _remove(folder: Path) -> int:
     """Removes a folder of prepared text, and returns its size in bytes."""
-    files = list(os.scandir(folder))
+    entries = list(os.scandir(folder))
+    epochs = [entry for entry in entries if entry.name == EPOCHS_FOLDER and entry.is_dir(follow_symlinks=False)]
+    tables = [file for entry in epochs for file in os.scandir(entry)]
+    files = [entry for entry in entries if entry not in epochs] + tables
     for file in files:
-        if not (PART.fullmatch(file.name) or LOCK.fullmatch(file.name)) or not file.is_file(follow_symlinks=False):
+        ours = LOCK.fullmatch(file.name) or (TABLE if file in tables else PART).fullmatch(file.name)
+        if not ours or not file.is_file(follow_symlinks=False):
             raise InputError(f"contains {file.name}, which SnugBERT did not write")
     size = sum(file.stat().st_size for file in files)
     with ExitStack() as locks:
@@ -163,6 +169,8 @@ def _remove(folder: Path) -> int:
             raise InputError("a process is preparing it") from error
         for file in files:
             os.unlink(file.path)
+    for entry in epochs:
+        os.rmdir(entry)
     folder.rmdir()
     return size
 

@@ -103,8 +103,8 @@ def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | lis
                 listed = ", ".join(labels[:MAX_LISTED_LABELS])
                 more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label!r}. The task or the training data has "
-                    f"{listed}{more}. Fix or remove the row."
+                    f"{split.source}, row {row}: unknown label {label!r}. Expected {listed}{more}, from the task or "
+                    "the training data. Fix or remove the row."
                 )
             if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
                 raise InputError(

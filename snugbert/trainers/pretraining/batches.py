@@ -66,7 +66,9 @@ def check_dataset(dataset: object) -> None:
         length = len(dataset)  # type: ignore[arg-type]
     except TypeError:
         length = None
-    if length is None or not hasattr(dataset, "__getitem__"):
+    # A torch IterableDataset may have a length, and inherits a `__getitem__` that only raises an error.
+    iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+    if length is None or iterable or not hasattr(dataset, "__getitem__"):
         raise InputError(
             f"train_dataset: a {kind} has no length or no random access. Pass a list, a map-style torch Dataset or a "
             "datasets.Dataset."
@@ -88,14 +90,16 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
             of passes over the data.
 
     Raises:
-        InputError: a dataset is empty or has no length, a phase gets no step, or a step has fewer examples than
-            processes x accumulated batches.
+        InputError: a dataset is empty or has no length, one of several has no `max_seq_length`, a phase gets no step,
+            or a step has fewer examples than processes x accumulated batches.
     """
     for dataset in datasets:
         check_dataset(dataset)
     parts = args.gradient_accumulation_steps * args.world_size
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
-    batch_sizes = [args.train_batch_size * parts]
+    if len(lengths) > 1 and None in lengths:
+        raise InputError("phases: several datasets need a `max_seq_length` each, as PretrainingDataset has.")
+    batch_sizes = [args.per_device_train_batch_size * parts]
     batch_sizes += [max(1, round(batch_sizes[0] * lengths[0] / length)) for length in lengths[1:]]
     steps = args.max_steps
     if steps <= 0:
@@ -189,13 +193,15 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 class RunBatches(torch.utils.data.Dataset):
     """The batches of a run, by the numbers of their examples, as [`BatchSampler`] yields them.
 
-    The order of an epoch is a function of the seed and the epoch. A collator that uses the global random state of
-    Python, NumPy or torch draws the same numbers for the same batch, whichever step or data worker comes first.
+    The order of an epoch is a function of the seed and the epoch. A dataset or collator that uses the global random
+    state of Python, NumPy or torch draws the same numbers for the same batch, whichever step or data worker comes
+    first.
 
     Args:
         phases: of the run.
         collator: makes a batch from a list of examples.
-        seed: of the order and of the random state in `collator`. A [`PretrainingDataset`] has its own seed.
+        seed: of the order and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its own
+            seed.
     """
 
     def __init__(self, phases: Sequence[Phase], collator: Collator, seed: int):
@@ -211,8 +217,8 @@ class RunBatches(torch.utils.data.Dataset):
     def __getitem__(self, numbers: list[int]) -> Batch:
         index = bisect_right(self._ends, numbers[0])
         start = self._ends[index - 1] if index else 0
-        examples = self._get_examples(self.phases[index].dataset, [number - start for number in numbers])
-        with _seed_random_state(f"{self.seed} {numbers[0]}"):
+        with seed_random_state(f"{self.seed} {numbers[0]}"):
+            examples = self._get_examples(self.phases[index].dataset, [number - start for number in numbers])
             return self.collator(examples)
 
     def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:
@@ -226,7 +232,7 @@ class RunBatches(torch.utils.data.Dataset):
 
 
 @contextmanager
-def _seed_random_state(key: str) -> Iterator[None]:
+def seed_random_state(key: str) -> Iterator[None]:
     """Seeds Python, NumPy and torch (on the CPU) by `key`, and restores their states: dropout depends on torch's."""
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little")
     python_state, numpy_state = random.getstate(), np.random.get_state()

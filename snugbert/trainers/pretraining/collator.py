@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers.models import WordPiece
+from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
@@ -42,7 +43,7 @@ class SnugBertDataCollatorForPretraining:
         InputError: a share is not between 0 and 1, or `whole_word_mask` is set for a tokenizer other than WordPiece.
     """
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     mlm_probability: float = 0.15
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
@@ -72,7 +73,7 @@ class SnugBertDataCollatorForPretraining:
                     f"whole_word_mask needs a WordPiece tokenizer, not {type(model).__name__}. Turn it off, or use "
                     "another tokenizer."
                 )
-            tokens = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+            tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
             self.continues_word = np.array([token.startswith(model.continuing_subword_prefix) for token in tokens])
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:

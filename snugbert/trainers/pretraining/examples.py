@@ -23,6 +23,7 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
+from snugbert.trainers.corpus.cache import EPOCHS_FOLDER
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.corpus.digests import hash_tokenizer
 from snugbert.trainers.corpus.parallel_map import map_in_order
@@ -55,7 +56,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
     The dataset itself is the first epoch. [`PretrainingTrainer`] takes the later epochs from [`get_example`]: each has
     new pairs and a new order. An example is a function of (corpus, settings, seed, epoch, position). So a run can
     resume at any step, with any number of data workers and processes. Every epoch has the length of the first: surplus
-    examples of a later epoch are left out, and missing ones are filled by repeating some.
+    examples of a later epoch are left out, and missing ones are filled by repeating some. A `Subset` or
+    `ConcatDataset` of it repeats the pairs and masks of the first epoch in every epoch.
 
         corpus = snugbert.open_corpus("prepared", tokenizer)
         dataset = snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128)
@@ -107,7 +109,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if epochs_dir is None:
             if corpus.folder is None:
                 raise ValueError("`epochs_dir` is missing. The corpus has no folder to store examples in.")
-            epochs_dir = corpus.folder / "epochs"
+            epochs_dir = corpus.folder / EPOCHS_FOLDER
         self.corpus = corpus
         self.cls_token_id = tokenizer.cls_token_id
         self.sep_token_id = tokenizer.sep_token_id

@@ -25,7 +25,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
 
     Args:
         metrics_file: the log. A line that was cut off, as a killed run leaves it, is skipped.
-        image_file: the PNG to write. It is not written if the log has no metrics.
+        image_file: the PNG to write. If the log has no metrics, an old one is removed.
         baselines: metrics of trivial predictions by name, such as `mlm_loss`, drawn as dotted lines.
     """
     from matplotlib.ticker import PercentFormatter
@@ -33,6 +33,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     lines = _read_metrics(metrics_file)
     tasks = [task for task in TASKS if any(f"{task}_loss" in name for line in lines for name in line)]
     if not tasks:
+        image_file.unlink(missing_ok=True)
         return
     unit, unit_name = _choose_unit(max(line["tokens"] for line in lines))
     figure = new_figure(6 * len(tasks) + 0.5, 8)

@@ -129,7 +129,11 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         if do_train:
             draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
             write_card(metrics, baselines)
-            print(f"\nTrained {trainer.state.global_step:,} steps in {timedelta(seconds=round(seconds))}.")
+            steps, duration = f"{trainer.state.global_step:,} steps", timedelta(seconds=round(seconds))
+            if checkpoint is None:
+                print(f"\nTrained {steps} in {duration}.")
+            else:
+                print(f"\nTrained {steps}. The steps after {Path(checkpoint).name} took {duration}.")
         if metrics:
             print(f"\n{format_comparison(metrics, baselines, data_args.objective)}")
         _print_files(output_dir, do_train, bool(metrics))
@@ -192,7 +196,8 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool) -> None:
         files["metrics"] = "eval_results.json"
     print()
     for name, file in files.items():
-        print(f"{name:<12}{output_dir / file}")
+        if (output_dir / file).exists():  # a short run has no plot
+            print(f"{name:<12}{output_dir / file}")
     if trained:
         print(
             "\nNext, fine-tune it:\n"

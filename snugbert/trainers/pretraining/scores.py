@@ -3,6 +3,7 @@
 Shapes: a batch has N sequences.
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -54,10 +55,15 @@ def _score(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Mean losses and accuracies from [`sum_per_sequence`] of all sequences."""
+    """Mean losses and accuracies from [`sum_per_sequence`] of all sequences.
+
+    Without labeled tokens the loss is NaN. Without labeled pairs there are no metrics of pairs.
+    """
     sums = np.asarray(prediction.predictions).sum(axis=0, dtype=np.float64).tolist()
     metrics: dict[str, float] = {}
     for task, start in zip(("mlm", "nsp"), range(0, len(sums), 3), strict=False):
         loss, correct, labeled = sums[start : start + 3]
-        metrics |= {f"{task}_loss": loss / max(labeled, 1), f"{task}_accuracy": correct / max(labeled, 1)}
+        if labeled or task == "mlm":
+            count = labeled or math.nan
+            metrics |= {f"{task}_loss": loss / count, f"{task}_accuracy": correct / count}
     return {"loss": metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0), **metrics}

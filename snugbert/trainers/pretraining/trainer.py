@@ -26,6 +26,7 @@ from transformers import TrainerState, get_wsd_schedule
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
+    EvalLoopOutput,
     IntervalStrategy,
     SaveStrategy,
     TrainOutput,
@@ -45,6 +46,7 @@ from snugbert.trainers.pretraining.batches import (
     count_epochs,
     find_phase,
     plan_phases,
+    seed_random_state,
 )
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
@@ -52,6 +54,7 @@ from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.throughput import peak_flops
 from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog
+from snugbert.trainers.run_setup import use_one_gpu
 from snugbert.trainers.shared_trainer import SharedTrainer
 
 logger = logging.getLogger(__name__)
@@ -68,7 +71,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     `SnugBertForPreTraining` also `next_sentence_label`. Batches may be packed or padded. A [`PretrainingDataset`] with
     [`SnugBertDataCollatorForPretraining`] has new examples and masks in every epoch.
 
-    - Both losses are exact: a batch of 32 equals 8 accumulated batches of 4, and one process equals two.
+    - Both losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
+      process equals two. A collator that masks at random draws other masks for another split. A [`PretrainingDataset`]
+      with our collator does not.
     - The examples of a step depend on `data_seed` (or `seed`) and the step only. So a run resumes at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report both losses and accuracies, tokens, padding and speed. `metrics.jsonl` in the output folder
@@ -113,6 +118,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         data_settings: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
+        args = copy.copy(args)
+        use_one_gpu(args)
         if phases is None:
             phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)
         self.phases = list(phases)
@@ -122,7 +129,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self.data_settings = data_settings or {}
         self.interrupted = False
         self._model_config = self.model.config  # a sharded model may not have it
-        self._phase: Phase | None = None
         self._step_pairs: torch.Tensor | None = None
         self._metrics_file: MetricsFile | None = None
         self._begin(TrainerState())
@@ -329,17 +335,16 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         getattr(loader, "base_dataloader", loader).worker_init_fn = self._worker_init
         return loader
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As in Trainer. Masks that the collator draws at random are the same in every evaluation.
 
         Evaluation does not change the random state of training, and its time does not count in tokens per second.
         """
         start = time.perf_counter()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.args.seed)
-            metrics = super().evaluate(*args, **kwargs)
+        with seed_random_state(str(self.args.seed)):
+            output = super().evaluation_loop(*args, **kwargs)
         self.training_log.exclude_time(time.perf_counter() - start)
-        return metrics
+        return output
 
     def prediction_step(
         self,

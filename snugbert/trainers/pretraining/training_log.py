@@ -112,7 +112,7 @@ class TrainingLog:
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens of all steps that are collected so far: at a log line or a checkpoint."""
+        """Tokens of all steps that are collected so far: at a log line or a checkpoint. Valid in the main process."""
         return int(self._totals["tokens"] + self._data_sums[DATA_SUMS.index("tokens")])
 
     def next_line(self) -> dict[str, float]:

@@ -83,7 +83,13 @@ def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     assert snugbert_command([*clean, cache[0].name, "2" * 32]) == 2  # one name is unknown, so nothing is removed
     assert f"no prepared text named {'2' * 32} in {root}" in capsys.readouterr().err
     assert snugbert_command([*clean, "0" * 32]) == 2
-    size = sum(file.stat().st_size for file in cache[0].iterdir())
+    (cache[0] / "epochs").mkdir()  # as PretrainingDataset writes it
+    for name in ("0123456789abcdef.lock", "0123456789abcdef-0.examples"):
+        (cache[0] / "epochs" / name).touch()
+    (foreign_epochs := root / ("3" * 32) / "epochs").mkdir(parents=True)
+    (foreign_epochs / "notes.txt").write_text("precious")
+    kept.add(foreign_epochs / "notes.txt")
+    size = sum(file.stat().st_size for file in cache[0].iterdir() if file.is_file())
     with FileLock(cache[1] / ".part-00000-of-00001.arrow.lock"):
         assert snugbert_command([*clean, "all"]) == 2
     output = capsys.readouterr()
@@ -93,6 +99,6 @@ def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     assert f"{foreign.name} (contains part-00000-of-00001.arrow, which SnugBERT did not write)" in output.err
     assert snugbert_command([*clean, cache[1].name, "--list"]) == 0
     assert not cache[1].exists()
-    assert "prepared texts: 1, " in capsys.readouterr().out  # the foreign one
+    assert "prepared texts: 2, " in capsys.readouterr().out  # the foreign ones
     assert all(path.exists() for path in kept)
     assert (elsewhere / "part-00000-of-00001.arrow").read_text() == "precious"

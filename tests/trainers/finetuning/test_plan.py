@@ -40,7 +40,7 @@ def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args,
 
 
 def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_path):
-    with pytest.raises(InputError, match=r"--freeze_layers 99: The model has \d+ layers?"):
+    with pytest.raises(InputError, match=r"--freeze_layers 99 is too large\. The model has \d+ layers?"):
         sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
     sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", max_steps=1))
     assert (tmp_path / "run" / "results.json").exists()

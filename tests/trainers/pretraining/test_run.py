@@ -125,7 +125,8 @@ def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
     assert run(small_run | more, output_dir=tmp_path / "evaluated") == 0
     evaluated = json.loads((tmp_path / "evaluated/eval_results.json").read_text())
     assert evaluated["eval_mlm_loss"] == pytest.approx(trained["eval_mlm_loss"])
-    assert "masked token loss" in capsys.readouterr().out
+    output = capsys.readouterr()
+    assert "masked token loss" in output.out and "eval 0/0" not in output.err
 
 
 @pytest.mark.usefixtures("pictures")
@@ -366,7 +367,11 @@ def test_one_command_begins_and_resumes(small_run, tmp_path, capsys):
     """For jobs that may be stopped at any time; but a finished run without checkpoints is not begun again."""
     more = {"resume_from_checkpoint": "true", "save_steps": 4, "output_dir": tmp_path}
     assert run(small_run, **more, max_steps=4) == 0
+    capsys.readouterr()
     assert run(small_run, **more) == 0
+    output = capsys.readouterr().out
+    assert "Trained 8 steps. The steps after checkpoint-4 took 0:00:" in output
+    assert ("training.png" in output) == (tmp_path / "training.png").exists()
     assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 8
     for checkpoint in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)

@@ -48,3 +48,6 @@ def test_metrics_by_hand():
         "loss": 1.0,
     }
     assert compute_metrics(EvalPrediction(sums[:, :3], None)) == {"mlm_loss": 0.5, "mlm_accuracy": 0.5, "loss": 0.5}
+    unlabeled = np.array([[2.0, 1, 4, 0.0, 0, 0]])
+    assert compute_metrics(EvalPrediction(unlabeled, None)) == {"mlm_loss": 0.5, "mlm_accuracy": 0.25, "loss": 0.5}
+    assert np.isnan(compute_metrics(EvalPrediction(np.zeros((1, 3)), None))["loss"])

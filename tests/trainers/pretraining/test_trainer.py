@@ -1,8 +1,11 @@
 """PretrainingTrainer on datasets and collators of transformers, like Trainer."""
 
 import json
+import random
+import time
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from synthetic import VOCAB_SIZE, tiny_model
@@ -107,6 +110,45 @@ def test_evaluation_of_a_list_is_the_same_every_time(tokenizer, tmp_path):
     assert first["eval_mlm_loss"] == second["eval_mlm_loss"] == pytest.approx(first["eval_loss"])
 
 
+def test_a_collator_with_another_generator_masks_equally_in_every_evaluation(tokenizer, tmp_path):
+    trainer = make_trainer(tokenizer, tmp_path, None, DataCollatorForLanguageModeling(tokenizer, return_tensors="pt"))
+    collate, drawn = trainer.data_collator, []
+
+    def collate_and_draw(features):
+        drawn.append((random.random(), np.random.rand()))
+        return collate(features)
+
+    trainer.data_collator = collate_and_draw
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    trainer.evaluate()
+    trainer.evaluate()
+    assert drawn[0] == drawn[1] and len(drawn) == 2
+    assert states == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_the_time_of_several_evaluation_sets_is_excluded_once(tokenizer, tmp_path, monkeypatch):
+    trainer = make_trainer(
+        tokenizer, tmp_path, make_features(tokenizer), max_steps=4, eval_steps=1, eval_strategy="steps"
+    )
+    trainer.eval_dataset = {"a": make_features(tokenizer, 7), "b": make_features(tokenizer, 5)}
+    excluded = []
+    monkeypatch.setattr(trainer.training_log.__class__, "exclude_time", lambda self, seconds: excluded.append(seconds))
+    start = time.perf_counter()
+    metrics = trainer.evaluate()
+    assert {"eval_a_mlm_loss", "eval_b_mlm_loss"} <= metrics.keys()
+    assert len(excluded) == 2 and 0 < sum(excluded) < time.perf_counter() - start
+
+
+def test_a_process_uses_one_gpu(tokenizer, tmp_path):
+    trainer = make_trainer(tokenizer, tmp_path, make_features(tokenizer))
+    args = trainer.args
+    args._n_gpu = 2
+    other = snugbert.PretrainingTrainer(
+        model=trainer.model, args=args, train_dataset=trainer.train_dataset, data_collator=trainer.data_collator
+    )
+    assert (other.args.n_gpu, other.phases[0].batch_size, args.n_gpu) == (1, 8, 2)
+
+
 def test_once_per_epoch_is_a_number_of_steps(tokenizer, tmp_path):
     args = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "no"}
     trainer = make_trainer(tokenizer, tmp_path, make_features(tokenizer, 16), **args)
@@ -128,7 +170,19 @@ class Stream(torch.utils.data.IterableDataset):
         yield {}
 
 
-@pytest.mark.parametrize(("dataset", "message"), [(Stream(), "a Stream has no length"), ([], "the list is empty")])
+class SizedStream(Stream):
+    def __len__(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Stream(), "a Stream has no length"),
+        (SizedStream(), "a SizedStream has no length or no random access"),
+        ([], "the list is empty"),
+    ],
+)
 def test_a_dataset_that_cannot_be_used_is_one_error(tokenizer, tmp_path, dataset, message):
     with pytest.raises(InputError, match=f"train_dataset: {message}"):
         make_trainer(tokenizer, tmp_path, dataset)
