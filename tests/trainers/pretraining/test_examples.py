@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_no_table(corpus, tmp_path):
     content = file.read_bytes()
     file.unlink()
     file.with_suffix(".unfinished").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"the examples of epoch 0 \(No space left on device\)\. They take 21 bytes"):
+    with pytest.raises(OSError, match=r"the examples of epoch 0 \(No space left on device\)\. Each takes 21 bytes"):
         PretrainingDataset(corpus, TOKENIZER, epochs_dir=tmp_path)
     assert [file.suffix for file in tmp_path.iterdir()] == [".lock"]
     assert len(PretrainingDataset(corpus, TOKENIZER, epochs_dir=tmp_path)) == len(whole)

@@ -110,8 +110,8 @@ def test_evaluation_of_a_list_is_the_same_every_time(tokenizer, tmp_path):
     assert first["eval_mlm_loss"] == second["eval_mlm_loss"] == pytest.approx(first["eval_loss"])
 
 
-def test_a_collator_with_another_generator_masks_equally_in_every_evaluation(tokenizer, tmp_path):
-    trainer = make_trainer(tokenizer, tmp_path, None, DataCollatorForLanguageModeling(tokenizer, return_tensors="pt"))
+def test_the_random_state_of_evaluation_is_the_same_every_time(tokenizer, tmp_path):
+    trainer = make_trainer(tokenizer, tmp_path, None)
     collate, drawn = trainer.data_collator, []
 
     def collate_and_draw(features):
