@@ -32,6 +32,8 @@ LONG_FILES = (
     "integrations/test_accelerate.py",
     "test_init.py",
     "repository/test_benchmarks.py",
+    "trainers/pretraining/test_run.py",
+    "test_tokenization_snugbert.py",
     "demo/test_command.py",
     "integrations/test_without_snugbert.py",
     "invariants/test_processes.py",

@@ -99,7 +99,7 @@ class Table:
         heads, *before = self.rows.get(row, ("", 0.0, 0.0))
         worst = [max(pair) for pair in zip(before, differences, strict=True)]
         heads = f"{heads}, {head}" if heads else head
-        for name, all_heads in (("all eight", HEADS), ("all six of its own", DISTILBERT_HEADS)):
+        for name, all_heads in (("all eight", HEADS), ("all six", DISTILBERT_HEADS)):
             heads = name if heads == ", ".join(all_heads) else heads
         self.rows[row] = (heads, *worst)
 

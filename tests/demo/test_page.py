@@ -229,7 +229,7 @@ def test_attention_of_every_layer_and_head(checkpoints, visitor):
 def test_bad_inputs_show_a_message(checkpoints, visitor, capfd):
     with visitor.at(checkpoints["pretrained"]):
         for text, message in (
-            ("", "The text has no words. Enter some."),
+            ("", "The text has no words. Enter some text."),
             (
                 "the cat drinks milk.",
                 "The text has no [MASK]. Enter [MASK] in place of a word.",
