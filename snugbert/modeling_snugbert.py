@@ -405,7 +405,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     ) -> SnugBertBatch:
         """Gathers the tokens of the caller's batch. Removes packing boundaries from `kwargs`."""
         boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
-        # transformers' collators also pass boundaries of keys. They equal those of the queries.
+        # transformers' collators also pass key boundaries. They equal the query boundaries.
         key_boundaries = [kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
         if boundaries[0] is None and any(value is not None for value in (*boundaries, *key_boundaries)):
             raise ValueError("`cu_seq_lens_q` is missing. A packed batch needs it.")

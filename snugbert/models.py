@@ -123,7 +123,7 @@ class ModelArguments(TokenizerArguments):
 
     @property
     def tokenizer_source(self) -> str | None:
-        """Folder or Hub name of the tokenizer. Default: the one of the model."""
+        """Folder or Hub name of the tokenizer. Default: the model's."""
         return self.tokenizer_name or self.model_name_or_path
 
 

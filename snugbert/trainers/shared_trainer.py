@@ -200,7 +200,7 @@ class LogLines(TrainerCallback):
     last_line = ""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Called by Trainer with the metrics. Those of the whole run are not printed, because a summary follows."""
+        """Called by Trainer with the metrics. A summary follows the run, so the run's totals are not printed."""
         if state.is_world_process_zero and logs and "train_runtime" not in logs:
             line = format_log_line(logs, state.global_step, state.max_steps)
             # The last evaluation is often repeated after training. Without training, the caller prints the metrics.

@@ -65,7 +65,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     Args:
         plan: from [`make_plan`].
         args: `output_dir` and `overwrite_output_dir`.
-        folders: the folders that may contain runs: the output folder, and those of a suite's tasks.
+        folders: the folders that may contain runs: the output folder and, in a suite, one folder per task.
 
     Raises:
         InputError: the output folder contains something else, and `overwrite_output_dir` is not set.
@@ -95,7 +95,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
 def prepare_folders(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> None:
     """Checks the output folder, removes earlier runs unless the command continues them, and writes the plan.
 
-    Only files that runs write are removed. Arguments and errors are those of [`check_plan`].
+    Only files that runs write are removed. See [`check_plan`] for arguments and errors.
     """
     continues = check_plan(plan, args, folders)
     PartialState().wait_for_everyone()  # every process checks before the main process changes the folder

@@ -76,7 +76,7 @@ def results_table(
 
 
 def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
-    """Splits metrics into those of all examples, and per entity type a dictionary with the keys `TYPE_METRICS`."""
+    """Splits metrics into overall metrics, and a dictionary with the keys `TYPE_METRICS` for each entity type."""
     types = sorted(name.removesuffix("_number") for name in metrics if name.endswith("_number"))
     by_type = {kind: {metric: metrics[f"{kind}_{metric}"] for metric in TYPE_METRICS} for kind in types}
     type_names = {f"{kind}_{metric}" for kind in types for metric in TYPE_METRICS}

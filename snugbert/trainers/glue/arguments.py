@@ -13,7 +13,7 @@ from snugbert.trainers.splits import check_sources
 class GlueDataArguments(ExampleLimits):
     """Which data to use and how to read them.
 
-    The names are those of transformers' `run_glue.py` and `run_classification.py`; `data_dir` is new.
+    The names come from transformers' `run_glue.py` and `run_classification.py`. `data_dir` is new.
 
     Raises:
         InputError: a value is out of range or unknown, a file does not exist, no data are given, or two arguments

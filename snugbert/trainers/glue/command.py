@@ -2,8 +2,8 @@
 
     arguments -> data -> features -> model -> predictions -> metric (all in glue/), one run or a sweep (finetuning/)
 
-The flags are those of `TrainingArguments` and of transformers' `run_glue.py`. A command line for `run_glue.py` works
-here. `--task_name all` fine-tunes on all tasks of GLUE, each in its own folder. Repeat the command to continue it.
+Takes the flags of `TrainingArguments` and of transformers' `run_glue.py`. A command line for `run_glue.py` works here.
+`--task_name all` fine-tunes on all tasks of GLUE, each in its own folder. Repeat the command to continue it.
 """
 
 from snugbert.command_line import parse_arguments

@@ -173,7 +173,7 @@ def decode_logits(logits: Logits, problem: Problem) -> np.ndarray:
 def make_score(task_name: str | None, labels: list[str] | None, problem: Problem) -> Score:
     """Returns a function of predictions and references, in the form of [`decode_logits`], that returns metrics.
 
-    The metrics are those of [`GlueMetric`]. A GLUE task with several metrics also gets their mean, `combined_score`.
+    [`GlueMetric`] computes the metrics. A GLUE task with several metrics also gets their mean, `combined_score`.
 
     Args:
         task_name: a task of GLUE, or "ax". None: the user's own data.

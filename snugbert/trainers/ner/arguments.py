@@ -14,7 +14,7 @@ DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and dataset
 class NerDataArguments(ExampleLimits):
     """Which data to use and how to read them.
 
-    The names are those of transformers' `run_ner.py`; the last four are new.
+    The names come from transformers' `run_ner.py`. The last four are new.
 
     Raises:
         InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.

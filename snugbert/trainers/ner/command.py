@@ -2,8 +2,7 @@
 
     arguments -> sentences -> windows -> model -> tags -> metric (all in ner/), one run or a sweep (finetuning/)
 
-The flags are those of `TrainingArguments` and of transformers' `run_ner.py`. A command line for it works
-here.
+Takes the flags of `TrainingArguments` and of transformers' `run_ner.py`. A command line for `run_ner.py` works here.
 """
 
 from snugbert.command_line import parse_arguments

@@ -211,7 +211,7 @@ class RunBatches(torch.utils.data.Dataset):
         self._ends = list(accumulate(phase.steps * phase.batch_size for phase in phases))
 
     def __len__(self) -> int:
-        """Examples of the run, those of repeated epochs included."""
+        """Examples of the run, including repeated epochs."""
         return self._ends[-1]
 
     def __getitem__(self, numbers: list[int]) -> Batch:

@@ -81,7 +81,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
     `"mlm"`), and `mask_seed`, which determines its masks.
 
     Raises:
-        InputError: the tokenizer is not that of the corpus.
+        InputError: the corpus was prepared with another tokenizer.
         ValueError: the settings yield no example, or `epochs_dir` is missing for a corpus without a folder.
         OSError: a table cannot be written.
     """

@@ -330,7 +330,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
-        """As in Trainer. Its workers, like those of training, survive SIGTERM."""
+        """As in Trainer. Its workers survive SIGTERM, as the training workers do."""
         loader = super().get_eval_dataloader(eval_dataset)
         getattr(loader, "base_dataloader", loader).worker_init_fn = self._worker_init
         return loader

@@ -1,7 +1,7 @@
 """The metrics of a training run: counts over the steps since the last log line, and totals of the run.
 
 Losses and accuracies come from the forward passes of training itself. The counts are part of a checkpoint, so the log
-of a resumed run equals that of an uninterrupted run.
+of a resumed run equals the log of an uninterrupted run.
 """
 
 import json
@@ -78,8 +78,8 @@ class TrainingLog:
 
         Args:
             batch: packed or padded, see [`count_tokens`].
-            max_seq_length: the length to which a packed batch would be padded, for `padding`. None: that of its
-                longest sequence.
+            max_seq_length: the length to which a packed batch would be padded, for `padding`. None: the
+                longest sequence of the batch.
 
         Returns:
             The numbers of labeled tokens and of labeled sentence pairs.

@@ -12,8 +12,8 @@ from snugbert.trainers.splits import check_sources
 class SquadDataArguments(ExampleLimits):
     """Which questions to use, and how to read and answer them.
 
-    The names are those of transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers are
-    those of the original release's `run_squad.py`.
+    The names come from transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers come
+    from the original release's `run_squad.py`.
 
     Raises:
         InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.

@@ -2,7 +2,7 @@
 
     arguments -> questions -> windows -> model -> answers -> metric (all in squad/), one run or a sweep (finetuning/)
 
-The flags are those of `TrainingArguments` and of transformers' `run_qa.py`. A command line for `run_qa.py` works here.
+Takes the flags of `TrainingArguments` and of transformers' `run_qa.py`. A command line for `run_qa.py` works here.
 """
 
 from snugbert.command_line import parse_arguments

@@ -99,7 +99,7 @@ def make_evaluation_set(
     correct answers, also draws f1_by_answer_length.png, and thresholds.png for SQuAD v2.0. Files of sets other than
     "eval" have the name of the set as prefix.
 
-    The metrics are those of the official scripts for predictions.json. best_exact and best_f1 are the highest scores
+    The metrics equal the official scripts' on predictions.json. best_exact and best_f1 are the highest scores
     for any --null_score_diff_threshold, and best_exact_thresh and best_f1_thresh are these thresholds. The official
     script finds lower scores in a file whose answers were already thresholded. The thresholds are 0 if none beats
     "no answer" to every question, as in the script.
