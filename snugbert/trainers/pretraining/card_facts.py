@@ -65,7 +65,7 @@ def _describe_training(
 ) -> dict[str, str | int]:
     args, model, state = trainer.args, trainer.model, trainer.state
     config = model.config
-    size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
+    size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} attention heads"
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
         "initial weights": find_base_model(model_args.model_name_or_path)[1],
