@@ -428,7 +428,7 @@ BAD = [
     ({"model_name_or_path": "./x"}, "the folder ./x does not exist"),
     ({"config_name": None}, "--model_name_or_path is missing"),
     ({"tokenizer_name": "no_special"}, "lacks [MASK]"),
-    ({"tokenizer_name": None}, "--tokenizer_name is missing. A model of random weights"),
+    ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
     ({"tokenizer_name": "nowhere"}, "cannot load the tokenizer of nowhere"),
     ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the model's"),
     ({"config_overrides": "num_attention_heads=3"}, "is not a multiple of `num_attention_heads` 3"),
