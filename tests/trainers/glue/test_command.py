@@ -289,7 +289,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         ),
         (
             {"task_name": "all"},
-            "--train_file has the data of a single task. For all tasks, give --data_dir, or use the Hub",
+            "--train_file names the data of a single task. For all tasks, give --data_dir, or use the Hub",
         ),
         (
             {"task_name": "rte", "label_separator": ","},
