@@ -75,7 +75,7 @@ def list_cache(cache: Path) -> None:
     table = [("name", "size", "last used", "state", "text", "settings")]
     total = 0
     for folder in _cached_folders(cache):
-        size = sum(file.stat().st_size for file in os.scandir(folder) if PART.fullmatch(file.name))
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         total += size
         used = datetime.fromtimestamp(folder.stat().st_mtime)
         table.append((folder.name, _format_bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))

@@ -370,7 +370,7 @@ def test_one_command_begins_and_resumes(small_run, tmp_path, capsys):
     capsys.readouterr()
     assert run(small_run, **more) == 0
     output = capsys.readouterr().out
-    assert "Trained 8 steps. The steps after checkpoint-4 took 0:00:" in output
+    assert "Trained 8 steps. The steps after checkpoint-4 took " in output
     assert ("training.png" in output) == (tmp_path / "training.png").exists()
     assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 8
     for checkpoint in tmp_path.glob("checkpoint-*"):
