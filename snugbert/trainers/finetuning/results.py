@@ -10,6 +10,7 @@ from snugbert.card_snugbert import escape
 from snugbert.trainers.finetuning.plots import list_plots
 from snugbert.trainers.finetuning.tables import count_decimals, format_number, results_table, split_name
 from snugbert.trainers.finetuning.task import FineTuningTask
+from snugbert.trainers.log_lines import format_duration
 
 
 class RunResults(TypedDict):
@@ -115,15 +116,6 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
 def contains_model(output_dir: Path) -> bool:
     """Whether the folder contains a trained model. A run that only scores keeps the results of the training there."""
     return (output_dir / "config.json").exists()
-
-
-def format_duration(seconds: float) -> str:
-    """Returns a duration for people: "45 s", "12 min 5 s" or "3 h 7 min"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _format_metric(name: str, value: float | None, baseline: float | None) -> str:

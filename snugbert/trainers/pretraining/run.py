@@ -3,7 +3,6 @@
 import logging
 import shlex
 import shutil
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from transformers import (
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.baselines import compute_baselines, format_comparison
@@ -129,7 +129,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         if do_train:
             draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
             write_card(metrics, baselines)
-            steps, duration = f"{trainer.state.global_step:,} steps", timedelta(seconds=round(seconds))
+            steps, duration = f"{trainer.state.global_step:,} steps", format_duration(seconds)
             if checkpoint is None:
                 print(f"\nTrained {steps} in {duration}.")
             else:
