@@ -65,11 +65,14 @@ def _describe_training(
 ) -> dict[str, str | int]:
     args, model, state = trainer.args, trainer.model, trainer.state
     config = model.config
-    size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} attention heads"
+    size = (
+        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} attention "
+        f"heads, {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens"
+    )
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
         "initial weights": find_base_model(model_args.model_name_or_path)[1],
-        "model": f"{size}; {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens",
+        "model": size,
         "objective": "masked tokens" + (f", {PAIR_TASKS[data_args.objective]}" if not data_args.no_nsp else ""),
         "masking": f"{data_args.mlm_probability:.0%} of the {units}: {data_args.mask_replace_prob:.0%} replaced by "
         f"[MASK], {data_args.random_replace_prob:.0%} by random tokens, the rest unchanged",
