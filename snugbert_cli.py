@@ -1,7 +1,7 @@
-"""The command `snugbert`: finds the command that was typed and passes on its arguments.
+"""The `snugbert` command line: runs the command that was typed.
 
 This module is not part of the package, because importing the package imports torch and transformers, which takes
-seconds. `snugbert --help` and a typing error are answered at once.
+seconds. So `snugbert --help` and mistyped commands answer at once.
 """
 
 import gc
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command: a function `main(argv)` in a module that is imported when the command is called."""
+    """A command: a module with a function `main(argv)`. It is imported when the command runs."""
 
     module: str
     extra: str  # what to install: snugbert[extra]
@@ -26,7 +26,7 @@ COMMANDS = {
     "vocabulary": Command("snugbert.trainers.vocabulary.command", "train", "train a tokenizer on text, or extend one"),
     "prepare": Command("snugbert.trainers.corpus.command", "train", "tokenize a corpus once, for many runs"),
     "pretrain": Command("snugbert.trainers.pretraining.command", "train", "pretrain a model on a corpus"),
-    "glue": Command("snugbert.trainers.glue.command", "train", "fine-tune and score a classifier of texts or pairs"),
+    "glue": Command("snugbert.trainers.glue.command", "train", "fine-tune and score a classifier for texts or pairs"),
     "squad": Command("snugbert.trainers.squad.command", "train", "fine-tune and score question answering"),
     "ner": Command("snugbert.trainers.ner.command", "train", "fine-tune and score named-entity recognition"),
     "convert": Command("snugbert.convert", "train", "convert BERT, DistilBERT and TensorFlow checkpoints, and back"),
@@ -53,7 +53,7 @@ EXTRA_MODULES = (
 
 
 def format_usage() -> str:
-    """The text of `snugbert --help`."""
+    """Returns the text of `snugbert --help`."""
     return "\n".join(
         [
             "usage: snugbert <command> [arguments]",
@@ -67,7 +67,7 @@ def format_usage() -> str:
 
 
 def read_version() -> str:
-    """`snugbert.__version__`, read from the file without importing the package."""
+    """Reads `snugbert.__version__` from the file, without importing the package."""
     package = find_spec("snugbert")
     assert package is not None and package.origin is not None
     match = re.search(r'^__version__ = "(.+)"', Path(package.origin).read_text(encoding="utf-8"), re.MULTILINE)
@@ -128,11 +128,11 @@ def _run_command(name: str, arguments: list[str]) -> int:
             raise
         install = f"pip install 'snugbert[{COMMANDS[name].extra}]'"
         return _fail(program, f"the package {error.name} is not installed. Run: {install}")
-    # SafetensorError: the disk is full. TransportError: the network failed.
+    # SafetensorError: probably a full disk. TransportError: the network failed.
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
         if isinstance(error, BrokenPipeError) and sys.stdout is not None:
             sys.stdout.flush()  # raises again if stdout is the closed pipe
-        return _fail(program, " ".join(str(error).split()))  # errors of the Hub have several lines
+        return _fail(program, " ".join(str(error).split()))  # Hub errors have several lines
     except KeyboardInterrupt:
         print(
             f"\n{program}: interrupted. Partial output was kept. Run the same command again to continue; "

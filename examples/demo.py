@@ -1,4 +1,4 @@
-"""All of SnugBERT, from text to a fine-tuned model, on text that comes with Python: its own documentation.
+"""All of SnugBERT, from text to a fine-tuned model, on text that ships with Python: its documentation.
 
 `make demo` runs it. It writes the docstrings of the standard library to text files, one document per module. Then it
 runs the commands that a user would type: `snugbert vocabulary`, `snugbert pretrain`, and `snugbert glue` to classify
@@ -36,7 +36,7 @@ FINE_TUNING = "--num_train_epochs 16 --per_device_train_batch_size 16 --learning
 
 
 def main(folder: Path) -> None:
-    """Writes everything below `folder`."""
+    """Runs the demo. All output goes into `folder`."""
     start = time.perf_counter()
     for name in ("text", "task", "tokenizer", "pretrained", "classifier", "classifier-from-scratch"):
         shutil.rmtree(folder / name, ignore_errors=True)  # from an earlier demo
@@ -88,7 +88,7 @@ def snugbert(arguments: str) -> None:
 
 
 def docstrings(library: Path) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Path and docstrings of each module of the standard library, without tests and installed packages."""
+    """Yields path and docstrings of each module in the standard library, without tests and installed packages."""
     for file in sorted(library.rglob("*.py")):
         path = file.relative_to(library).with_suffix("").parts
         if {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(path):
@@ -106,7 +106,7 @@ def docstrings(library: Path) -> Iterator[tuple[tuple[str, ...], list[str]]]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, each on one line."""
+    """Returns the paragraphs of a text, each on one line."""
     return [" ".join(block.split()) for block in text.split("\n\n") if block.strip()]
 
 

@@ -39,8 +39,8 @@ __version__ = "0.1.0"
 
 transformers.AutoConfig.register(SnugBertConfig.model_type, SnugBertConfig)
 SnugBertConfig.register_for_auto_class()
-# Registered by the name of its class, which tokenizer_config.json or the configuration gives. With the
-# configuration's class, AutoTokenizer with trust_remote_code=True would prefer a repository's code.
+# Registered under its own class name, which tokenizer_config.json or the configuration contains. If it were registered
+# for SnugBertConfig, AutoTokenizer with trust_remote_code=True would prefer a repository's code.
 transformers.AutoTokenizer.register(SnugBertTokenizer, tokenizer_class=SnugBertTokenizer)
 SnugBertConfig.tokenizer_class = SnugBertTokenizer.__name__  # type: ignore[attr-defined]
 SnugBertTokenizer.register_for_auto_class()

@@ -1,8 +1,8 @@
 """The model card that `push_to_hub` writes, and the text that it shares with the cards of `snugbert`'s commands.
 
 Without a card, transformers pushes an empty template. This module replaces it with a card that says what the model
-does, where its weights come from and how to load it. A card with metrics, written by a command, is pushed with its
-weights.
+does, where its weights come from and how to load it. If a command wrote a card with metrics, that card is pushed with
+its weights.
 """
 
 import filecmp
@@ -19,12 +19,12 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
-# Generated cards: ours, the template of transformers' `push_to_hub`, and Trainer's, which contains metrics.
-OWN_CARD = "<!-- Written by `snugbert`. Remove this line to keep your changes: `snugbert` replaces this file. -->"
+# Text that marks generated cards: ours, transformers' `push_to_hub` template, and Trainer's, which contains metrics.
+OWN_CARD = "<!-- Written by `snugbert`, which may replace this file. Remove this line to keep your changes. -->"
 TEMPLATE = "This is the model card of a 🤗 transformers model that has been pushed on the Hub."
 TRAINERS_CARD = "<!-- This model card has been generated automatically according to the information"
 TAGS = ["snugbert", "bert"]
-# The plots that commands write. The name of an evaluation set may be the prefix.
+# Plots written by commands. The name of an evaluation set may be the prefix.
 PLOT = re.compile(
     r"training\.png|((eval|predict)_((mm|ax)_)?)?"
     r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds)\.png"
@@ -34,7 +34,7 @@ BIAS_WARNING = "The model may reproduce errors and biases in its training data."
 
 
 class Head(NamedTuple):
-    """The text of a card about a head.
+    """Card text about a head.
 
     Attributes:
         auto_class: the Auto class that loads it.
@@ -42,7 +42,7 @@ class Head(NamedTuple):
         ability: what the model does. It completes "A BERT encoder that".
         limits: what the model cannot do.
         use: code that uses `tokenizer` and `model`. `{model}` is replaced by the arguments of `from_pretrained`.
-        use_of_package: more code, which needs the package snugbert.
+        use_of_package: more code, for which the package snugbert must be installed.
     """
 
     auto_class: str
@@ -197,7 +197,7 @@ def code_span(text: str) -> str:
 
 
 def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
-    """Returns a card that starts with our comment.
+    """Returns a card that starts with the comment `OWN_CARD`.
 
     Args:
         header: metadata for the Hub.
@@ -209,7 +209,7 @@ def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
 def find_base_model(name: str | None) -> tuple[str | None, str]:
     """Returns the Hub id, if there is one, and the name of the checkpoint that training started from.
 
-    The name of a folder is the last part of its path, because cards are published.
+    Of a folder's path, only the last part is returned, because cards are published.
 
     Args:
         name: a folder or a name on the Hub. None: random weights.
@@ -227,10 +227,10 @@ def find_base_model(name: str | None) -> tuple[str | None, str]:
 
 
 def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: str | bool | None = None) -> None:
-    """Replaces transformers' template with a card about a model that is about to be pushed.
+    """Replaces transformers' template with a card about the model, just before it is pushed.
 
     If the model was loaded from a folder or repository with a card by `snugbert`, and the weights are unchanged, that
-    card is pushed. Cards written by users, and Trainer's, which contain metrics, are not replaced.
+    card is pushed. Cards written by users or by Trainer, which contain metrics, are not replaced.
 
     Args:
         model: the model.
@@ -260,7 +260,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
 
 
 def _find_head(model: PreTrainedModel) -> Head | None:
-    """Returns the head of the model's class or of the class it extends. None: a head of the user's own."""
+    """Returns the head of the model's class or of the class it extends. None: a head that the user wrote."""
     for model_class in type(model).__mro__:
         if (head := HEADS.get(model_class.__name__.removeprefix("SnugBert"))) is not None:
             is_regression = head.task == "text-classification" and model.config.num_labels == 1
@@ -292,13 +292,13 @@ def _find_card(source: str, token: str | bool | None) -> ModelCard | None:
 
 
 def _is_copy(weights: Path, source: str) -> bool:
-    # No download only for this. Weights that were loaded from the Hub are in the cache.
+    # Does not download. Weights that were loaded from the Hub are in the cache.
     file = _find_file(source, weights.name, local_files_only=True) if source else None
     return file is not None and filecmp.cmp(weights, file, shallow=False)
 
 
 def _copy_plots(text: str, source: str, folder: Path, token: str | bool | None) -> None:
-    """Copies the plots that a card shows. The card may be a stranger's, so only names that match `PLOT` are copied."""
+    """Copies the plots that a card shows. A card may come from anyone, so only names that match `PLOT` are copied."""
     for plot in re.findall(r"!\[[^]]*]\(([\w.-]+)\)", text):
         if not PLOT.fullmatch(plot) or os.path.lexists(folder / plot):
             continue
@@ -309,7 +309,7 @@ def _copy_plots(text: str, source: str, folder: Path, token: str | bool | None) 
 
 
 def _rename(card: Any, name: str, head: Head) -> None:
-    """Changes the name of the repository in a card of ours."""
+    """Changes the name of the repository in a card by `snugbert`."""
     title = re.search(rf"{re.escape(OWN_CARD)}\n\n# (.+)\n", card.text)
     if title is not None:
         start, end = title.span(1)
@@ -341,13 +341,12 @@ def _new_card(
         tags=list(TAGS),
     )
     if not source:
-        origin = "The training data and the scores of the model were not recorded."
+        origin = "The training data and the scores were not recorded."
     elif unchanged:
         origin = f"The weights are an unchanged copy of {base_name}."
     else:
         origin = (
-            f"Training started from the weights of {base_name}. The data of this training and the scores of the model "
-            "were not recorded."
+            f"Training started from the weights of {base_name}. The training data and the scores were not recorded."
         )
     return compose(
         header,

@@ -1,6 +1,6 @@
-"""Reads checkpoints of SnugBERT, BERT, DistilBERT and TensorFlow's BERT as SnugBERT weights and a configuration.
+"""Reads SnugBERT, BERT, DistilBERT and TensorFlow checkpoints as SnugBERT weights and a configuration.
 
-SnugBERT uses BERT's parameter names. Tables below rename the weights of old BERT files, DistilBERT and Google's
+SnugBERT uses BERT's parameter names. The tables below rename the weights of old BERT files, DistilBERT and Google's
 TensorFlow release. Nothing is guessed: missing weights, unknown weights and wrong shapes are errors.
 
     checkpoint = read_checkpoint(Path("distilbert-base-uncased"))
@@ -285,7 +285,7 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
             raise InputError(f"{file}: truncated, or not a safetensors file ({error}).") from error
     tensors = read_torch_file(file)
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{file}: not a file of weights. Every value must be a tensor.")
+        raise InputError(f"{file}: not a weights file. Every value must be a tensor.")
     return tensors
 
 
@@ -311,7 +311,7 @@ def read_torch_file(file: Path) -> dict[str, Any]:
 
 
 def is_uncased(vocabulary: Path) -> bool:
-    """Whether all tokens of a `vocab.txt` are lower-case, apart from special tokens in brackets."""
+    """Whether all tokens of a `vocab.txt` are lowercase, apart from special tokens in brackets."""
     tokens = vocabulary.read_text(encoding="utf-8", errors="replace").split("\n")
     return all(token == token.lower() for token in tokens if not token.startswith("["))
 
@@ -431,10 +431,10 @@ def _add_implied_weights(checkpoint: Checkpoint) -> None:
         weights[SEGMENTS] = torch.zeros(config.type_vocab_size, words.shape[-1], dtype=words.dtype)
     if "cls.predictions" in PARTS[checkpoint.head]:
         if words is not None and config.tie_word_embeddings:
-            # As in transformers, weights that are stored twice with different values are not tied.
+            # As in transformers, embeddings stored twice with different values are not tied.
             config.tie_word_embeddings = torch.equal(weights.setdefault(PROJECTION, words), words)
-        # Stock BERT adds the decoder's bias. If embeddings are untied, the other bias is unused. It is a copy, because
-        # tensors that share memory are saved only once.
+        # Stock BERT adds the decoder's bias. It ignores the other bias if embeddings are untied. The other is a copy,
+        # because tensors that share memory are saved only once.
         bias = weights.get(DECODER_BIAS, weights.get(BIAS))
         if bias is not None:
             weights[DECODER_BIAS], weights[BIAS] = bias, bias.clone()
@@ -468,6 +468,6 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
 
 
 def shorten(names: list[str]) -> str:
-    """Joins the first names for a message, and appends the number of the others."""
+    """Joins the first names for a message, and appends the number of remaining ones."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more

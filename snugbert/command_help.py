@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 WIDTH = 119
 
-# The arguments of `TrainingArguments` that `--help` lists, next to our own. The others are left to `--help-all`.
+# The fields of `TrainingArguments` that `--help` lists, besides our own arguments. `--help-all` lists the others, too.
 TRAINING_HELP = {
     "output_dir": "Folder for the model, its results and its checkpoints. Default: trainer_output.",
     "per_device_train_batch_size": "Training examples per device and batch.",
@@ -26,7 +26,7 @@ TRAINING_HELP = {
     "eval_steps": "Steps between evaluations. Default: --logging_steps, or 500 if that is below 1.",
     "seed": "Random seed.",
     "use_cpu": "Train on the CPU even if there is a GPU.",
-    "logging_steps": "Steps between two log lines. A value below 1 is a share of all steps.",
+    "logging_steps": "Steps between log lines. A value below 1 is a share of all steps.",
     "save_strategy": "When to save a checkpoint: no, steps, epoch or best.",
     "save_steps": "Steps between checkpoints. A value below 1 is a share of all steps.",
     "report_to": "Also log to tensorboard, wandb, mlflow, ...",
@@ -65,10 +65,10 @@ def format_help(
         description: one sentence.
         example: a command line to copy.
         actions: the arguments. Each appears once, by its first name.
-        dataclass_types: where the arguments come from. `help_group` of a dataclass is the title of its group; without
-            one it is "training" for `TrainingArguments` and "data" for other classes.
+        dataclass_types: where the arguments come from. `help_group` of a dataclass is the title of its group. The
+            default is "training" for `TrainingArguments` and "data" for other classes.
         advanced: names of the arguments that only `--help-all` lists.
-        everything: list all arguments, with long texts on several lines.
+        everything: whether to list all arguments. Long texts then take several lines.
     """
     groups = {field.name: _get_group(dtype) for dtype in dataclass_types for field in fields(dtype)}  # type: ignore[arg-type]
     stock_help = {field.name: field.metadata.get("help") for field in fields(TrainingArguments)}
@@ -105,7 +105,7 @@ def _get_group(dataclass_type: type) -> str:
 
 
 def _complete(text: str, action: Action, everything: bool) -> str:
-    """Adds the choices and the default, where the help text does not name them."""
+    """Adds the choices and the default if the help text does not name them."""
     text = " ".join(text.replace("%%", "%").split())
     if text and text[-1] not in ".!?)":
         text += "."

@@ -1,6 +1,6 @@
-"""Reading the arguments of a command into dataclasses, as in transformers' own example scripts.
+"""Reads the arguments of a command into dataclasses, as in transformers' own example scripts.
 
-`--config FILE.yaml` takes the same names from a file. The command line takes precedence.
+`--config FILE.yaml` reads the same arguments from a file. The command line takes precedence.
 """
 
 import json
@@ -30,11 +30,11 @@ FALSE = ("false", "f", "no", "n", "0")  # as HfArgumentParser reads them
 
 
 class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` with a short `--help`, and an [`InputError`] instead of a hundred lines of usage.
+    """`HfArgumentParser` with a short `--help`. Errors are an [`InputError`] instead of a hundred lines of usage.
 
     Args:
-        dataclass_types: their fields are the arguments. `"advanced": True` in the metadata of a field leaves it to
-            `--help-all`.
+        dataclass_types: their fields are the arguments. A field with `"advanced": True` in its metadata appears only
+            in `--help-all`.
         prog: the command as typed, such as `snugbert glue`.
         description: one sentence about the command.
         example: a command line to copy.
@@ -58,14 +58,14 @@ class ArgumentParser(HfArgumentParser):
         self.add_argument("--help-all", action=_HelpAll, nargs=0, advanced=True, help="List all arguments.")
 
     def add_argument(self, *names: Any, advanced: bool = False, **kwargs: Any) -> Action:
-        """As in argparse. An `advanced` argument appears only in `--help-all`."""
+        """Adds an argument, as in argparse. An `advanced` argument appears only in `--help-all`."""
         action = super().add_argument(*names, **kwargs)
         if advanced:
             self.advanced.add(action.dest)
         return action
 
     def format_help(self, everything: bool = False) -> str:
-        """The text of `--help`, or of `--help-all`."""
+        """Returns the text of `--help`, or of `--help-all` if `everything`."""
         return format_help(
             f"{self.prog} {self.arguments_usage}",
             self.description or "",
@@ -101,13 +101,13 @@ def parse_arguments(
 
     Raises:
         InputError: an argument is unknown or its value is invalid.
-        ModuleNotFoundError: `TrainingArguments` are wanted and accelerate is not installed.
+        ModuleNotFoundError: `dataclass_types` include `TrainingArguments`, and accelerate is not installed.
     """
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
     argv = [_renamed(argument) for argument in argv]
     argv, files = _without_config(argv, parser)
     from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file))]
-    # TrainingArguments takes seconds to construct. This answers --help and wrong flags before.
+    # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
     _, unknown = parser.parse_known_args(from_files + argv)
     if unknown:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
@@ -117,7 +117,7 @@ def parse_arguments(
         *instances, _ = parser.parse_args_into_dataclasses(args=from_files + argv, look_for_args_file=False)
     except InputError:
         raise
-    except ValueError as error:  # a dataclass rejected a value, TrainingArguments most often
+    except ValueError as error:  # a dataclass rejected a value, mostly TrainingArguments
         raise InputError(str(error)) from error
     return tuple(instances)
 
@@ -168,7 +168,7 @@ def _read_yaml_arguments(file: Path) -> list[str]:
         name, value = key.value, _read_yaml_value(node, file)
         if name == "config":
             raise InputError(
-                f"--config: {file} contains `config`, but files cannot be nested. Copy the arguments here."
+                f"--config: {file} contains `config`, but config files cannot be nested. Copy the arguments here."
             )
         if value in ("", "~", "null"):
             continue

@@ -1,6 +1,6 @@
 """Configuration of SnugBERT models, with the field names and defaults of BertConfig."""
 
-from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, first: reports unsupported versions
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
 
 # isort: split
 import re
@@ -81,11 +81,11 @@ class SnugBertConfig(PreTrainedConfig):
     pooler_act: str = "tanh"
     classifier_dropout: float | int | None = None
     tie_word_embeddings: bool = True
-    # Any string, so that `_check_ranges` raises the error. huggingface_hub's error is not a ValueError.
+    # Accepts any string, so that `_check_ranges` raises the error. huggingface_hub's error is not a ValueError.
     problem_type: str | None = None  # type: ignore[assignment]
 
     def __post_init__(self, **kwargs: Any):
-        # The "bert" of a BERT checkpoint must not shadow the class attribute, which is saved.
+        # The "bert" in a BERT checkpoint must not shadow the class attribute, which is saved.
         model_type = kwargs.pop("model_type", None)
         if model_type not in (None, "", "bert", self.model_type):
             raise ValueError(f"Unsupported model type {model_type!r}. SnugBERT loads 'snugbert' and 'bert'.")
@@ -103,7 +103,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers. A BERT checkpoint gets our `model_type`, because transformers warns of another one."""
+        """Reads the values as in transformers. Replaces the `model_type` "bert" to avoid a warning."""
         values, unused = super().get_config_dict(*args, **kwargs)
         if values.get("model_type") == "bert":
             values["model_type"] = cls.model_type

@@ -3,8 +3,8 @@
     snugbert convert pretrained pretrained-bert --to bert      # opens where only transformers is installed
     snugbert convert distilbert-base-uncased distil --to snugbert
 
-The output is written only after its model and the source gave the same outputs on an example batch. Stock transformers
-runs the source if it supports it. The comparison holds the weights twice in memory, in float64.
+The output is written only if the new model and the source give the same outputs on an example batch. Stock
+transformers runs the source if it supports it. Both run in float64, which takes twice the memory of float32.
 """
 
 import functools
@@ -45,9 +45,9 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "distilbert": DistilBertConfig,
     "tensorflow": BertConfig,
 }
-# Largest accepted difference of outputs. Rounding in float64 is near 1e-15 for outputs of 1 to 10.
+# Largest accepted difference of outputs. Rounding errors in float64 are near 1e-15 for outputs of 1 to 10.
 TOLERANCE = 1e-6
-# Fields of a SnugBERT configuration that BERT's does not have or that differ.
+# Fields of a SnugBERT configuration that BERT's does not have, or whose values differ.
 NOT_IN_BERT = ("model_type", "architectures", "position_embedding_type", "pooler_act")
 
 TOKENIZER_FILES = (
@@ -59,7 +59,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-# Files of a model, which the output replaces. config.json marks a folder as a model. It is removed first and written
+# Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
 MODEL_FILES = (
     "config.json",
@@ -72,7 +72,7 @@ MODEL_FILES = (
     *TOKENIZER_FILES,
     *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
 )
-# Tokenizer classes that are the same as BertTokenizer. It is also the default.
+# Tokenizer classes equivalent to BertTokenizer, which is also the default.
 WORDPIECE_TOKENIZERS = (
     "SnugBertTokenizer",
     "BertTokenizer",
@@ -95,7 +95,7 @@ class Conversion:
         size: total size of the weight files, in bytes.
         files: number of weight files.
         tokenizer: class of the tokenizer; None if the source has none.
-        difference: largest difference of any output of source and result on the example batch, in float64.
+        difference: largest difference between outputs of source and result on the example batch, in float64.
         notes: sentences to show to the user.
     """
 
@@ -127,7 +127,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("output", help="Folder to write.")
     parser.add_argument("--to", required=True, choices=("bert", "snugbert"), help="Target architecture.")
     parser.add_argument("--dtype", choices=DTYPES, help="Dtype of the weights. Default: the dtype of the input.")
-    parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Largest weight file. Default: 5GB.")
+    parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Maximum weight file size. Default: 5GB.")
     parser.add_argument(
         "--do_lower_case",
         action="store_true",
@@ -188,12 +188,12 @@ def convert(
             `trust_remote_code=True`. A BERT folder needs transformers only.
         dtype: dtype of the weights. None: the widest dtype in the source.
         max_shard_size: largest size of a weight file, for example `"5GB"`.
-        do_lower_case: whether the tokenizer lower-cases text. None: as in the source. If the source has a `vocab.txt`
-            only, text is lower-cased if all tokens are lower-case.
+        do_lower_case: whether the tokenizer lowercases text. None: as in the source. If the source has only a
+            `vocab.txt`, text is lowercased if all tokens are lowercase.
         overwrite_output_dir: whether to replace a model in `output_dir`.
 
     Returns:
-        What was converted and checked.
+        A summary of the conversion.
 
     Raises:
         InputError: the source is not supported, BERT has no equivalent, `output_dir` is the source or contains a
@@ -210,8 +210,8 @@ def convert(
     model_class = CLASSES[to][checkpoint.head]
     if checkpoint.options:
         checkpoint.notes.append(
-            f"There is no pooler. Load {model_class.__name__} with `add_pooling_layer=False`. Otherwise its pooler is "
-            "random."
+            f"The source has no pooler. Load {model_class.__name__} with `add_pooling_layer=False`. Otherwise its "
+            "pooler is random."
         )
 
     output_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def _check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
 
 
 def _put_in_place(written: Path, output_dir: Path) -> None:
-    """Moves files to the output folder, and removes an old model. In between, the folder is not a complete model."""
+    """Replaces the model in the output folder. Until the last file is moved, the folder has no config.json."""
     output_dir.mkdir(exist_ok=True)
     for pattern in MODEL_FILES:
         for file in output_dir.glob(pattern):
@@ -325,14 +325,14 @@ def _difference(
         difference = torch.maximum(difference, (ours - theirs).abs().max())  # propagates NaN
     if not difference <= TOLERANCE:
         raise InputError(
-            f"{checkpoint.folder}: the converted model gives other outputs. They differ by {difference:.1e}. "
+            f"{checkpoint.folder}: the converted model gives different outputs, by up to {difference:.1e}. "
             "Nothing was written."
         )
     return float(difference)
 
 
 def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Draws three sequences with padding, all segments and positions up to the last. The batch is always the same."""
+    """Draws three sequences with padding, all segments, and positions up to the last. The seed is fixed."""
     config = checkpoint.config
     length = min(24, config.max_position_embeddings)
     shape = (1, 3, length) if checkpoint.head == "ForMultipleChoice" else (3, length)
@@ -351,13 +351,13 @@ def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_case: bool | None) -> str | None:
-    """Converts a WordPiece tokenizer, and copies the files of any other.
+    """Converts a WordPiece tokenizer, or copies the files of any other tokenizer.
 
     Returns:
         The tokenizer's class name; None if the source has no tokenizer.
 
     Raises:
-        InputError: the tokenizer needs custom code, cannot be opened, or gives other ids after conversion.
+        InputError: the tokenizer needs custom code, cannot be opened, or returns different ids after conversion.
     """
     source = checkpoint.folder
     files = [source / name for name in TOKENIZER_FILES if (source / name).exists()]
@@ -395,5 +395,5 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     sample = " ".join(tokens[:: 1 + len(tokens) // 500]) + " Émigré in 東京, [MASK]!"
     after = tokenizer_class.from_pretrained(written)
     if dict(before(sample, sample, verbose=False)) != dict(after(sample, sample, verbose=False)):
-        raise InputError(f"{source}: the converted tokenizer returns other token ids. Nothing was written.")
+        raise InputError(f"{source}: the converted tokenizer returns different token ids. Nothing was written.")
     return tokenizer_class.__name__

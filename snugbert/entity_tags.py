@@ -1,4 +1,4 @@
-"""Tagging schemes of named entities (BIO, IOB1, IOBES, BILOU): converts tags to entities and back."""
+"""Converts tags of named entities (BIO, IOB1, IOBES or BILOU) to entities and back."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 TAG = re.compile(r"O|[BIELSU]-.+")
 # Scheme -> prefixes of the first, inner, last and only word of an entity. BIO is also called IOB2. IOB1, the scheme of
-# CoNLL-2003's original files, uses B- only if an entity directly follows another one of its type.
+# CoNLL-2003's original files, uses B- only if an entity directly follows another one of the same type.
 SCHEMES = {
     "bio": ("B", "I", "I", "B"),
     "iob1": ("I", "I", "I", "I"),
@@ -19,7 +19,7 @@ SCHEMES = {
 def decode_tags(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Returns the entities of a sentence as (type, first word, last word), for tags of any scheme.
 
-    Invalid tags are read as `conlleval` reads them: an I- that continues nothing begins an entity.
+    Invalid tags are read as in `conlleval`: an I- that does not continue an entity begins one.
     """
     iobes_prefixes = {"L-": "E-", "U-": "S-"}  # from BILOU
     return get_entities([iobes_prefixes.get(tag[:2], tag[:2]) + tag[2:] for tag in tags])
@@ -30,7 +30,7 @@ def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme
 
     Args:
         entities: (type, first word, last word), from left to right.
-        num_words: the words of the sentence.
+        num_words: number of words in the sentence.
         scheme: one of [`SCHEMES`].
     """
     tags = ["O"] * num_words

@@ -1,7 +1,7 @@
 """Dropout, attention on ragged batches, and cross entropy. On a CPU each is faster than torch's own.
 
-All three save work in the same ways. A dropout decision takes 16 random bits, not a Bernoulli draw. Large intermediate
-tensors are computed in chunks that fit the processor's cache. Only what the backward pass needs is saved.
+They save work in three ways. A dropout decision takes 16 random bits, not a Bernoulli draw. Large intermediate tensors
+are computed in chunks that fit the processor's cache. Only what the backward pass needs is saved.
 """
 
 import math
@@ -35,8 +35,8 @@ def is_tracing() -> bool:
 
 def _draw_mask(count: int, dropout: float) -> torch.Tensor:
     """Draws `count` integers: 0 with probability `dropout`, rounded to 16 bits, else 1. *Shape:* (count,), int16."""
-    # `torch.manual_seed` sets the generator that draws the seed, and gradient checkpointing restores it. NumPy's SFC64
-    # then draws 64 bits in half the time of torch's generator and in a tenth of the time of a Bernoulli draw.
+    # torch's generator draws the seed, so `torch.manual_seed` and gradient checkpointing work as usual. NumPy's SFC64
+    # then draws 64 bits in half the time of torch's generator and a tenth of the time of a Bernoulli draw.
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
     words = np.random.SFC64(seed).random_raw((count + 3) // 4)
     return torch.from_numpy(words.view(np.int16))[:count].ge_(round(dropout * 2**16) - 2**15)
@@ -168,7 +168,7 @@ def _padded_indices(
 ) -> tuple[torch.Tensor | slice, torch.Tensor | None]:
     """Returns the token index of each padded position, and a mask of the tokens (None without padding)."""
     sizes = torch.tensor([lengths[index] for index in group], device="cpu")
-    longest = max(int(sizes.max()), 1)  # without queries, one of padding gives the keys their gradients
+    longest = max(int(sizes.max()), 1)  # without queries, padding gives the keys their (zero) gradients
     offsets = torch.arange(longest, device="cpu")
     token_mask = offsets < sizes[:, None]
     even = bool(token_mask.all())
@@ -319,7 +319,7 @@ def grouped_attention(
         query: at least one query. *Shape:* (queries, heads, D)
         key, value: keys and values. *Shape:* (tokens, heads, D)
         groups: the sequences, from [`group_by_length`].
-        scaling: factor of the scores.
+        scaling: multiplies the scores.
         dropout: dropout probability of the attention weights, below 1. Rounded to a multiple of 2^-16.
 
     Returns:

@@ -1,7 +1,7 @@
 """The SnugBERT encoder and its heads (Devlin et al., 2018).
 
-Parameters have the same names as in transformers' BERT. BERT checkpoints load without conversion. A saved SnugBERT
-model opens in stock BERT after setting `"model_type": "bert"` in its configuration.
+Parameters have the same names as in transformers' BERT, so BERT checkpoints load without conversion. To open a saved
+SnugBERT model with learned positions in stock BERT, set `"model_type": "bert"` in its configuration.
 
 The encoder works on one row of tokens without padding ([`SnugBertBatch`]). Only attention depends on where sequences
 end. Heads gather the tokens they need. Outputs have the layout of the caller's batch.
@@ -10,7 +10,7 @@ Shapes: B rows and L columns of the caller's batch, N sequences, T tokens, H hid
 tokens, Q tokens whose output is needed.
 """
 
-from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, first: reports unsupported versions
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
 
 # isort: split
 from collections.abc import Callable
@@ -54,7 +54,7 @@ from .packing_snugbert import (
     warn_once,
 )
 
-NSP_CLASSES = "is next, is random:"  # for error messages about labels
+NSP_CLASSES = "next-sentence classes:"  # for error messages about labels
 IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators ignore
 SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
 
@@ -68,13 +68,13 @@ class SnugBertSinusoidalPositions(nn.Module):
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.hidden_size = config.hidden_size
-        # Positions are scaled to the size of the word embeddings. With amplitude 1 next to words of 0.02, LayerNorm
-        # would suppress the words. Vaswani et al. scale the word embeddings instead (section 3.4).
+        # Positions have the scale of the word embeddings (0.02). With amplitude 1, they would dominate the sum that
+        # LayerNorm normalizes. Vaswani et al. scale the word embeddings instead (section 3.4).
         self.amplitude = config.initializer_range
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
         """Computes embeddings in float32. *Shape:* (..., L) -> (..., L, H)"""
-        # Computed in every call. `from_pretrained` builds on the meta device and would leave a buffer unset.
+        # Not a buffer: `from_pretrained` builds the model on the meta device and would leave it unset.
         exponents = torch.arange(0, self.hidden_size, 2, device=position_ids.device) / self.hidden_size
         angles = position_ids[..., None] * SINUSOID_BASE**-exponents
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2) * self.amplitude
@@ -119,7 +119,7 @@ def eager_attention_forward(
         module: the attention module.
         query, key, value: *Shape:* (B, heads, L, D)
         attention_mask: boolean, or added to the scores; None for no mask. *Shape:* broadcasts to (B, heads, L, L)
-        scaling: factor of the scores.
+        scaling: multiplies the scores.
         dropout: dropout probability of the weights in training.
         kwargs: ignored.
 
@@ -153,8 +153,8 @@ def nested_attention(
         query: *Shape:* (Q, heads, D)
         key, value: *Shape:* (T, heads, D)
         cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,)
-        max_length_q, max_length_k: most queries and keys of a sequence.
-        scaling: factor of the scores.
+        max_length_q, max_length_k: largest number of queries and of keys in a sequence.
+        scaling: multiplies the scores.
         dropout: dropout probability of the weights.
         kwargs: ignored.
 
@@ -230,7 +230,7 @@ class SnugBertSelfAttention(nn.Module):
             tensors = (tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value))
             if attention_mask is not None and attention_mask.dim() == 4:
                 if attention_mask.is_floating_point():  # added to the scores
-                    # The minimum of a wider dtype would overflow to minus infinity. A fully masked row would be NaN.
+                    # A wider dtype's minimum would overflow to minus infinity, and a fully masked row become NaN.
                     attention_mask = attention_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
                 else:
                     attention_mask = attention_mask.bool()
@@ -320,7 +320,7 @@ class SnugBertLayer(GradientCheckpointingLayer):
         query_indices: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """Computes all tokens, or `query_indices` (Q,) only. *Shape:* (1, T, H) -> (1, T or Q, H)"""
+        """Computes the output of all tokens, or of `query_indices` (Q,) only. *Shape:* (1, T, H) -> (1, T or Q, H)"""
         hidden_states = self.attention(hidden_states, query_indices, **kwargs)
         return self.output(self.intermediate(hidden_states), hidden_states)
 
@@ -420,15 +420,15 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         self, batch: SnugBertBatch, token_indices: torch.Tensor | None = None, **kwargs
     ) -> BaseModelOutputWithPooling:
         """Runs [`SnugBertModel`] on a gathered batch. `hidden_states` have the caller's layout."""
-        # Heads read the encoder's output by name. `return_dict` of the caller applies to the head's output.
+        # Heads read the encoder's output by name. The caller's `return_dict` applies to the head's output.
         outputs = self.bert(batch=batch, token_indices=token_indices, return_dict=True, **kwargs)
         outputs.hidden_states = batch.scatter_all(outputs.hidden_states)
         return outputs
 
     def save_pretrained(self, *args, **kwargs):
-        """Saves the model as transformers does, with SnugBERT's code files and an `auto_map` of every head.
+        """Saves the model as transformers does, and adds SnugBERT's code files and an `auto_map` with all heads.
 
-        The folder loads with any head through `trust_remote_code=True`, without snugbert installed. An `auto_map` that
+        Without snugbert installed, the folder loads with any head through `trust_remote_code=True`. An `auto_map` that
         came with the checkpoint is replaced, because it may refer to another repository's code.
         """
         self.config.auto_map = dict(AUTO_MAP)
@@ -445,8 +445,8 @@ def _mean(
 ) -> torch.Tensor:
     """Divides a loss by `num_items_in_batch`, or by `count` if it is None.
 
-    Trainer passes `num_items_in_batch`, counted over gradient accumulation steps and processes. Without any item, the
-    result is 0 with a gradient, not NaN.
+    Trainer passes `num_items_in_batch`, counted over gradient accumulation steps and processes. If there are no items,
+    the result is 0 with a gradient, not NaN.
     """
     items = count if num_items_in_batch is None else num_items_in_batch
     return loss_sum / (items.to(loss_sum.device).clamp(min=1) if isinstance(items, torch.Tensor) else max(items, 1))
@@ -563,8 +563,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             warn_once(f"{self.config._attn_implementation} has no dropout. `attention_probs_dropout_prob` is ignored.")
         needs_all = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         if token_indices is not None and is_ragged(self.config, batch) and not needs_all:
-            # The last layer computes only the tokens needed. From here on, indices count among these tokens. First
-            # tokens are always included, because ragged kernels require a query in each sequence.
+            # The last layer computes only the needed tokens. From here on, indices refer to these. First tokens are
+            # always included, because ragged kernels require a query in each sequence.
             needed = torch.cat([first_tokens, token_indices])
             query_indices, order = needed.sort()
             new_indices = order.argsort()
@@ -736,11 +736,11 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             labels: original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
             next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
-            num_items_in_batch: labeled tokens of the global batch, over gradient accumulation steps and processes.
-                Trainer passes it. The masked token loss is divided by it.
-            num_sequences_in_batch: sequences of the global batch. The next-sentence loss is divided by it. A plain
-                Trainer passes `num_items_in_batch` only. Then the mean next-sentence loss of this batch is weighted
-                by its share of the labeled tokens.
+            num_items_in_batch: number of labeled tokens in the global batch (all gradient accumulation steps and
+                processes). Trainer passes it. The masked token loss is divided by it.
+            num_sequences_in_batch: number of sequences in the global batch. The next-sentence loss is divided by it. A
+                plain Trainer passes only `num_items_in_batch`. The mean next-sentence loss of this batch is then
+                weighted by the batch's share of the labeled tokens.
             sparse_prediction: whether `prediction_logits` cover labeled tokens only. None: in training only.
 
         Returns:
@@ -843,7 +843,7 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             labels: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
-            num_items_in_batch: sequences of the global batch. Trainer passes it.
+            num_items_in_batch: number of sequences in the global batch. Trainer passes it.
 
         Returns:
             `logits` (B, 2).
@@ -901,8 +901,8 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
             labels: depends on `config.problem_type`. `"single_label_classification"`: classes (B,), cross entropy.
                 `"multi_label_classification"`: 0.0 or 1.0 per class (B, `num_labels`), binary cross entropy.
                 `"regression"`: values (B,) or (B, `num_labels`), squared error. If None, it is set as in stock BERT:
-                regression for `num_labels` 1, single label for integer labels, several labels for float labels.
-            num_items_in_batch: labels of the global batch. Trainer passes it.
+                regression if `num_labels` is 1, else single-label for integer labels and multi-label for floats.
+            num_items_in_batch: number of labels in the global batch. Trainer passes it.
 
         Returns:
             `logits` (B, `num_labels`).
@@ -973,7 +973,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
                 with choices as the second dimension. *Shape:* (B, choices, L), or (B, choices, L, H) for
                 `inputs_embeds`
             labels: index of the correct choice. *Shape:* (B,)
-            num_items_in_batch: examples of the global batch. Trainer passes it.
+            num_items_in_batch: number of examples in the global batch. Trainer passes it.
             num_choices: choices per example, for packed batches only. A packed batch lists all choices of the first
                 example, then all choices of the second, and so on.
 
@@ -981,8 +981,8 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
             `logits` (B, choices).
 
         Raises:
-            ValueError: as [`SnugBertModel`]; a label out of range; a number of packed sequences that `num_choices`
-                does not divide.
+            ValueError: as [`SnugBertModel`]; a label out of range; a packed batch whose number of sequences is not a
+                multiple of `num_choices`.
         """
         inputs = [input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds]
         if kwargs.get("cu_seq_lens_q") is None:
@@ -1001,7 +1001,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
                 "batch."
             )
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
-        examples = batch.num_sequences // num_choices  # not -1: an exported model would require more than 1
+        examples = batch.num_sequences // num_choices  # with -1, an exported model would reject 1 example
         logits = self.classifier(self.dropout(outputs.pooler_output)).view(examples, num_choices)
         loss = None
         if labels is not None:
@@ -1039,7 +1039,7 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             labels: classes, -100 for tokens without a label. *Shape:* (B, L)
-            num_items_in_batch: labeled tokens of the global batch. Trainer passes it.
+            num_items_in_batch: number of labeled tokens in the global batch. Trainer passes it.
 
         Returns:
             `logits` (B, L, `num_labels`).
@@ -1061,7 +1061,7 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
 
 
 class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
-    """Linear layer on every token that scores it as the start and as the end of the answer."""
+    """Linear layer that scores every token as the start and as the end of the answer."""
 
     def __init__(self, config: SnugBertConfig):
         config.num_labels = 2  # stock BERT's head has `num_labels` outputs
@@ -1089,7 +1089,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             start_positions, end_positions: first and last token of the answer. As in stock BERT, positions beyond the
                 row (if packed, beyond the sequence) are ignored, and so is -100. *Shape:* (B,)
-            num_items_in_batch: questions of the global batch.
+            num_items_in_batch: number of questions in the global batch.
 
         Returns:
             `start_logits` and `end_logits` (B, L). At padding they are the dtype's minimum, so that the softmax runs

@@ -1,4 +1,4 @@
-"""The model and tokenizer of a command: the arguments that name them, and functions that load them."""
+"""Arguments that name a model and a tokenizer, and functions that load them."""
 
 import logging
 import re
@@ -21,7 +21,7 @@ from snugbert.tokenization_snugbert import SnugBertTokenizer
 logger = logging.getLogger(__name__)
 
 LOADABLE_TYPES = ("snugbert", "bert")
-# The weights of heads. A model with another head does not load them.
+# Weights of heads. A model with a different head does not load them.
 HEAD_WEIGHTS = re.compile(
     r"cls\.(predictions|seq_relationship)\.|(classifier|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
 )
@@ -68,13 +68,13 @@ class TokenizerArguments:
 
     @property
     def hub(self) -> dict[str, Any]:
-        """The arguments of `from_pretrained` about the Hub."""
+        """The Hub arguments of `from_pretrained`."""
         names = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
         return {**names, "trust_remote_code": self.trust_remote_code}
 
 
 def check_folder(flag: str, name: str | None) -> None:
-    """Checks that `name` exists if it can only be a folder. A name on the Hub is "name" or "owner/name".
+    """Checks that `name` exists if it can only be a folder. Hub names are "name" or "owner/name".
 
     Raises:
         InputError: there is no such folder.
@@ -116,7 +116,7 @@ class ModelArguments(TokenizerArguments):
             raise InputError("--model_name_or_path is missing. To start from random weights, give --config_name.")
         if self.model_name_or_path is None and self.tokenizer_name is None:
             raise InputError(
-                "--tokenizer_name is missing. A model of random weights (--config_name) has no tokenizer."
+                "--tokenizer_name is missing. A model with random weights (--config_name) has no tokenizer."
             )
         check_folder("model_name_or_path", self.model_name_or_path)
         super().__post_init__()
@@ -128,14 +128,14 @@ class ModelArguments(TokenizerArguments):
 
 
 def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> SnugBertConfig:
-    """Loads the configuration of a SnugBERT or BERT checkpoint, or of a model to start from random weights.
+    """Loads the configuration of a SnugBERT or BERT checkpoint, or of a model with random weights.
 
     Args:
         model_args: `config_name` may be a size (`tiny` to `large`), a folder, a JSON file or a Hub name.
-        tokenizer: gives its vocabulary size and padding token to a model that starts from random weights.
+        tokenizer: sets the vocabulary size and padding token of a model with random weights.
 
     Raises:
-        InputError: there is no such configuration, it is of another architecture, `config_overrides` does not fit it,
+        InputError: there is no such configuration, its architecture is not supported, `config_overrides` is invalid,
             or the tokenizer has more tokens than the model.
     """
     name = str(model_args.config_name or model_args.model_name_or_path)
@@ -153,7 +153,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         raise InputError(f"invalid configuration {name}{overrides}: {error}") from error
     if len(tokenizer) > config.vocab_size:
         raise InputError(
-            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the vocabulary of the model has only "
+            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has only "
             f"{config.vocab_size}. Use the tokenizer that the model was trained with."
         )
     config._attn_implementation = model_args.attn_implementation
@@ -178,7 +178,7 @@ def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:
 def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of `tokenizer_source`.
 
-    A folder with only a `vocab.txt` loads as well. Text is then lower-cased if the whole vocabulary is lower-case.
+    A folder with only a `vocab.txt` loads as well. Text is then lowercased if the whole vocabulary is lowercase.
 
     Raises:
         InputError: there is no tokenizer, it is damaged, or its vocabulary lacks a special token.
@@ -195,7 +195,7 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(name, **args.hub)
     except Exception as error:  # the tokenizers library raises a plain Exception, JSON a RecursionError
         raise InputError(f"cannot load the tokenizer of {name}: {error}") from error
-    # It may name code in another repository and would be saved. Classes with code of their own add it again.
+    # `auto_map` may refer to code in another repository, and would be saved. Classes with their own code add it again.
     tokenizer.init_kwargs.pop("auto_map", None)
     missing = [token for token in SPECIAL_TOKEN_NAMES if getattr(tokenizer, token) is None]
     if missing:
@@ -207,7 +207,7 @@ def limit_length(config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, max
     """Returns `max_seq_length`, or the model's maximum number of tokens if that is smaller."""
     limit = min(tokenizer.model_max_length, config.max_position_embeddings)
     if max_seq_length > limit:
-        logger.warning("--max_seq_length %d exceeds the limit of the model. Using %d.", max_seq_length, limit)
+        logger.warning("--max_seq_length %d exceeds the model's limit. Using %d.", max_seq_length, limit)
     return min(max_seq_length, limit)
 
 
@@ -219,7 +219,7 @@ def load_model(
     trained: bool = False,
     **kwargs: Any,
 ) -> SnugBertPreTrainedModel:
-    """Loads a checkpoint, or makes a model of random weights if none is given. Weights are float32.
+    """Loads a checkpoint, or builds a model with random weights if none is given. Weights are float32.
 
     Args:
         auto_class: such as `AutoModelForPreTraining`.
@@ -229,9 +229,9 @@ def load_model(
         kwargs: passed on to `from_pretrained`.
 
     Raises:
-        InputError: a file of weights is missing or cut short, the weights do not fit the configuration, the attention
+        InputError: a weight file is missing or truncated, the weights do not fit the configuration, the attention
             implementation is unknown or not installed, or, with `trained`, the checkpoint lacks weights or has
-            weights that SnugBERT does not have.
+            weights that SnugBERT does not use.
     """
     name = model_args.model_name_or_path
     if trained and name is None:
@@ -239,7 +239,7 @@ def load_model(
     try:
         if name is None:
             return auto_class.from_config(config)
-        # float32 even if the file has 16 bits, which would lose the small steps of AdamW. Use --bf16 for speed.
+        # float32 even if the file has 16 bits, because 16-bit weights would lose AdamW's small steps.
         with _no_load_report():
             model, info = auto_class.from_pretrained(
                 name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub
@@ -289,7 +289,7 @@ def _no_load_report() -> Iterator[None]:
 
     def is_other(record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        # The second one is about a head that the checkpoint does not have.
+        # The second message is about a head that the checkpoint does not have.
         return "LOAD REPORT" not in message and "This checkpoint seem corrupted" not in message
 
     reporter = logging.getLogger("transformers.modeling_utils")
@@ -301,6 +301,6 @@ def _no_load_report() -> Iterator[None]:
 
 
 def _check_files(name: str | None) -> None:
-    """Raises an [`InputError`] if a file of weights in the folder `name` is missing, cut short or damaged."""
+    """Raises an [`InputError`] if a weight file in the folder `name` is missing, truncated or damaged."""
     if name is not None and Path(name).is_dir():
         read_weights(Path(name))

@@ -51,7 +51,7 @@ class SnugBertDataCollatorWithPacking:
     """Collates features into a packed batch for any SnugBERT model.
 
     Batches have Trainer's batch size, or a token budget with [`TokenBudgetDataset`]. Padding is dropped, and positions
-    start at a sequence's first token. Use one process per GPU, because `nn.DataParallel` cannot split a packed batch.
+    start at 0 in each sequence. Use one process per GPU, because `nn.DataParallel` cannot split a packed batch.
     """
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class SnugBertDataCollatorWithPacking:
             features: dictionaries from tokenizers or datasets, or lists of them, with these columns:
 
                 - `input_ids` (tokens,), or (choices, tokens) for multiple choice.
-                - `token_type_ids` and `attention_mask`, of the same shape. Masked tokens are dropped.
+                - `token_type_ids` and `attention_mask`, of the same shape. Tokens with mask 0 are dropped.
                 - `labels`, `label` or `label_ids`: a number for the sequence, a list of integers with one label per
                   token, or a list of floats with one value per class (multi-label).
                 - `next_sentence_label`, `start_positions` and `end_positions`. Positions are adjusted for dropped
@@ -143,11 +143,11 @@ def _check_lengths(token_columns: dict[str, list[np.ndarray]]) -> None:
 
 
 def _adjust_position(name: str, position: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns the position after dropping masked tokens. Positions outside the sequence are unchanged."""
+    """Returns the position after padding is dropped. Positions outside the sequence are unchanged."""
     if not 0 <= position < len(mask):
         return position
     if not mask[position]:
-        raise ValueError(f"`{name}` {position} is a position of padding. It must be the position of a token.")
+        raise ValueError(f"`{name}` {position} is at padding. It must be the position of a token.")
     return np.asarray(np.count_nonzero(mask[:position]))
 
 
@@ -169,7 +169,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
         )
 
     Trainer treats each item as an example, so sampling, resuming and multiple processes work as usual. Use it for
-    training only. In evaluation, Trainer truncates the predictions to the number of items, which would lose examples.
+    training only. In evaluation, Trainer truncates the predictions to the number of items, so examples would be lost.
 
     Examples are shuffled once, then grouped in this order, so grouping does not depend on length. With SST-2 (13
     tokens per example), 512 tokens are 98.1 % full on average and 4096 tokens 99.5 %.
@@ -178,7 +178,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
         dataset: a `datasets.Dataset` or another map-style dataset of features for
             [`SnugBertDataCollatorWithPacking`].
         max_tokens: maximum number of tokens per item. Padding does not count.
-        seed: seed of the shuffling. The items depend on the dataset, `max_tokens` and the seed only.
+        seed: seed for shuffling. The items depend only on the dataset, `max_tokens` and the seed.
 
     Raises:
         ValueError: an example has more than `max_tokens` tokens.

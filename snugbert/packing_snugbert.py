@@ -25,7 +25,7 @@ def warn_once(message: str) -> None:
 
 
 def is_checkable(values: torch.Tensor) -> bool:
-    """Whether values can be read at no cost: on the CPU, outside of tracing. Reading them stalls an accelerator."""
+    """Whether values can be read at no cost: on the CPU, outside of tracing. Reading from an accelerator stalls it."""
     return values.device.type == "cpu" and not is_tracing()
 
 
@@ -283,7 +283,7 @@ def _packed_batch(
             f"{list(cu_seq_lens.shape)}."
         )
     if max_length is None or not is_tracing():
-        # Reading the boundaries stalls an accelerator once per batch. Unchecked ones let kernels read invalid memory.
+        # This stalls an accelerator once per batch. With wrong boundaries, kernels would read invalid memory.
         max_length = _check_boundaries(cu_seq_lens.tolist(), tokens, max_length)
         _check_length(max_length, config)
     cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32)
@@ -432,7 +432,7 @@ def attention_arguments(
     Args:
         config: the configuration.
         batch: the batch.
-        query_indices: tokens to compute the output of, in order; all if None. *Shape:* (Q,)
+        query_indices: sorted indices of the tokens whose output is needed; all if None. *Shape:* (Q,)
 
     Returns:
         One of four sets of arguments:

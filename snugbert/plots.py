@@ -14,7 +14,7 @@ COLORS = {"training": "#2b6cb0", "validation": "#d9480f"}
 GREY = "#666666"
 TITLE: dict[str, Any] = {"fontsize": 13, "fontweight": "bold", "loc": "left"}
 FEW_POINTS = 20
-MANY_POINTS = 400  # a curve with more points is drawn pale, under the means of `MEANS` sections of it
+MANY_POINTS = 400  # a curve with more points is drawn pale, with the means of `MEANS` sections on top
 MEANS = 200
 
 Curve = tuple[list[float], list[float]]  # x and y of the points

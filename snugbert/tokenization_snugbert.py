@@ -1,6 +1,6 @@
 """BERT's WordPiece tokenizer, based on the tokenizers library."""
 
-from .versions_snugbert import WORKING_VERSIONS  # noqa: F401, first: reports unsupported versions
+from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
 
 # isort: split
 from pathlib import Path
@@ -26,13 +26,13 @@ class SnugBertTokenizer(TokenizersBackend):
     Args:
         vocab (`dict[str, int]`, `str` or `Path`, *optional*): Tokens and their ids, or the path of a `vocab.txt`.
             None: the five special tokens only.
-        do_lower_case (`bool`, *optional*, defaults to `True`): Whether to lower-case text.
+        do_lower_case (`bool`, *optional*, defaults to `True`): Whether to lowercase text.
         unk_token (`str`, *optional*, defaults to `"[UNK]"`): Replaces words outside the vocabulary.
         sep_token (`str`, *optional*, defaults to `"[SEP]"`): Ends each segment.
         pad_token (`str`, *optional*, defaults to `"[PAD]"`): Pads short sequences in a batch.
         cls_token (`str`, *optional*, defaults to `"[CLS]"`): Starts each sequence.
         mask_token (`str`, *optional*, defaults to `"[MASK]"`): Replaces tokens to predict.
-        tokenize_chinese_chars (`bool`, *optional*, defaults to `True`): Whether to split text into Chinese characters.
+        tokenize_chinese_chars (`bool`, *optional*, defaults to `True`): Whether to make each Chinese character a word.
         strip_accents (`bool`, *optional*): Whether to remove accents. None: as `do_lower_case`.
 
     Raises:
@@ -100,7 +100,7 @@ class SnugBertTokenizer(TokenizersBackend):
             strip_accents=strip_accents,
             **kwargs,
         )
-        # After super().__init__, which loads the one in tokenizer.json and ignores the caller's special tokens.
+        # Set after super().__init__, which loads the one in tokenizer.json and ignores the caller's special tokens.
         self._tokenizer.post_processor = processors.BertProcessing(
             (str(sep_token), ids[str(sep_token)]), (str(cls_token), ids[str(cls_token)])
         )

@@ -1,4 +1,4 @@
-"""Writing `vocab.txt`, the vocabulary file of BERT's original release."""
+"""Writes `vocab.txt`, the vocabulary file of BERT's original release."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from transformers import PreTrainedTokenizerBase
 def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes the tokens of a WordPiece tokenizer to `folder/vocab.txt`, one per line, in the order of their ids.
 
-    transformers 5 no longer writes this file, but Google's code and many other readers need it. A vocabulary with gaps
-    in its ids has no such file, because a token's id is the number of its line.
+    transformers 5 no longer writes this file, but Google's code and many other tools need it. A token's id is its line
+    number, so no file is written if there are gaps in the ids.
 
     Args:
-        tokenizer: A fast WordPiece tokenizer. Tokens that were added after its vocabulary are left out.
+        tokenizer: A fast WordPiece tokenizer. Tokens added after its vocabulary are left out.
         folder: An existing folder.
     """
     tokens = {index: token for token, index in tokenizer.backend_tokenizer.get_vocab(False).items()}

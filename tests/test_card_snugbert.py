@@ -166,7 +166,7 @@ def test_a_card_with_metrics_is_pushed_with_its_weights(way, hub, trained, tmp_p
         model.classifier.bias[0] += 1e-6
     card = push(model)
     assert card.data.eval_results is None and "0.93" not in card.text and "learning_curve" not in card.text
-    assert "Training started from the weights of tagger. The data of this training" in card.text
+    assert "Training started from the weights of tagger. The training data and the scores were not" in card.text
     assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.language == "en"
     assert "2 labels: `bad`, `good`" in card.text and "secret" not in card.content
 

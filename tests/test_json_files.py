@@ -40,5 +40,5 @@ def test_numbers_of_any_length_are_labels_answers_or_one_sentence(tmp_path):
     row = f'{{"id": 1, "context": "a b", "question": "q", "answers": {{"text": ["a"], "answer_start": [{number}]}}}}'
     (tmp_path / "train.json").write_text(row)
     questions = read_questions(tmp_path / "train.json", "train.json")
-    with pytest.raises(InputError, match="1 answers are not at their position in the context"):
+    with pytest.raises(InputError, match="Answers that are not at their position in the context: 1"):
         check_answers(questions, "train.json", training=True, version_2=False, skip=False)

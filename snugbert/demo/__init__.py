@@ -1,4 +1,4 @@
-"""`snugbert demo`: a page to try a checkpoint on. Gradio is needed by `page.py` alone."""
+"""`snugbert demo`: a web page to try a checkpoint. Only `page.py` needs Gradio."""
 
 from snugbert.demo.command import main
 

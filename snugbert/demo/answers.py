@@ -1,6 +1,6 @@
-"""Answers of a model, as plain Python values. The page displays them.
+"""Computes a model's answers as plain Python values, which the page displays.
 
-Functions raise [`InputError`] for bad input of a user. The page shows the message.
+Bad input raises an [`InputError`]. The page shows its message.
 
 Shapes: T tokens.
 """
@@ -248,7 +248,9 @@ def choose(checkpoint: LoadedCheckpoint, text: str, choices: str) -> dict[str, f
 
 @torch.inference_mode()
 def similarity(checkpoint: LoadedCheckpoint, first: str, second: str) -> float:
-    """Computes the cosine similarity of two texts, from -1 to 1. A text is the mean of its last hidden states.
+    """Computes the cosine similarity of two texts, from -1 to 1.
+
+    The vector of a text is the mean of its last hidden states.
 
     Raises:
         InputError: see [`encode`].
@@ -276,7 +278,7 @@ def attention(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> tupl
 
 
 def headline(checkpoint: LoadedCheckpoint) -> str:
-    """Describes head and size in one line."""
+    """Describes the head and the size of the model in one line."""
     config, parameters = checkpoint.model.config, checkpoint.model.num_parameters()
     count = f"{parameters / 1e6:.3g} million" if parameters >= 1e6 else f"{parameters:,}"
     return (

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     """Runs `snugbert demo`, and prints the address of the page.
 
     Raises:
-        InputError: bad arguments, an unsupported checkpoint, a used address, or Gradio is missing.
+        InputError: bad arguments, an unsupported checkpoint, an address in use, or Gradio is missing.
         SystemExit: after Ctrl-C, with the usual exit status.
     """
     (args,) = parse_arguments(
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
 
 def _resolve_address(host: str, port: int | None) -> str:
     """Returns the numeric address of a host. Refuses other machines' addresses and ports in use."""
-    # Gradio would try a hundred ports at an address that is not this machine's, and name its own arguments.
+    # For another machine's address, Gradio would try a hundred ports. Its error would name Gradio's own arguments.
     try:
         with socket.create_server((host, port or 0)) as server:
             return server.getsockname()[0]

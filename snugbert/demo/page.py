@@ -61,7 +61,7 @@ table.attention tbody td { background-clip: content-box; height: var(--cell); mi
 """
 # Names that DNS cannot redirect to another machine.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# About 20,000 English words. A question on 100,000 periods, one token each, takes up to 1 GB of memory.
+# About 20,000 English words. A question about 100,000 periods (one token each) takes up to 1 GB of memory.
 MOST_CHARACTERS = 100_000
 MOST_BYTES = 2**20  # per request: enough for the longest text in any script
 
@@ -127,7 +127,7 @@ def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool =
 class SameOriginMiddleware:
     """Answers 403 to requests that a browser sends for another website.
 
-    curl and gradio_client send neither `Origin` nor `Sec-Fetch-Site`. They are answered.
+    curl and gradio_client send neither `Origin` nor `Sec-Fetch-Site`. Their requests are allowed.
     """
 
     def __init__(self, app: ASGIApp):
@@ -482,7 +482,7 @@ def draw_overview(weights: torch.Tensor) -> "Figure":
     """
     layers, heads, length, _ = weights.shape
     tiles = weights / weights.amax(dim=(2, 3), keepdim=True)
-    # An empty line to the right of each head and below it.
+    # Adds an empty line to the right of each head and below it.
     tiles = torch.nn.functional.pad(tiles, (0, 1, 0, 1), value=torch.nan).transpose(1, 2).flatten(2).flatten(0, 1)
     figure = new_figure(7, 7 * layers / heads + 0.6)
     panel = figure.add_subplot()

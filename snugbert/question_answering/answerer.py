@@ -132,10 +132,10 @@ class QuestionAnswerer:
 
         Args:
             question: a question, or a sequence of questions.
-            context: the text to extract the answer from. For several questions one text for all, or one for each.
+            context: the text to extract the answer from. For several questions, one text for all or one for each.
             top_k: maximum number of answers to a question, with different texts.
-            handle_impossible_answer: allow the answer "": the context does not answer the question. Use it only with a
-                model that was trained on such questions (SQuAD v2.0).
+            handle_impossible_answer: allow the answer "", which means that the context does not answer the question.
+                Use it only with a model that was trained on such questions (SQuAD v2.0).
             max_answer_len: maximum tokens of an answer.
 
         Returns:

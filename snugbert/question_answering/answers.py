@@ -78,7 +78,7 @@ def best_answers(
     """Finds the best answer to each question.
 
     A span counts only in the window in which its first token has its maximum context, so no span counts twice. As in
-    the original release, spans with the same text make one candidate, the best of them. Spans with equal scores are
+    the original release, only the best of several spans with the same text is a candidate. Spans with equal scores are
     ordered by window, then by start, then by end.
 
     Args:
@@ -94,7 +94,8 @@ def best_answers(
         null_threshold: the answer is "" if the odds of "no answer" exceed this.
 
     Returns:
-        One answer per question. If the context has no tokens, it is "", with `version_2` at the odds [`SURELY_NULL`].
+        One answer per question. If the context has no tokens, the answer is "", and with `version_2` its odds are
+        [`SURELY_NULL`].
 
     Raises:
         ValueError: `n_best_size` or `max_answer_length` is not positive, the number of logits and windows differs, or
@@ -218,7 +219,7 @@ def _remove_repeated_texts(candidates: list[Candidate]) -> list[Candidate]:
 def _score_no_answer(
     questions: Sequence[Question], windows: ContextWindows, start_logits: np.ndarray, end_logits: np.ndarray
 ) -> dict[int, Candidate]:
-    """Returns "no answer" for each question index, with the logits of [CLS] from the window with their lowest sum."""
+    """Returns "no answer" for each question index, with the [CLS] logits from the window with the lowest sum."""
     answers: dict[int, Candidate] = {}
     for index, start, end in zip(
         windows.question_indices.tolist(), start_logits[:, 0].tolist(), end_logits[:, 0].tolist(), strict=True

@@ -1,6 +1,6 @@
-"""Cuts questions on long contexts into windows that a model can read: the question and a part of the context.
+"""Cuts long contexts into windows that a model can read: a question and a part of its context.
 
-A context is tokenized once, however many questions refer to it, and its windows are cut from the tokens.
+A context is tokenized once, even for several questions. Its windows are cut from the tokens.
 """
 
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Question(NamedTuple):
-    """A question on a context.
+    """A question about a context.
 
     Attributes:
         id: the question's id.
@@ -45,7 +45,7 @@ class ContextWindows(NamedTuple):
     """N windows, and the position of their tokens in the contexts.
 
     Attributes:
-        features: N rows of model inputs, for training with start_positions and end_positions.
+        features: N rows of model inputs. For training, also start_positions and end_positions.
         question_indices: the question of each window. The windows of a question are adjacent and in order. int32,
             *Shape:* (N,)
         context_offsets: the position in the window of its first context token. int32, *Shape:* (N,)
@@ -91,14 +91,14 @@ def make_windows(
             window without the whole answer both are 0, the position of [CLS].
 
     Raises:
-        InputError: with the longest question, a window has no room for more context than windows share.
+        InputError: next to the longest question, a window has room for at most `doc_stride` tokens of context.
     """
     queries = _tokenize([question.question for question in questions], tokenizer)
     _check_lengths(questions, [len(query.ids) for query in queries], max_seq_length, doc_stride, max_query_length)
     contexts = list(dict.fromkeys(question.context for question in questions))
     tokenized = dict(zip(contexts, _tokenize(contexts, tokenizer), strict=True))
 
-    token_ids: list[tuple[np.ndarray, np.ndarray]] = []  # of each window, before its context and from there on
+    token_ids: list[tuple[np.ndarray, np.ndarray]] = []  # of each window: before the context, and from there on
     question_indices: list[int] = []
     char_starts: list[np.ndarray] = []
     char_ends: list[np.ndarray] = []
@@ -137,8 +137,8 @@ def _check_lengths(
     """Warns about long questions and checks that every window has room for context; `lengths` counts tokens."""
     long = [question for question, length in zip(questions, lengths, strict=True) if length > max_query_length]
     if long:
-        message = "%d questions have more than %d tokens (max_query_length) and are truncated. The first: %s."
-        logger.warning(message, len(long), max_query_length, long[0].row or long[0].id)
+        message = "Questions truncated to %d tokens (max_query_length): %d. The first: %s."
+        logger.warning(message, max_query_length, len(long), long[0].row or long[0].id)
     longest = min(max(lengths), max_query_length)
     room = max_seq_length - longest - 3  # [CLS] and two [SEP]
     if room <= doc_stride:
@@ -161,7 +161,7 @@ def _make_columns(token_ids: list[tuple[np.ndarray, np.ndarray]], names: list[st
 
 
 def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_TokenizedText]:
-    # verbose=False: no warning about texts longer than the model. Windows are made for them.
+    # verbose=False: no warning about long texts, which are cut into windows.
     encoded = tokenizer(
         texts,
         add_special_tokens=False,
@@ -193,11 +193,11 @@ def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int
 
 
 def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
-    """Marks the tokens of each span that have their maximum context in it.
+    """Marks the tokens that have their maximum context in a span, for each span.
 
     The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
     number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
-    spans are equal, the first counts.
+    several spans are equal, the first one counts.
 
     Args:
         spans: from [`split_into_spans`].

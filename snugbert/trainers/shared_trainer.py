@@ -2,8 +2,7 @@
 
 import logging
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
@@ -19,35 +17,18 @@ from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
+from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.run_setup import move_hub_token
 
 logger = logging.getLogger(__name__)
 
-# Metrics that log lines omit. Log files have them.
-NOT_PRINTED = (
-    "epoch",
-    "runtime",
-    "samples_per_second",
-    "steps_per_second",
-    "model_preparation_time",
-    "tokens",
-    "padding",
-)
-LOG_NAMES = {
-    "mlm_loss": "MLM loss",
-    "mlm_accuracy": "MLM accuracy",
-    "nsp_loss": "NSP loss",
-    "nsp_accuracy": "NSP accuracy",
-    "tokens_per_second": "tokens/s",
-    "mfu": "MFU",
-}
 # The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
 class SharedTrainer(Trainer):
-    """A Trainer with readable log lines that pushes the model card of its command and writes no secrets.
+    """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
     only folders named `checkpoint-<step>`.
@@ -78,8 +59,7 @@ class SharedTrainer(Trainer):
         limit = self.args.save_total_limit
         self._checkpoints_kept = max(limit or 0, 0)  # 0: all
         if self.args.save_strategy != SaveStrategy.NO:
-            kept = f"the newest {self._checkpoints_kept}" if self._checkpoints_kept else "all"
-            logger.info("checkpoints kept: %s (--save_total_limit)", kept)
+            logger.info("checkpoints kept: %s (--save_total_limit)", self._checkpoints_kept or "all")
         # Trainer would also remove other folders that begin with "checkpoint-".
         self.args.save_total_limit = None
         try:
@@ -102,7 +82,7 @@ class SharedTrainer(Trainer):
             before = set(vars(self.lr_scheduler))
             super()._load_optimizer_and_scheduler(checkpoint)
             _check_optimizer(self.optimizer)
-            # Loading a schedule sets attributes of any name, which could replace its methods.
+            # Loading a schedule can set any attribute, and so replace its methods.
             if replaced := (vars(self.lr_scheduler).keys() - before) & set(dir(type(self.lr_scheduler))):
                 raise ValueError(f"unknown schedule state {min(replaced)}")
 
@@ -142,12 +122,12 @@ class SharedTrainer(Trainer):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """As in Trainer, without `training_args.bin`, a pickle of all arguments with paths of this machine."""
+        """As in Trainer, without `training_args.bin`, a pickle of all arguments that contains local paths."""
         super()._save(output_dir, state_dict)
         (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """As in Trainer (`hub_strategy`), with the card and the model's code, and without `training_args.bin`."""
+        """Pushes as Trainer does (`hub_strategy`), with the card and the model's code, without `training_args.bin`."""
         args, checkpoint, output_dir = self.args, Path(checkpoint_folder), Path(str(self.args.output_dir))
         busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
@@ -179,7 +159,7 @@ class SharedTrainer(Trainer):
             self.push_in_progress = PushInProgress(jobs)
 
     def last_metrics(self) -> dict[str, float]:
-        """The metrics of the last evaluation during training, without their prefix. Empty before the first one."""
+        """Returns the metrics of the last evaluation during training, without their prefix. Empty before the first."""
         lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
 
@@ -194,64 +174,6 @@ class FindBestCheckpoint(TrainerCallback):
             state.best_model_checkpoint = str(best)
 
 
-class LogLines(TrainerCallback):
-    """Prints the metrics of a step or an evaluation as one line on standard error."""
-
-    last_line = ""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Called by Trainer with the metrics. A summary follows the run, so the run's totals are not printed."""
-        if state.is_world_process_zero and logs and "train_runtime" not in logs:
-            line = format_log_line(logs, state.global_step, state.max_steps)
-            # The last evaluation is often repeated after training. Without training, the caller prints the metrics.
-            if line != self.last_line and state.max_steps > 0:
-                tqdm.write(line, file=sys.stderr)
-            self.last_line = line
-
-
-class ProgressBar(ProgressCallback):
-    """The progress bar of transformers without its log lines."""
-
-    def on_log(self, *args: Any, **kwargs: Any) -> None:
-        """Prints nothing. [`LogLines`] does."""
-
-
-def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:
-    """Formats the metrics of a step, or of an evaluation, whose names begin with `eval_`.
-
-    step    200/1000  epoch 0.61  loss  6.5210  learning rate 9.0e-05
-    eval    200/1000  epoch 0.61  loss  6.3021  accuracy  0.1250
-    """
-    kind = "eval" if any(name.startswith("eval_") for name in logs) else "step"
-    width = len(str(max_steps))
-    parts = [f"{kind} {step:>{width}}/{max_steps}"]
-    if "epoch" in logs:
-        parts.append(f"epoch {logs['epoch']:.2f}")
-    for name, value in logs.items():
-        name = name.removeprefix("eval_")
-        if not f"_{name}".endswith(tuple(f"_{omitted}" for omitted in NOT_PRINTED)):
-            parts.append(f"{_format_name(name)} {_format_metric(name, value)}")
-    return "  ".join(parts)
-
-
-def _format_name(name: str) -> str:
-    """The printed name of a metric, which may begin with the name of its evaluation set."""
-    for metric, printed in LOG_NAMES.items():
-        if f"_{name}".endswith(f"_{metric}"):
-            return name.removesuffix(metric).replace("_", " ") + printed
-    return name.replace("_", " ")
-
-
-def _format_metric(name: str, value: float) -> str:
-    if not isinstance(value, int | float):
-        return str(value)
-    if name == "learning_rate":
-        return f"{value:.1e}"
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:6.4f}" if abs(value) < 10 else f"{value:6.2f}"
-
-
 def _remove_folder_name(file: Path) -> None:
     """Shortens the path of the best checkpoint in a `trainer_state.json` to its name, before it is published."""
     state = TrainerState.load_from_json(str(file))
@@ -261,7 +183,7 @@ def _remove_folder_name(file: Path) -> None:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Checks the shapes of a loaded optimizer. torch's fused kernels do not, and would access memory out of bounds.
+    """Checks the shapes of a loaded optimizer state. torch's fused kernels do not, and would write out of bounds.
 
     Raises:
         ValueError: a state has another shape than its parameter, or the learning rate is not a number.
@@ -285,7 +207,7 @@ def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # These raise an error that names the damaged file.
+        # If a file is damaged, these raise an error with its name.
         for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
             read_torch_file(file)
         read_weights(Path(str(checkpoint)))

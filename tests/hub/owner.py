@@ -32,7 +32,7 @@ TOKENIZER = snugbert.SnugBertTokenizer({word: index for index, word in enumerate
 
 
 def new_model(auto_class: str, seed: int = 0):
-    """A small model of random weights."""
+    """A small model with random weights."""
     torch.manual_seed(seed)
     config = snugbert.SnugBertConfig(
         vocab_size=len(WORDS),

@@ -152,10 +152,7 @@ def test_unusual_questions(tokenizer, caplog):
     ]
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         windows = make_windows(questions, tokenizer, training=True)
-    assert (
-        "1 questions have more than 64 tokens (max_query_length) and are truncated. The first: dev.jsonl, row 3."
-        in caplog.text
-    )
+    assert "Questions truncated to 64 tokens (max_query_length): 1. The first: dev.jsonl, row 3." in caplog.text
     window_tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in windows.features["input_ids"]]
     assert window_tokens[0] == ["[CLS]", "[SEP]", "anna", "slept", ".", "[SEP]"]
     assert window_tokens[1] == ["[CLS]", "who", "slept", "?", "[SEP]", "[SEP]"]

@@ -1,48 +1,15 @@
-"""The Trainer that pretraining and fine-tuning share: its log lines."""
+"""The Trainer that pretraining and fine-tuning share."""
 
 import json
 import logging
 
-import pytest
 import torch
 from parity import CONFIG
 from torch.utils.data import TensorDataset
 from transformers import TrainingArguments
 
 import snugbert
-from snugbert.trainers.shared_trainer import SharedTrainer, format_log_line
-
-
-@pytest.mark.parametrize(
-    ("logs", "line"),
-    [
-        (
-            {"loss": 6.521, "grad_norm": 1.31917, "learning_rate": 9e-05, "epoch": 0.609, "tokens": 12},
-            "step  200/1000  epoch 0.61  loss 6.5210  grad norm 1.3192  learning rate 9.0e-05",
-        ),
-        (
-            {"loss": float("nan"), "mlm_loss": 10.3421, "tokens_per_second": 123456, "mfu": 0.5},
-            "step  200/1000  loss    nan  MLM loss  10.34  tokens/s 123,456  MFU 0.5000",
-        ),
-        (
-            {
-                "eval_loss": 0.5,
-                "eval_exact_match": 81.25,
-                "eval_runtime": 2.1,
-                "eval_samples_per_second": 7,
-                "epoch": 1,
-            },
-            "eval  200/1000  epoch 1.00  loss 0.5000  exact match  81.25",
-        ),
-        (
-            {"eval_a_mlm_loss": 0.5, "eval_a_runtime": 2.1, "eval_a_samples_per_second": 7, "epoch": 1},
-            "eval  200/1000  epoch 1.00  a MLM loss 0.5000",
-        ),
-    ],
-    ids=["step", "pretraining", "evaluation", "evaluation set"],
-)
-def test_log_lines_are_short_and_aligned(logs, line):
-    assert format_log_line(logs, 200, 1000) == line
+from snugbert.trainers.shared_trainer import SharedTrainer
 
 
 def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, caplog, monkeypatch):

@@ -1,1 +1,1 @@
-"""`snugbert prepare`: text files or a dataset, tokenized once into memory-mapped files."""
+"""`snugbert prepare`: tokenizes text files or a dataset once, into memory-mapped files."""

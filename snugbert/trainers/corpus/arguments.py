@@ -41,7 +41,7 @@ class PreparationArguments(TextArguments):
 
 @dataclass(kw_only=True)
 class OutputArguments:
-    """Where to write the corpus, and which share of it this machine prepares.
+    """Where to write the corpus, and which shard of it to prepare.
 
     Raises:
         InputError: `shard` is not `i/n` with `i` from 1 to `n`.

@@ -31,7 +31,7 @@ TABLE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|unfinished)")
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """The folder `snugbert` in `cache_dir`. The default for `cache_dir` is `HF_HOME`."""
+    """Returns the folder `snugbert` in `cache_dir`, by default in `HF_HOME`."""
     return Path(cache_dir or HF_HOME) / "snugbert"
 
 
@@ -54,7 +54,7 @@ def prepare_in_cache(
         keeps: See [`plan_parts`].
 
     Returns:
-        The folder in the cache, and the corpus in it. The folder's name is a digest of the names of the text, the
+        The folder in the cache, and the corpus in it. The folder's name is a digest of the file names or dataset, the
         tokenizer and the settings.
 
     Raises:
@@ -71,11 +71,11 @@ def prepare_in_cache(
 
 
 def list_cache(cache: Path) -> None:
-    """Prints a table of the prepared text in the folder `cache`. The text that was used last comes last."""
+    """Prints a table of the prepared text in the folder `cache`. The most recently used text comes last."""
     table = [("name", "size", "last used", "state", "text", "settings")]
     total = 0
     for folder in _cached_folders(cache):
-        size = sum(file.stat().st_size for file in os.scandir(folder) if PART.fullmatch(file.name))
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         total += size
         used = datetime.fromtimestamp(folder.stat().st_mtime)
         table.append((folder.name, _format_bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
@@ -117,7 +117,7 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
 
 
 def _cached_folders(cache: Path) -> Iterator[Path]:
-    """The folders of prepared text, last used last. Symlinks are skipped, so that nothing elsewhere is removed."""
+    """Yields folders of prepared text, most recently used last. Skips symlinks, so nothing elsewhere is removed."""
     if cache.is_dir():
         folders = [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]
         for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
@@ -126,7 +126,7 @@ def _cached_folders(cache: Path) -> Iterator[Path]:
 
 
 def _describe(folder: Path) -> tuple[str, str, str]:
-    """The state, the text and the settings of prepared text."""
+    """Returns the state, the text and the settings of a folder of prepared text."""
     parts = [match for file in sorted(folder.iterdir()) if (match := PART.fullmatch(file.name))]
     finished = [part for part in parts if not part[2]]
     state = "complete" if finished and len(finished) == int(finished[0][1]) else "unfinished"

@@ -1,7 +1,7 @@
 """`snugbert prepare`: tokenizes text once, on one machine or shared among several.
 
-`snugbert pretrain` prepares its text itself, in a cache. Use this command to prepare a corpus on other machines than
-the ones that train, or on several machines:
+`snugbert pretrain` prepares its text itself, in a cache. Use this command to prepare a corpus on several machines, or
+on machines that do not train:
 
     snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared --shard 1/4
     snugbert pretrain --corpus prepared ...

@@ -82,7 +82,7 @@ def open_corpus(folder: str | Path, tokenizer: PreTrainedTokenizerBase) -> Corpu
 
     Raises:
         InputError: `folder` holds no corpus; a part is missing, unfinished or damaged; the parts were prepared with
-            different settings; or the tokenizer is another one.
+            different settings; or with a different tokenizer.
     """
     folder = Path(folder)
     files = _find_parts(folder)
@@ -118,7 +118,7 @@ def _map_parts(folder: Path, files: Sequence[Path], vocab_size: int | None) -> C
 
 
 def _find_parts(folder: Path) -> list[Path]:
-    """The files of a corpus, in order.
+    """Returns the files of a corpus, in order.
 
     Raises:
         InputError: There are none, one is missing, or one does not belong to the others.

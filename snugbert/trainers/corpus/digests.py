@@ -8,15 +8,15 @@ from transformers import PreTrainedTokenizerBase
 
 
 def hash_json(value: object) -> str:
-    """A digest of 32 hexadecimal digits of a value that JSON can represent."""
+    """Returns a digest of a JSON value, as 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A digest of everything that affects how a fast tokenizer splits text. Padding and truncation do not count."""
+    """Returns a digest of everything that affects how a fast tokenizer splits text, not of padding and truncation."""
     return hash_json(tokenizer_definition(tokenizer))
 
 
 def tokenizer_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The definition of a fast tokenizer, as in `tokenizer.json`, without padding and truncation."""
+    """Returns the definition of a fast tokenizer, as in `tokenizer.json`, without padding and truncation."""
     return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}

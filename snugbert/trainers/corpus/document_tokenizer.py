@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.trainers.corpus.digests import tokenizer_definition
 from snugbert.trainers.documents import split_sentences
 
-# A process caches the tokens of words with so many characters in total, in some 100 MB. 80 books have 2 million.
+# Each process caches the tokens of words with up to this many characters in total, in about 100 MB. The words of 80
+# books have 2 million.
 CACHED_CHARACTERS = 2**22
 
 
@@ -48,7 +49,7 @@ class DocumentTokenizer:
             sentence.
 
     Attributes:
-        vocab_size: Number of tokens, added ones included.
+        vocab_size: Number of tokens, including added tokens.
         dtype: uint16 or uint32, the type of the token ids.
     """
 
@@ -95,7 +96,7 @@ class DocumentTokenizer:
         )
 
     def _tokenize(self, sentences: list[str]) -> list[bytes]:
-        """The token ids of each sentence, as the bytes of an array."""
+        """Returns the token ids of each sentence, as the bytes of an array."""
         if not self._by_word:
             return self._encode(sentences)
         if self._cached_characters > CACHED_CHARACTERS:

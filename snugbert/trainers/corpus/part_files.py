@@ -1,4 +1,4 @@
-"""The files of a prepared corpus: their form on disk, and how they are read and validated.
+"""The files of a prepared corpus: their format, reading and validation.
 
     prepared/part-00000-of-00003.arrow ...
 
@@ -62,11 +62,11 @@ class Origin(TypedDict):
 
 
 def corpus_schema(dtype: DTypeLike, origin: Origin | None = None) -> pa.Schema:
-    """The schema of a part.
+    """Returns the schema of a part.
 
     Args:
         dtype: uint16 or uint32, the type of token ids.
-        origin: Goes into the metadata.
+        origin: Stored in the metadata.
     """
     metadata = None if origin is None else {b"snugbert": json.dumps(origin).encode()}
     sentences = pa.list_(pa.list_(pa.from_numpy_dtype(dtype)))
@@ -92,7 +92,7 @@ def _parse_origin(schema: pa.Schema) -> Origin:
         settings, sources = origin["settings"], origin["sources"]
         is_ours = settings["format"] == FORMAT and isinstance(settings["tokenizer"], str)
         is_ours = is_ours and isinstance(sources, list) and len(sources) > 0 and all(map(_is_source, sources))
-    except (ValueError, LookupError, TypeError, RecursionError):  # not JSON, or JSON of another form
+    except (ValueError, LookupError, TypeError, RecursionError):  # not JSON, or unexpected JSON
         is_ours = False
     if not is_ours:
         raise pa.ArrowInvalid("not part of a corpus, or from another version of SnugBERT")

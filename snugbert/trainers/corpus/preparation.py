@@ -1,4 +1,4 @@
-"""Preparing a corpus: text files or a dataset -> sentences -> token ids -> the part files of a folder.
+"""Prepares a corpus: text files or a dataset -> sentences -> token ids -> the part files of a folder.
 
 Each part is written block by block to `....arrow.partial`, and renamed when it is complete. After a full disk or a
 killed process, the blocks that were written stay valid, and the next call continues after them. Memory holds a few
@@ -37,8 +37,8 @@ from snugbert.trainers.corpus.part_files import (
 from snugbert.trainers.corpus.text_parts import Part, plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
-BLOCK_TOKENS = 2**22  # a block has at least as many tokens, except the last one of a part
-BATCH_CHARACTERS = 2**20  # a process tokenizes at least as much text at a time
+BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last one of a part
+BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
 
 
 def prepare_corpus(
@@ -70,15 +70,15 @@ def prepare_corpus(
         lines_are_sentences: Whether each line is one sentence. By default, lines are split into sentences.
         language: ISO 639-1 code of the language whose rules split lines into sentences.
         preprocessing_num_workers: Number of processes that tokenize. Default: one per core.
-        overwrite_output_dir: Whether to replace a corpus of another text, tokenizer or other settings in `folder`.
+        overwrite_output_dir: Whether to replace a corpus with a different text, tokenizer or settings in `folder`.
         show_progress: Whether to show progress bars on a terminal.
 
     Returns:
         The corpus, as [`open_corpus`] opens it.
 
     Raises:
-        InputError: A file does not exist, cannot be read, or changes while it is read; `folder` holds a corpus of
-            another text, tokenizer or other settings; the disk is full; or a worker process was killed.
+        InputError: A file does not exist, cannot be read, or changes while it is read; `folder` holds a corpus with a
+            different text, tokenizer or settings; the disk is full; or a worker process was killed.
     """
     patterns = [files] if isinstance(files, str | Path) else files
     text = TextArguments(train_file=[str(pattern) for pattern in patterns], text_column_name=text_column_name)
@@ -117,12 +117,12 @@ def prepare_parts(
             sentence.
         documents: A description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers: Number of processes that tokenize. Default: one per core that this process may use.
-        replace: Whether to replace parts of another text, division, tokenizer or other settings in `folder`.
+        replace: Whether to replace parts with a different text, division, tokenizer or settings in `folder`.
         show_progress: Whether to show a progress bar per part on a terminal, in documents.
 
     Raises:
-        InputError: The text cannot be read, or changes while it is read; `folder` holds a part of another text,
-            tokenizer or other settings; the disk is full; or a worker process was killed.
+        InputError: The text cannot be read, or changes while it is read; `folder` holds a part with a different text,
+            tokenizer or settings; the disk is full; or a worker process was killed.
     """
     settings = {
         "format": FORMAT,
@@ -166,7 +166,7 @@ def prepare_parts(
 
 
 def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
-    """The sources of a part. Empty if the part does not exist, is damaged, or has other settings."""
+    """Returns the sources of a part. Empty if the part does not exist, is damaged, or has different settings."""
     try:
         origin = read_origin(file)
     except InputError:
@@ -175,7 +175,7 @@ def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
 
 
 def _remove_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any], replace: bool) -> None:
-    """Removes parts of another text, division, tokenizer or other settings, or raises an error if not `replace`."""
+    """Removes parts with a different text, division, tokenizer or settings. Without `replace`, raises an error."""
     names = {part.name: part.source_names for part in parts}
     for file in sorted(folder.glob("part-*.arrow")):
         known = [source["name"] for source in _read_sources(file, settings)]
@@ -240,7 +240,7 @@ def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> i
                     last_document = validate_block(batch, last_document, vocab_size)
                     end = stream.tell()
     except DAMAGE:
-        pass  # the file does not exist, or ends within a block
+        pass  # the file does not exist, or ends in the middle of a block
     if partial.exists():
         os.truncate(partial, end)
     return last_document

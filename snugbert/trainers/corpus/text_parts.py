@@ -1,4 +1,4 @@
-"""Dividing text into parts. Each part becomes one file of a prepared corpus."""
+"""Divides text into parts. Each part becomes one file of a prepared corpus."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from snugbert.trainers.documents import dataset_version, find_files, read_datase
 from snugbert.trainers.text_arguments import TextArguments
 
 MOST_PARTS = 256  # each is a file to open and map
-PART_BYTES = 2**26  # text files per part, unless that makes more than MOST_PARTS
+PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
 
 
 def keep_all(number: int) -> bool:
@@ -59,10 +59,10 @@ class Part:
         return ((number, document) for number, document in documents if self.keeps(number))
 
     def describe_sources(self, known: Sequence[Source]) -> list[Source]:
-        """The names and digests of the part's text files, or of the dataset.
+        """Returns the names and digests of the part's text files, or of the dataset.
 
         Args:
-            known: An earlier result. Files that have not been touched since are not read again.
+            known: An earlier result. Files that have not changed since are not read again.
         """
         if not self.files:
             return [{"name": self.source_names[0], "digest": dataset_version(self.text)}]

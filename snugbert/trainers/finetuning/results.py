@@ -10,6 +10,7 @@ from snugbert.card_snugbert import escape
 from snugbert.trainers.finetuning.plots import list_plots
 from snugbert.trainers.finetuning.tables import count_decimals, format_number, results_table, split_name
 from snugbert.trainers.finetuning.task import FineTuningTask
+from snugbert.trainers.log_lines import format_duration
 
 
 class RunResults(TypedDict):
@@ -20,11 +21,11 @@ class RunResults(TypedDict):
         dataset: name of the dataset.
         model: name of the checkpoint that training started from, or "random weights".
         config: name of the configuration, if the user gave one.
-        metrics: evaluation set -> metric -> value. Undefined metrics are NaN, in the file null.
-        baselines: evaluation set -> the metrics of a simple answer, and the answer itself as "answer".
+        metrics: evaluation set -> metric -> value. Undefined metrics are NaN (null in the file).
+        baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         examples: evaluation set -> number of examples.
-        training: Trainer's metrics of the training; empty if the run did not train.
-        settings: settings of data and training.
+        training: Trainer's training metrics. Empty if the run did not train.
+        settings: data and training settings.
         versions: versions of the packages.
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
     """
@@ -115,15 +116,6 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
 def contains_model(output_dir: Path) -> bool:
     """Whether the folder contains a trained model. A run that only scores keeps the results of the training there."""
     return (output_dir / "config.json").exists()
-
-
-def format_duration(seconds: float) -> str:
-    """Returns a duration for people: "45 s", "12 min 5 s" or "3 h 7 min"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _format_metric(name: str, value: float | None, baseline: float | None) -> str:

@@ -1,1 +1,1 @@
-"""`snugbert glue`: classify sentences and sentence pairs; the GLUE benchmark."""
+"""`snugbert glue`: classifies texts and text pairs, including the GLUE benchmark."""

@@ -68,7 +68,7 @@ class GlueDataArguments(ExampleLimits):
             own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
             self._refuse("is only for your own data", *own_data)
         if self.task_name == "all":
-            reason = "has the data of a single task. For all tasks, give --data_dir, or use the Hub"
+            reason = "names the data of a single task. For all tasks, give --data_dir, or use the Hub"
             self._refuse(reason, "dataset_name", "train_file", "validation_file", "test_file")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
         self.check_least(max_seq_length=3)

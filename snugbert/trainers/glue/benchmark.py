@@ -23,7 +23,7 @@ class GlueTask(NamedTuple):
         renamed_columns: column in the TSV files -> name in the datasets library, where the two differ.
         headerless_columns: the columns of TSV files without a header.
         skips_torn_rows: skip TSV rows with missing columns.
-        writes_label_ids: the TSV files and the leaderboard name a label by its id.
+        writes_label_ids: the TSV files and the leaderboard use label ids instead of names.
         files: split -> names of its TSV file without ".tsv". The first file that exists is read.
         leaderboard: test split -> name of the leaderboard's file without ".tsv". Default: `folder`.
     """
@@ -40,8 +40,8 @@ class GlueTask(NamedTuple):
     leaderboard: dict[str, str] = {}
 
 
-# Column names, and labels in this order: the dataset "nyu-mll/glue" of the Hub. File names and the columns of files:
-# gluebenchmark.com.
+# Column names and the order of labels come from the dataset "nyu-mll/glue" on the Hub. File names and the columns in
+# files come from gluebenchmark.com.
 TASKS = {
     "cola": GlueTask(
         "CoLA",

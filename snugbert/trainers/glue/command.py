@@ -1,9 +1,9 @@
-"""`snugbert glue`: fine-tune a classifier of sentences or sentence pairs, score it, predict.
+"""`snugbert glue`: fine-tunes a classifier for texts or text pairs, scores it, and predicts.
 
     arguments -> data -> features -> model -> predictions -> metric (all in glue/), one run or a sweep (finetuning/)
 
 Takes the flags of `TrainingArguments` and of transformers' `run_glue.py`. A command line for `run_glue.py` works here.
-`--task_name all` fine-tunes on all tasks of GLUE, each in its own folder. Repeat the command to continue it.
+`--task_name all` fine-tunes on all tasks of GLUE, each in its own folder. To continue, run the same command again.
 """
 
 from snugbert.command_line import parse_arguments

@@ -1,6 +1,6 @@
 """Reads examples from GLUE's TSV files, from your own files, or from a dataset.
 
-Examples are kept in memory; GLUE's largest task has 393,000 of them (MNLI).
+Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training examples.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,8 +49,8 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
 
     Args:
         data_args: the data to read.
-        wanted: which of "train", "validation" and "test" to read. None: train and validation as far as they exist,
-            and test if a test file was given.
+        wanted: which of "train", "validation" and "test" to read. None: train and validation if they exist, and
+            test if a test file was given.
         download: passed on to `datasets.load_dataset`.
 
     Returns:
@@ -143,7 +143,7 @@ def read_examples(
         rows: number and values of each row.
         source: the file or dataset, for messages.
         layout: the columns of a row.
-        labeled: every example must have a label.
+        labeled: whether every example must have a label.
 
     Returns:
         A dataset with the columns

@@ -33,8 +33,8 @@ def choose_labels(
         regression: True for a regression, False for a classification. None: inferred from the labels.
 
     Raises:
-        InputError: the training examples have fewer than two labels; a regression has lists of labels; or most labels
-            are numbers, some of them fractions, and other labels are not.
+        InputError: the training examples have fewer than two labels; a regression has lists of labels; or most
+            labels, but not all, are numbers, some of them fractions.
     """
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
@@ -67,9 +67,9 @@ def choose_labels(
 
 
 def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:
-    """Whether all labels are numbers to predict; False if they are names of classes. Some are not integers."""
+    """Whether the labels, which are not all integers, are numbers to predict. If not, they are class names."""
     numbers = [label for label in labels if NUMBER.fullmatch(label)]
-    # A "3.5" among names is a name. An "n/a" among numbers is a mistake in the data.
+    # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
     if len(numbers) < len(labels) < 2 * len(numbers) and not all(INTEGER.fullmatch(label) for label in numbers):
         rows = zip(train.data["row"][:], labels, strict=True)
         row, label = next((row, label) for row, label in rows if not NUMBER.fullmatch(label))
@@ -88,12 +88,12 @@ def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | lis
         labels: from [`choose_labels`].
 
     Returns:
-        For each example its label id; with several labels a list of 1.0 (has the label) and 0.0 for each of `labels`;
-        for a regression its number.
+        The label id of each example. With several labels per example: a list of 1.0 or 0.0 for each of `labels`. For a
+        regression: the number.
 
     Raises:
-        InputError: a label is not in `labels`, or is not a finite number in a regression. The message names source
-            and row.
+        InputError: a label is not in `labels`, or is not a finite number in a regression. The message names
+            source and row.
     """
     values, multi_label = split.data["label"][:], split.multi_label
     ids = {label: i for i, label in enumerate(labels or ())}

@@ -22,16 +22,16 @@ from snugbert.trainers.output_folder import find_newest_checkpoint
 
 logger = logging.getLogger(__name__)
 
-DONE = "results.json"  # in a task's folder; it is written last
+DONE = "results.json"  # in a task's folder, written last
 
 
 def run_suite(
     model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
 ) -> None:
-    """Fine-tunes on every task of GLUE whose data are present, and writes the table of scores.
+    """Fine-tunes on every GLUE task with data, and writes the table of scores.
 
     Finished tasks are not repeated. An interrupted task continues from its newest checkpoint, or continues its sweep.
-    With seeds or a sweep, the table shows the best run by the validation examples, as the BERT paper does. Test
+    With seeds or a sweep, the table shows the best run on the validation examples, as in the BERT paper. Test
     predictions are copied to the folder `submission`.
 
     Raises:
@@ -101,7 +101,7 @@ def write_table(output_dir: Path, names: list[str]) -> None:
             for name, task_results in results.items()
         }
         table = (
-            f"The best run of each task by the validation examples:\n\n{table}\n\n"
+            f"The best run of each task on the validation examples:\n\n{table}\n\n"
             f"Means over the seeds of its best setting:\n\n{suite_table(means)}"
         )
     write_atomically(output_dir / "results.md", f"{table}\n")

@@ -98,7 +98,7 @@ def make_task(
 
 
 def describe_task(data_args: GlueDataArguments) -> tuple[str, DatasetName]:
-    """Returns the name of the task, for people, and where its examples come from."""
+    """Returns the display name of the task, and the source of its examples."""
     files = [
         file for file in (data_args.train_file, data_args.validation_file, data_args.test_file) if file is not None
     ]
@@ -130,7 +130,7 @@ def make_features(
         labels: in the order of their ids. None: regression.
         tokenizer: the model's tokenizer.
         max_length: longer examples are truncated to this many tokens, the longer text of a pair first.
-        max_samples: use the first this many examples. None: all.
+        max_samples: maximum number of examples, from the start of the split. None: all.
 
     Returns:
         Columns input_ids, token_type_ids and attention_mask, and label if the split is labeled.
@@ -158,7 +158,7 @@ def decode_logits(logits: Logits, problem: Problem) -> np.ndarray:
 
     Args:
         logits: *Shape:* (N, labels)
-        problem: what the labels mean.
+        problem: the kind of problem.
 
     Returns:
         Regression: the number, *shape* (N,). One label: its id, *shape* (N,). Several labels: 1 for labels with a
@@ -171,14 +171,14 @@ def decode_logits(logits: Logits, problem: Problem) -> np.ndarray:
 
 
 def make_score(task_name: str | None, labels: list[str] | None, problem: Problem) -> Score:
-    """Returns a function of predictions and references, in the form of [`decode_logits`], that returns metrics.
+    """Returns a function that scores predictions against references, both in the form of [`decode_logits`].
 
     [`GlueMetric`] computes the metrics. A GLUE task with several metrics also gets their mean, `combined_score`.
 
     Args:
         task_name: a task of GLUE, or "ax". None: the user's own data.
         labels: in the order of their ids in this checkpoint.
-        problem: what the labels mean.
+        problem: the kind of problem.
     """
     own = {"single_label_classification": "classification", "multi_label_classification": "multi_label"}
     metric = GlueMetric(task_name or own.get(problem, problem), keep_in_memory=True)
@@ -213,9 +213,9 @@ def make_evaluation_set(
     Args:
         split_name: a key of `NAMES`.
         split: the examples.
-        features: from [`make_features`], of the first or of all examples.
+        features: from [`make_features`], of all examples or the first ones.
         labels: in the order of their ids.
-        problem: what the labels mean.
+        problem: the kind of problem.
         data_args: the task, and the separator of an example's labels.
     """
     name, task = NAMES[split_name], data_args.task
@@ -252,7 +252,7 @@ def make_evaluation_set(
 
 
 def score_baseline(references: np.ndarray, labels: list[str] | None, score: Score) -> Baseline:
-    """Scores one answer to every example: the most frequent label or set of labels, or the mean."""
+    """Scores the same answer for every example: the most frequent label or set of labels, or the mean."""
     if labels is None:
         answer = references.mean(keepdims=True)
     else:

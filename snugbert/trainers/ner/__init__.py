@@ -1,1 +1,1 @@
-"""`snugbert ner`: tag named entities."""
+"""`snugbert ner`: tags named entities."""

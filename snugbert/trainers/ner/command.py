@@ -1,4 +1,4 @@
-"""`snugbert ner`: fine-tune on words tagged with entities, score the model entity by entity, predict tags.
+"""`snugbert ner`: fine-tunes on words tagged with entities, scores whole entities, and predicts tags.
 
     arguments -> sentences -> windows -> model -> tags -> metric (all in ner/), one run or a sweep (finetuning/)
 

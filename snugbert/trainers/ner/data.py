@@ -1,7 +1,7 @@
 """Reads sentences with entity tags from CoNLL columns, JSON lines, or a dataset.
 
 Tags may be in any of the schemes BIO, IOB1, IOBES and BILOU. They are checked and converted to BIO for training and
-scoring. [`write_tagged`] writes them in the scheme of the source. Sentences are kept in memory; CoNLL-2003 has 14,041
+scoring. [`write_tagged`] writes them in the scheme of the source. Sentences are kept in memory. CoNLL-2003 has 14,041
 training sentences.
 """
 
@@ -110,7 +110,7 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
         one_word_per_line, sentences = False, list(read_records(data, source, data_args, labeled))
     empty = [sentence.row for sentence in sentences if not sentence.words]
     if empty:
-        logger.warning("%s: skipped %d sentences without words, the first in row %d.", source, len(empty), empty[0])
+        logger.warning("%s: skipped sentences without words: %d, the first in row %d.", source, len(empty), empty[0])
         sentences = [sentence for sentence in sentences if sentence.words]
     types = {tag[2:] for sentence in sentences for tag in sentence.tags or () if TAG.fullmatch(tag)} - {""}
     sentences = sentences[: data_args.max_samples[name]]
@@ -118,7 +118,7 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
         raise InputError(f"{source}: no sentences.")
     untagged = [sentence.row for sentence in sentences if sentence.tags is None]
     if 0 < len(untagged) < len(sentences):
-        message = "%s: %d of %d sentences have no tags, the first in row %d. The sentences are tagged but not scored."
+        message = "%s: %d of %d sentences have no tags, the first in row %d. The split is tagged but not scored."
         logger.warning(message, source, len(untagged), len(sentences), untagged[0])
     if data_args.document_context and any(sentence.document is None for sentence in sentences):
         advice = f"Add {DOCUMENT_START} lines" if one_word_per_line else "Set --document_column_name"
@@ -135,7 +135,7 @@ def read_conll(file: Path, data_args: NerDataArguments, labeled: bool) -> Iterat
     Args:
         file: a text file, also .gz or .zst.
         data_args: `text_column_name` and `label_column_name`, if given, are column numbers, counted from 1.
-        labeled: every sentence must have tags.
+        labeled: whether every sentence must have tags.
 
     Raises:
         InputError: the number of columns changes, or a column is missing; or see [`read_text_lines`]. The message
@@ -175,7 +175,7 @@ def read_conll(file: Path, data_args: NerDataArguments, labeled: bool) -> Iterat
                 )
         if len(cells) != columns:
             raise InputError(
-                f"{file}, line {number}: expected {_count(columns, 'column')} like line {first}, found {len(cells)}: "
+                f"{file}, line {number}: expected {_count(columns, 'column')} as in line {first}, found {len(cells)}: "
                 f"{line!r}."
             )
         words.append(cells[(text or 1) - 1])
@@ -200,11 +200,11 @@ def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments,
         data: a .json or .jsonl file, or a dataset.
         source: its name in messages.
         data_args: the names of the columns.
-        labeled: every sentence must have tags.
+        labeled: whether every sentence must have tags.
 
     Raises:
-        InputError: a row lacks a column, a column contains something else, the numbers of words and tags differ, or
-            tags are numbers without class names.
+        InputError: a row lacks a column, a column has values of another type, the numbers of words and tags differ,
+            or tags are numbers without class names.
     """
     label_columns = (f"{data_args.task_name}_tags", "tags")
     names: list[str] = []
@@ -228,7 +228,7 @@ def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments,
                 raise InputError(f"{where}: expected {expected} in column {label!r}, found {found}.")
             if not all(isinstance(tag, str) for tag in tags):
                 names = names or _class_names(data, str(label), where)
-                # Test sets on the Hub use -1 for a tag that is not given.
+                # Test sets on the Hub use -1 for missing tags.
                 valid = all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags)
                 if not valid and labeled:
                     expected = f"class ids from 0 to {len(names) - 1}"
@@ -268,8 +268,8 @@ def _class_names(data: Path | Dataset, column: str, where: str) -> list[str]:
 def check_tags(splits: dict[str, NerSplit], scheme: str, on_bad_tag: str) -> dict[str, NerSplit]:
     """Converts all tags to BIO.
 
-    A tag is invalid in a scheme if `conlleval`'s reading of the sentence, written in that scheme, has another tag in
-    its place.
+    A tag is invalid in a scheme if `conlleval`'s reading of the sentence, written in that scheme, has a different tag
+    there.
 
     Args:
         splits: the splits with their original tags.
@@ -277,7 +277,7 @@ def check_tags(splits: dict[str, NerSplit], scheme: str, on_bad_tag: str) -> dic
         on_bad_tag: for invalid tags, "stop", or "repair": use `conlleval`'s reading, with a warning.
 
     Raises:
-        InputError: a tag has no scheme's form, or is invalid with `on_bad_tag` "stop". The message names the first.
+        InputError: a tag is not an entity tag, or is invalid with `on_bad_tag` "stop". The message names the first.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
     for split, sentence, tags in labeled:

@@ -16,8 +16,8 @@ REPORT_KEYS = {"precision": "precision", "recall": "recall", "f1": "f1-score"}  
 
 DESCRIPTION = """\
 Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
-correct. Invalid tags are read as by conlleval, the script of CoNLL's shared tasks: an I- that continues nothing begins
-an entity."""
+correct. Invalid tags are read as in conlleval, the script of CoNLL's shared tasks: an I- that does not continue an
+entity begins one."""
 
 INPUTS = """
 Args:

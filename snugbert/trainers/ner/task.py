@@ -102,7 +102,7 @@ def make_evaluation_set(
         windows: windows of the sentences.
         labels: in the order of their ids.
         train: the training sentences. The baseline predicts each word's most frequent tag in them.
-        training_metrics: the metrics to log during training. None: all, also of each type.
+        training_metrics: the metrics to log during training. None: all, including the metrics of each type.
     """
     # The file name of run_ner.py for test sentences.
     file = "predictions.txt" if name == "predict" else f"{name}_predictions.txt"
@@ -131,7 +131,7 @@ def make_evaluation_set(
 
 
 def _draw_confusion(split: NerSplit, tags: Tags, file: Path) -> None:
-    """Draws the entity types that were predicted for the words of each type."""
+    """Draws a confusion matrix of the entity types of words."""
     references = [tag[2:] for sentence in split.sentences for tag in sentence.tags or ()]
     predictions = [tag[2:] for sentence_tags in tags for tag in sentence_tags]
     ids = {kind: i for i, kind in enumerate(sorted({"", *references, *predictions}))}  # "" is O, and the first

@@ -38,7 +38,7 @@ def make_windows(
 ) -> NerWindows:
     """Cuts sentences into windows: [CLS] tokens [SEP].
 
-    A sentence that fits is one window. Each window of a longer sentence labels about half a window of words, with
+    A sentence that fits is one window. Each window of a longer sentence labels words for about half its length, with
     context from the sentence on both sides. With `document_context`, a window labels sentences that fill half of it,
     or one longer sentence, and is filled with the sentences before and after. Each word is labeled in exactly one
     window.
@@ -48,7 +48,7 @@ def make_windows(
 
     Args:
         split: sentences, labeled in BIO or not labeled.
-        labels: in the order of their ids. Tags that are not among them are not learned.
+        labels: in the order of their ids. Other tags are not learned.
         tokenizer: a fast tokenizer with BERT's special tokens.
         max_length: maximum tokens of a window, at least 4.
         document_context: fill windows with neighboring sentences of the same document.

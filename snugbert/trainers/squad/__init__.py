@@ -1,1 +1,1 @@
-"""`snugbert squad`: answer questions from a text."""
+"""`snugbert squad`: answers questions about a text."""

@@ -1,4 +1,4 @@
-"""`snugbert squad`: fine-tune on questions about paragraphs, score the model, predict answers.
+"""`snugbert squad`: fine-tunes on questions about paragraphs, scores the model, and predicts answers.
 
     arguments -> questions -> windows -> model -> answers -> metric (all in squad/), one run or a sweep (finetuning/)
 

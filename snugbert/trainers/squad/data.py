@@ -1,6 +1,6 @@
-"""Reads questions on contexts: SQuAD's nested JSON, flat JSON, or a dataset; versions 1.1 and 2.0.
+"""Reads questions about contexts from SQuAD's nested JSON, flat JSON, or a dataset, for SQuAD v1.1 and v2.0.
 
-Questions are kept in memory; SQuAD v2.0 has 130,000 training questions.
+Questions are kept in memory. SQuAD v2.0 has 130,000 training questions.
 """
 
 import json
@@ -68,7 +68,7 @@ def _load_dataset_splits(data_args: SquadDataArguments, **download: Any) -> Mapp
 def read_questions(source: Path | Dataset, name: str) -> list[Question]:
     """Reads the questions of a file or a dataset, with unchecked answers.
 
-    JSON is nested, as SQuAD's, or flat. Nested:
+    JSON is nested, as in SQuAD, or flat. Nested:
 
         {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
             {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}]}]}]}]}
@@ -85,7 +85,8 @@ def read_questions(source: Path | Dataset, name: str) -> list[Question]:
         name: the source, for messages.
 
     Raises:
-        InputError: the source is not JSON, has another form, or has no questions. The message names source and row.
+        InputError: the source is not JSON, has another structure, or has no questions. The message names source and
+            row.
     """
     rows = enumerate(_read_rows(source, name), start=1)
     questions = [_make_question(values, where, number) for number, (where, values) in rows]
@@ -93,7 +94,7 @@ def read_questions(source: Path | Dataset, name: str) -> list[Question]:
         raise InputError(f"{name}: no questions.")
     empty = [question for question in questions if not (question.question.strip() and question.context.strip())]
     if empty:
-        message = "%s: %d questions have no text or no context; the first: %s. Without a context there is no answer."
+        message = "%s: questions without text or context: %d. The first: %s. Without context, there is no answer."
         logger.warning(message, name, len(empty), empty[0].row)
     return questions
 
@@ -204,11 +205,11 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     Args:
         questions: from [`read_questions`].
         name: their source, for messages.
-        training: the questions are for training, so there must be answers.
-        version_2: questions may have no answer.
-        skip: warn about an answer that is not at its position instead of stopping. For training such an answer is
-            dropped, and so is a question whose answers are all dropped. For scoring, which compares only texts, it is
-            kept, as in the official scripts.
+        training: whether the questions are for training, so there must be answers.
+        version_2: whether questions may have no answer.
+        skip: whether to warn about an answer that is not at its position, instead of stopping. For training such an
+            answer is dropped, and so is a question whose answers are all dropped. For scoring, which compares only
+            texts, it is kept, as in the official scripts.
 
     Returns:
         The questions, with each answer written as in the context, without surrounding white space.
@@ -244,10 +245,10 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
             texts, starts = tuple(text for text, _ in answers), tuple(start for _, start in answers)
             checked.append(question._replace(answers=texts, answer_starts=starts))
     if misplaced:
-        message = f"{len(misplaced)} answers are not at their position in the context"
+        message = f"Answers that are not at their position in the context: {len(misplaced)}"
         if not skip:
             raise InputError(f"{misplaced[0]}. {message}. Fix them, or set --on_bad_answer skip.")
-        dropped = f"They and {len(questions) - len(checked)} questions are skipped"
+        dropped = f"They are skipped. Skipped questions: {len(questions) - len(checked)}"
         outcome = dropped if training else "They are scored by their text"
         logger.warning("%s: %s. %s. The first: %s.", name, message, outcome, misplaced[0])
     if training and not any(question.answers for question in checked):
@@ -264,14 +265,14 @@ def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:
     """Finds an answer at character `start` of the context, ignoring white space.
 
     Returns:
-        Start and end of the answer without surrounding white space: `context[start:end]`. None: it is not there.
+        Start and end of the answer without surrounding white space: `context[start:end]`. None if it is not there.
     """
     if not 0 <= start <= len(context):
         return None
     begin = start + len(text) - len(text.lstrip())
     if context.startswith(text.strip(), begin):
         return begin, begin + len(text.strip())
-    # run_squad.py of the original release also compares words: the answer may have a space for a line break.
+    # Like the original release's run_squad.py, accepts other white space between words, such as a line break.
     words = r"\s+".join(map(re.escape, text.split()))
     match = re.compile(rf"\s*({words})").match(context, start)
     return match.span(1) if match else None

@@ -39,7 +39,7 @@ def normalize(text: str) -> str:
 
 
 def word_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
-    """Returns the F1 of the words of two answers, counting repeated words. Without a common word it is 0."""
+    """Returns the word F1 of two answers, counting repeated words. Without a common word, it is 0."""
     common = sum((Counter(predicted) & Counter(gold)).values())
     if common == 0:
         return 0
@@ -53,9 +53,9 @@ def squad_scores(
 ) -> tuple[Scores, Scores]:
     """Scores each question by exact match and F1, against its best matching gold answer.
 
-    Some answers have no words after normalization, such as "The". In v2.0 such gold answers are ignored. If a question
-    has no others, the correct prediction is "", or any prediction without words, with F1 1. In v1.1 a prediction
-    without words has F1 0, although it can be an exact match.
+    Some answers, such as "The", have no words after normalization. In v2.0 such gold answers are ignored. If a
+    question has no others, the correct prediction is "", or any prediction without words, with F1 1. In v1.1 a
+    prediction without words has F1 0, although it can be an exact match.
 
     Args:
         predictions: question id -> answer; "" for "no answer".
@@ -72,7 +72,7 @@ def squad_scores(
     """
     missing = [question for question in golds if question not in predictions]
     if missing:
-        message = f"{len(missing)} questions have no prediction, the first is {missing[0]}"
+        message = f"Questions without a prediction: {len(missing)}. The first: {missing[0]}"
         if version_2:
             raise ValueError(message)
         logger.warning("%s. They score 0.", message)

@@ -25,7 +25,7 @@ from snugbert.trainers.squad.metric import squad_metrics, squad_scores, squad_v2
 logger = logging.getLogger(__name__)
 
 METRICS = ("exact_match", "f1")  # in percent, by the names of evaluate-v1.1.py
-METRICS_V2 = (  # in percent, by the names of evaluate-v2.0.py
+METRICS_V2 = (  # in percent except thresholds, by the names of evaluate-v2.0.py
     *(f"{questions}{metric}" for questions in ("", "HasAns_", "NoAns_") for metric in ("exact", "f1")),
     *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
 )
@@ -99,10 +99,10 @@ def make_evaluation_set(
     correct answers, also draws f1_by_answer_length.png, and thresholds.png for SQuAD v2.0. Files of sets other than
     "eval" have the name of the set as prefix.
 
-    The metrics equal the official scripts' on predictions.json. best_exact and best_f1 are the highest scores
-    for any --null_score_diff_threshold, and best_exact_thresh and best_f1_thresh are these thresholds. The official
-    script finds lower scores in a file whose answers were already thresholded. The thresholds are 0 if none beats
-    "no answer" to every question, as in the script.
+    The metrics are the same as if the official script scored predictions.json. best_exact and best_f1 are the highest
+    scores for any --null_score_diff_threshold, and best_exact_thresh and best_f1_thresh are these thresholds. The
+    official script finds lower best scores if a threshold already replaced answers in the file. The thresholds are 0
+    if none beats "no answer" to every question, as in the script.
 
     Args:
         name: "eval" or "predict".
@@ -167,7 +167,7 @@ def make_evaluation_set(
 
 
 def collect_null_odds(answers: dict[str, Answer]) -> dict[str, float]:
-    """Returns the no-answer score of each question, by id; empty for SQuAD v1.1."""
+    """Returns the odds of "no answer" for each question, by id; empty for SQuAD v1.1."""
     return {question: answer.null_odds for question, answer in answers.items() if answer.null_odds is not None}
 
 
@@ -177,7 +177,7 @@ def collect_gold_answers(questions: list[Question]) -> dict[str, tuple[str, ...]
 
 
 def score_no_answer(questions: list[Question]) -> dict[str, float]:
-    """Returns exact match and F1 of "no answer" to every question, in percent."""
+    """Scores "no answer" to every question. Returns exact match and F1 in percent."""
     golds = collect_gold_answers(questions)
     nothing = dict.fromkeys(golds, "")
     metrics = squad_v2_metrics(*squad_scores(nothing, golds, version_2=True), nothing, golds)

@@ -1,1 +1,1 @@
-"""`snugbert vocabulary`: learn a tokenizer from text, or add tokens to an existing one."""
+"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing one."""

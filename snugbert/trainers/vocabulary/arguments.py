@@ -74,5 +74,5 @@ class VocabularyArguments(TextArguments):
 
     @property
     def casing(self) -> dict[str, Any]:
-        """The settings for case, accents and Chinese characters that were given."""
+        """The given settings for case, accents and Chinese characters."""
         return {name: getattr(self, name) for name in CASING if getattr(self, name) is not None}

@@ -1,7 +1,7 @@
 """`snugbert vocabulary --init`: adds tokens for a domain to a tokenizer, and to its model.
 
 Old tokens keep their ids, and new tokens follow them. Words of the domain text are split into old tokens, and the most
-frequent pair of neighbors is merged again and again. So each new token is a sequence of old ones. In the model, the
+frequent pair of neighbors is merged repeatedly. So each new token is a sequence of old ones. In the model, the
 embedding and the output bias of a new token start as the mean over these old tokens. Everything else stays the same.
 """
 
@@ -30,8 +30,7 @@ class Extension(NamedTuple):
     Attributes:
         tokens: The new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
         first_id: Id of the first new token.
-        num_words: Number of words, counting repetitions, that have no unknown character. Tokens were learned from
-            these.
+        num_words: Number of words without unknown characters, counting repetitions. Tokens were learned from these.
         merges: For BPE, the new merges. They are applied in this order, after the old merges.
     """
 
@@ -42,7 +41,7 @@ class Extension(NamedTuple):
 
 
 def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
-    """Finds the arguments with which [`make_tokenizer`] would make a tokenizer that splits text into the same words.
+    """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
 
     Args:
         tokenizer: A fast tokenizer.
@@ -52,7 +51,7 @@ def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, 
         The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
 
     Raises:
-        InputError: [`make_tokenizer`] makes no such tokenizer.
+        InputError: There are no such arguments.
     """
     definition = _read_definition(tokenizer)
     normalizer = definition["normalizer"] or {"lowercase": False, "strip_accents": False}
@@ -71,7 +70,7 @@ def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, 
             if same_words and same_type and same_prefix:
                 return kind, settings
     raise InputError(
-        f"--init: the tokenizer of {name} cannot be extended. Name a BERT tokenizer, or a tokenizer from `snugbert "
+        f"--init: the tokenizer of {name} cannot be extended. Use a BERT tokenizer, or a tokenizer from `snugbert "
         "vocabulary`."
     )
 
@@ -81,7 +80,7 @@ def _read_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def tokenize_words(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-    """The token ids of each word. Words with an unknown character are left out.
+    """Returns the token ids of each word. Words with an unknown character are left out.
 
     Args:
         words: From [`count_words`] with the same tokenizer.
@@ -104,8 +103,8 @@ def learn_extension(
     Args:
         words: Number of occurrences of each word, from [`count_words`].
         tokenizer: The old tokenizer. Its ids must have no gaps.
-        num_tokens: Largest number of new tokens.
-        min_frequency: Fewest occurrences of a pair that becomes a token.
+        num_tokens: Maximum number of new tokens.
+        min_frequency: Minimum occurrences of a pair that becomes a token.
         show_progress: Whether to show progress bars on a terminal.
     """
     sequences = Counter({_encode_ids(ids): words[word] for word, ids in tokenize_words(words, tokenizer).items()})
@@ -172,7 +171,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
 
 def load_init_model(name: str) -> PreTrainedModel | None:
-    """Loads the model next to a tokenizer as a SnugBERT with the same head, in float32. None if there is no model.
+    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model.
 
     Args:
         name: Folder or Hub name.
@@ -193,8 +192,8 @@ def extend_model(model: PreTrainedModel, extension: Extension) -> None:
     """Adds an embedding and an output bias per new token: the means over the old tokens that it consists of.
 
     Args:
-        model: A SnugBERT with any head. It is changed in place. It may have more embeddings than the old tokenizer has
-            tokens.
+        model: A SnugBERT model with any head. It is changed in place. It may have more embeddings than the old
+            tokenizer has tokens.
         extension: From [`learn_extension`].
     """
     vocab_size = extension.first_id + len(extension.tokens)
@@ -213,6 +212,6 @@ def extend_model(model: PreTrainedModel, extension: Extension) -> None:
 
 
 def tokens_per_word(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> float:
-    """The mean number of tokens per word, weighted by the words' counts."""
+    """Returns the mean number of tokens per word, weighted by the words' counts."""
     model = tokenizer.backend_tokenizer.model
     return sum(count * len(model.tokenize(word)) for word, count in words.items()) / words.total()

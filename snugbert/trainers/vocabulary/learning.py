@@ -1,7 +1,7 @@
 """Text -> word counts -> tokens -> a tokenizer: WordPiece, byte pair encoding (BPE), or byte-level BPE.
 
-All three learn by merging. They start from single characters or bytes, and the most frequent pair of neighboring
-tokens becomes a new token, again and again. WordPiece and BPE learn the same tokens, with `##` inside a word, but
+All three learn by merging. They start from single characters or bytes, and repeatedly make the most frequent pair of
+neighboring tokens a new token. WordPiece and BPE learn the same tokens, with `##` inside a word, but
 split words differently. WordPiece takes the longest matching token from the left, and a word with an unknown character
 becomes [UNK]. BPE applies the merges in the order in which they were learned, and only the unknown character becomes
 [UNK].
@@ -36,13 +36,13 @@ Merge = tuple[str, str]
 # up by name, so the difference does not matter.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Number of characters that get a token. Both of Google's English vocabularies have 997. Scripts with more characters
-# get as many tokens as cover 0.9995 of the text, sentencepiece's default, so that Chinese characters are not [UNK].
+# get enough tokens to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
 ALPHABET_SIZE = 1000
 CHARACTER_COVERAGE = 0.9995
 LONGEST_WORD = 100  # characters; WordPiece makes longer words [UNK] (max_input_chars_per_word)
 # While the library trains, each word takes 1.1 kB, so this many take 2.3 GB (measured). 81 English books have 70,000.
 MOST_DISTINCT_WORDS = 2_000_000
-CHARACTERS_AT_ONCE = 4_000_000  # of text between two updates of the word table, whose words take a few 10 MB
+CHARACTERS_AT_ONCE = 4_000_000  # between two updates of the word table; their words take tens of MB
 # The library counts pairs in 32 bits, and silently loses a pair that overflows. 8 % of English words begin with "th".
 MOST_TRAINING_WORDS = 1_000_000_000
 
@@ -67,8 +67,8 @@ def make_tokenizer(
 
     - It has no [UNK]. `decode` returns the original text without one leading space, unless the text was lowercased or
       lost its accents.
-    - A word's first token includes the space before it, also at the start of a text. So a word always gets the same
-      tokens, also in lists of words (`is_split_into_words=True`).
+    - A word's first token includes the space before it, even at the start of a text. So a word always gets the same
+      tokens, even in lists of words (`is_split_into_words=True`).
     - [MASK] stands for a word and the space before it.
 
     Args:
@@ -118,9 +118,8 @@ def make_tokenizer(
         as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([prefix, *chinese, as_bytes])
         tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)])
-        offsets = processors.ByteLevel(
-            add_prefix_space=True, trim_offsets=True
-        )  # offsets exclude the spaces before words
+        # Offsets exclude the spaces before words.
+        offsets = processors.ByteLevel(add_prefix_space=True, trim_offsets=True)
         tokenizer.post_processor = processors.Sequence([offsets, bert_format])
         special_tokens["mask_token"] = AddedToken("[MASK]", lstrip=True, normalized=False, special=True)
     return TokenizersBackend(
@@ -191,14 +190,14 @@ def learn_tokens(
 ) -> tuple[list[str], list[Merge]]:
     """Learns a vocabulary with the tokenizers library's BPE trainer, which its WordPiece trainer uses as well.
 
-    From single characters on, the most frequent pair of neighboring tokens becomes a new token, until there are
-    `vocab_size`. Tokens inside a word begin with `##`, except in byte-level BPE.
+    Starting from single characters, the most frequent pair of neighboring tokens becomes a new token, until there are
+    `vocab_size` tokens. Tokens inside a word begin with `##`, except in byte-level BPE.
 
     Args:
         words: Number of occurrences of each word, from [`count_words`]. If they exceed 10^9 in total, all counts are
             scaled down.
         vocab_size: Number of tokens, including special tokens and single characters.
-        min_frequency: Fewest occurrences of a pair that becomes a token.
+        min_frequency: Minimum occurrences of a pair that becomes a token.
         kind: The kind of tokenizer that counted the words.
         show_progress: Whether to show progress bars on a terminal.
 
@@ -217,7 +216,7 @@ def learn_tokens(
     else:
         prefix = "##"
         alphabet = _choose_alphabet(words)
-        # Words with other characters are rare, and WordPiece makes them [UNK] whatever its tokens are.
+        # Words with other characters are rare, and WordPiece always makes them [UNK].
         words = Counter({word: count for word, count in words.items() if alphabet.issuperset(word)})
         inside = {character for word in words for character in word[1:]}
         initial = [*SPECIAL_TOKENS, *sorted(alphabet), *(f"##{character}" for character in sorted(inside))]
@@ -237,7 +236,7 @@ def merge_pairs(
     prefix: str | None = None,
     show_progress: bool = True,
 ) -> tuple[list[str], list[Merge]]:
-    """Merges the most frequent pair of neighboring tokens in `words` again and again.
+    """Repeatedly merges the most frequent pair of neighboring tokens in `words`.
 
     Of equally frequent pairs, the pair with the lowest ids is merged first.
 
@@ -245,7 +244,7 @@ def merge_pairs(
         words: Number of occurrences of each word. Words contain no spaces.
         initial: The tokens to start with, in the order of their ids, including all characters of the words.
         vocab_size: Number of tokens to end with.
-        min_frequency: Fewest occurrences of a pair that becomes a token.
+        min_frequency: Minimum occurrences of a pair that becomes a token.
         prefix: Prefix of tokens inside a word.
         show_progress: Whether to show progress bars on a terminal.
 

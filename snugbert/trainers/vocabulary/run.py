@@ -1,4 +1,4 @@
-"""What `snugbert vocabulary` does: learn or extend a tokenizer, save it, and print a summary."""
+"""Runs `snugbert vocabulary`: learns or extends a tokenizer, saves it, and prints a summary."""
 
 import shlex
 from collections import Counter
@@ -41,7 +41,7 @@ def run(args: VocabularyArguments) -> None:
     first_line = next(lines, None)
     if first_line is None:
         raise InputError(f"{_format_text_arguments(args)}: the text is empty.")
-    output_dir.mkdir(parents=True, exist_ok=True)  # now, because a folder that cannot be created should fail early
+    output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
 
     learn = _learn if args.init is None else _extend
     tokenizer, has_model = learn(args, output_dir, chain([first_line], lines))
@@ -149,7 +149,7 @@ def _read_lines(args: VocabularyArguments) -> Iterator[str]:
 
 
 def _format_text_arguments(args: VocabularyArguments) -> str:
-    """The arguments that name the text, as typed on a command line."""
+    """Returns the arguments that name the text, as typed on a command line."""
     if args.train_file:
         source = ["--train_file", *args.train_file]
     else:

@@ -6,7 +6,7 @@ import json
 import pytest
 from finetuning_examples import make_task, make_tokenizer
 
-from snugbert.trainers.finetuning.results import format_duration, format_summary, write_results
+from snugbert.trainers.finetuning.results import format_summary, write_results
 from snugbert.trainers.finetuning.task import Baseline
 
 
@@ -77,10 +77,4 @@ def test_the_summary_of_a_run_that_only_scores(is_trained, tmp_path):
         f"  folder       {tmp_path}",
         "  predictions  predictions.txt",
         *([] if is_trained else written),
-    ]
-
-
-def test_durations():
-    assert [format_duration(seconds) for seconds in (0.4, 59.6, 3599, 3601, 90000)] == [
-        *("0 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "25 h 0 min")
     ]

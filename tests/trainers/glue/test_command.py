@@ -289,7 +289,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         ),
         (
             {"task_name": "all"},
-            "--train_file has the data of a single task. For all tasks, give --data_dir, or use the Hub",
+            "--train_file names the data of a single task. For all tasks, give --data_dir, or use the Hub",
         ),
         (
             {"task_name": "rte", "label_separator": ","},
@@ -305,7 +305,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
         ({"config_name": None}, "--model_name_or_path is missing"),
-        ({"tokenizer_name": None}, "--tokenizer_name is missing. A model of random weights"),
+        ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
         ({"config_name": "huge"}, "'huge' is neither a size"),
         ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
         (
@@ -379,7 +379,7 @@ def test_long_examples_are_truncated(run, workshop, tmp_path, caplog):
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         glue.main(arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True))
-    assert "--max_seq_length 4096 exceeds the limit of the model. Using 512" in caplog.text
+    assert "--max_seq_length 4096 exceeds the model's limit. Using 512" in caplog.text
 
 
 def test_an_error_is_one_line(workshop, tmp_path, capsys):

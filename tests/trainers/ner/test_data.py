@@ -128,8 +128,8 @@ def test_invalid_tags(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a O\nb\n", r"train.txt, line 2: expected 2 columns like line 1, found 1: 'b'"),
-        ("a O\n\nb x O\n", r"train.txt, line 3: expected 2 columns like line 1, found 3: 'b x O'"),
+        ("a O\nb\n", r"train.txt, line 2: expected 2 columns as in line 1, found 1: 'b'"),
+        ("a O\n\nb x O\n", r"train.txt, line 3: expected 2 columns as in line 1, found 3: 'b x O'"),
         ("a\nb\n", r"train.txt, line 1: no column 2 in 'a'"),
         ("\n\n-DOCSTART- O\n\n", r"train.txt: no sentences"),
         ("", r"train.txt: no sentences"),
@@ -173,4 +173,4 @@ def test_sentences_without_words_are_skipped(tmp_path, caplog):
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     sentences = load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))["train"].sentences
     assert sentences == [Sentence(["a"], ["B-X"], 2)]
-    assert "skipped 2 sentences without words, the first in row 1" in caplog.text
+    assert "skipped sentences without words: 2, the first in row 1" in caplog.text

@@ -139,7 +139,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
     assert (tmp_path / "training.png").stat().st_size > 10_000
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
-    assert "120 documents" in card.text and "8 of 16 examples of at most 40 tokens" in card.text
+    assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
     assert not (tmp_path / "epochs").exists()  # of no use without the run
 
 
@@ -310,7 +310,7 @@ def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
     mine.mkdir()
     with caplog.at_level(logging.INFO, logger="snugbert"):
         assert run(small_run, output_dir=tmp_path, save_steps=1) == 0
-    assert "checkpoints kept: the newest 3 (--save_total_limit)" in caplog.text
+    assert "checkpoints kept: 3 (--save_total_limit)" in caplog.text
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
         mine.name,
         *(f"checkpoint-{n}" for n in (6, 7, 8)),
@@ -370,7 +370,7 @@ def test_one_command_begins_and_resumes(small_run, tmp_path, capsys):
     capsys.readouterr()
     assert run(small_run, **more) == 0
     output = capsys.readouterr().out
-    assert "Trained 8 steps. The steps after checkpoint-4 took 0:00:" in output
+    assert "Trained 8 steps. The steps after checkpoint-4 took " in output
     assert ("training.png" in output) == (tmp_path / "training.png").exists()
     assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 8
     for checkpoint in tmp_path.glob("checkpoint-*"):
@@ -413,7 +413,7 @@ BAD = [
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"train_file": "empty.txt"}, "training text: no documents"),
-    ({"train_file": "one_document.txt"}, "there is one of 3 sentences"),
+    ({"train_file": "one_document.txt"}, "but the text has only one"),
     ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
     ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
     ({"train_file": "latin1.txt.gz"}, "latin1.txt.gz, line 2: not UTF-8"),
@@ -428,7 +428,7 @@ BAD = [
     ({"model_name_or_path": "./x"}, "the folder ./x does not exist"),
     ({"config_name": None}, "--model_name_or_path is missing"),
     ({"tokenizer_name": "no_special"}, "lacks [MASK]"),
-    ({"tokenizer_name": None}, "--tokenizer_name is missing. A model of random weights"),
+    ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
     ({"tokenizer_name": "nowhere"}, "cannot load the tokenizer of nowhere"),
     ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the model's"),
     ({"config_overrides": "num_attention_heads=3"}, "is not a multiple of `num_attention_heads` 3"),

@@ -178,7 +178,9 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     file = write_stories(tmp_path / "bad.jsonl", rows)
     stands = rows[1]["context"][4:10]
     misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
-    message = f"{misplaced}. 2 answers are not at their position in the context. Fix them, or set --on_bad_answer"
+    message = (
+        f"{misplaced}. Answers that are not at their position in the context: 2. Fix them, or set --on_bad_answer"
+    )
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
             squad.main(arguments(workshop, tmp_path / "out", **{split: file}))
@@ -187,8 +189,8 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
-    warning = "2 answers are not at their position in the context. They and 1 questions are skipped. The first: "
-    assert f"{file}: {warning}{misplaced}." in caplog.text
+    warning = "Answers that are not at their position in the context: 2. They are skipped. Skipped questions: 1. "
+    assert f"{file}: {warning}The first: {misplaced}." in caplog.text
     # Scoring compares texts, not positions.
     changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
@@ -205,8 +207,8 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     (tmp_path / "test.json").write_text(json.dumps(rows))
     changes = {**checkpoint_of(run), "validation_file": tmp_path / "test.json", "max_query_length": 3}
     squad.main(arguments(workshop, tmp_path / "out", **changes))
-    assert "2 questions have no text or no context; the first: " in caplog.text
-    assert "1 questions have more than 3 tokens (max_query_length) and are truncated" in caplog.text
+    assert "questions without text or context: 2. The first: " in caplog.text
+    assert "Questions truncated to 3 tokens (max_query_length): 1" in caplog.text
     assert "no reference answers. Predictions are not scored." in caplog.text
     answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert answers["a"] == "" and set(answers) == {"a", "b", "c"}

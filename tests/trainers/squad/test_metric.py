@@ -133,8 +133,8 @@ def test_best_threshold_equals_an_exhaustive_search():
 def test_missing_predictions_and_bad_references(caplog):
     golds = {"a": ["cat"], "b": ["dog"]}
     assert squad_metrics(*squad_scores({"b": "dog"}, golds)) == {"exact_match": 50.0, "f1": 50.0}
-    assert "1 questions have no prediction, the first is a. They score 0." in caplog.text
-    with pytest.raises(ValueError, match="1 questions have no prediction, the first is a"):
+    assert "Questions without a prediction: 1. The first: a. They score 0." in caplog.text
+    with pytest.raises(ValueError, match=r"Questions without a prediction: 1\. The first: a"):
         squad_scores({"b": "dog"}, golds, version_2=True)
     with pytest.raises(ValueError, match="Question b has no reference answers"):
         squad_scores({"a": "cat", "b": "dog"}, {**golds, "b": []})
