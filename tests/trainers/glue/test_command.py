@@ -84,7 +84,7 @@ def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
 
 def test_labeled_test_files_are_scored(run, workshop, tmp_path):
     rows = sentences(20, seed=4)
-    rows[0]["label"] = "gloomy"  # it is cheerful
+    rows[0]["label"] = "gloomy"  # wrong: the sentence is cheerful
     changes = {"test_file": write_csv(tmp_path / "test.csv", rows), "do_predict": True}
     glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(run), **changes, max_predict_samples=10))
     results = json.loads((tmp_path / "out" / "predict_results.json").read_text())
