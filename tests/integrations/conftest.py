@@ -50,10 +50,8 @@ def checkpoints(minilm, data_dir, tmp_path_factory) -> dict[str, Path]:
     )
     stock.bert.encoder.layer = torch.nn.ModuleList([stock.bert.encoder.layer[index] for index in (0, 4, 5)])
     stock.config.num_hidden_layers = 3
-    for layer in (
-        stock.bert.pooler.dense,
-        stock.classifier,
-    ):  # an untrained head would predict nearly the same for all texts
+    # An untrained head would predict nearly the same for all texts.
+    for layer in (stock.bert.pooler.dense, stock.classifier):
         torch.nn.init.normal_(layer.weight, std=0.2)
     stock.save_pretrained(folders["stock"] / "my-snugbert")
     transformers.BertTokenizer.from_pretrained(minilm).save_pretrained(folders["stock"] / "my-snugbert")

@@ -1,4 +1,4 @@
-"""sentence-transformers: the example of docs/how-to/integrate.md, cross-encoders, and batches packed by the library."""
+"""sentence-transformers: the example of docs/how-to/integrate.md, cross-encoders, and batches that it packs."""
 
 import numpy as np
 import pytest

@@ -119,7 +119,7 @@ def sequences_of(batch) -> list[list[int]]:
 
 
 class Killer(TrainerCallback):
-    """Sends a signal in the middle of a step, to one process or to the whole group. Only the process `rank` sends it."""
+    """Sends a signal in the middle of a step, from the process `rank` to itself or to the whole group."""
 
     def __init__(self, step: int, name: str, group: bool = False, rank: int = 0):
         self.step, self.signal, self.group, self.rank = step, signal.Signals[name], group, rank
