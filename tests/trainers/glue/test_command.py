@@ -310,7 +310,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
         (
             {"config_overrides": SMALL + ",vocab_size=9"},
-            f"the tokenizer has {len(VOCABULARY)} tokens, but the vocabulary of the model has only 9",
+            f"the tokenizer has {len(VOCABULARY)} tokens, but the model's vocabulary has only 9",
         ),
         ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
         ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),
