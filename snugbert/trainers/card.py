@@ -1,4 +1,4 @@
-"""What the model cards of all commands share: the file, results for the Hub, tables, package versions."""
+"""Shared by the model cards of all commands: the file, results for the Hub, tables, package versions."""
 
 import platform
 import re
@@ -17,7 +17,7 @@ from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose, escape
 def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]) -> None:
     """Writes `README.md` into the folder of a model, with the package versions as its last section.
 
-    A card without the comment that starts our cards, or Trainer's, was written by the user. It is not replaced.
+    Does not replace a card that the user wrote. Cards from SnugBERT and from Trainer start with a comment.
 
     Args:
         output_dir: folder of model and tokenizer.
@@ -32,12 +32,12 @@ def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]
 
 
 def eval_result(value: float, *, dataset_name: str, dataset_id: str | None = None, **fields: Any) -> EvalResult:
-    """Returns a metric as the Hub reads it, rounded to six digits.
+    """Returns a metric in the Hub's format, rounded to six significant digits.
 
     Args:
-        value: the metric.
-        dataset_name: name of the dataset, for people.
-        dataset_id: its id on the Hub. The Hub requires an id, so other datasets get one made of the name.
+        value: value of the metric.
+        dataset_name: display name of the dataset.
+        dataset_id: id of the dataset on the Hub. None: made from the name, because the Hub requires an id.
         fields: other fields of `EvalResult`.
     """
     return EvalResult(

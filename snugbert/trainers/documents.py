@@ -25,10 +25,10 @@ TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
 
 
 def find_files(patterns: Sequence[str]) -> list[Path]:
-    """Finds the text files that paths and glob patterns match: sorted within a pattern, each file once.
+    """Finds the text files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once.
 
     Raises:
-        InputError: A pattern matches no file, or a file has another suffix than [`TEXT_SUFFIXES`].
+        InputError: A pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
     """
     files: dict[Path, None] = {}
     for pattern in patterns:
@@ -44,7 +44,7 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
 
 
 def read_lines(files: Iterable[Path], text_column: str = "text") -> Iterator[str]:
-    """The lines of [`read_documents`], without document boundaries. A text file is read line by line."""
+    """Reads the lines of all documents, without document boundaries. Streams text files line by line."""
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
             yield from (stripped for line in read_text_lines(file) if (stripped := line.strip()))
@@ -77,7 +77,7 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
 
 
 def read_dataset_documents(text: TextArguments) -> Iterator[list[str]]:
-    """Streams the documents of a dataset that `datasets.load_dataset` finds by name or folder. Each row is a document.
+    """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
 
     Raises:
         InputError: The dataset, the configuration, the split or the column does not exist.
@@ -87,12 +87,12 @@ def read_dataset_documents(text: TextArguments) -> Iterator[list[str]]:
 
 
 def dataset_version(text: TextArguments) -> str:
-    """A string that changes when the dataset changes: with the commit on the Hub, or the times of local files.
+    """Returns a string that changes with the dataset's commit on the Hub, or with the times of its local files.
 
     Raises:
         InputError: See [`read_dataset_documents`].
     """
-    # The name, configuration and version, by which `datasets` recognizes the dataset in its cache.
+    # The path of the dataset in the cache: name, configuration, version and hash.
     return "/".join(Path(_load_builder(text).cache_dir).parts[-4:])
 
 

@@ -90,7 +90,7 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the complete checkpoint of the highest step. Incomplete ones are skipped with a warning."""
+    """Finds the complete checkpoint with the highest step. Skips incomplete ones with a warning."""
     for folder in reversed(list_checkpoints(output_dir)):
         if _is_complete(folder):
             return folder

@@ -1,4 +1,4 @@
-"""Reading the lines of text files, and the rows of TSV, CSV and JSON files and of datasets.
+"""Reads lines from text files, and rows from TSV, CSV and JSON files and from datasets.
 
 Errors name the file and the line or row.
 """
@@ -20,8 +20,8 @@ from snugbert.json_files import parse_json
 
 logger = logging.getLogger(__name__)
 
-# Limits in bytes. A megabyte of gzip can hold a line of a gigabyte, and tokenizing a line takes 30 times its size.
-# A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
+# Limits in bytes. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size
+# in memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
 LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 
 
@@ -71,22 +71,22 @@ def read_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
-    TSV files have the form of GLUE's: a tab ends a column, and quotes are ordinary characters. JSON files hold one
+    TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. JSON files contain one
     object per line, or a single list of objects.
 
     Args:
         source: The dataset, or an existing file.
         headerless_columns: Column names of a TSV or CSV file without a header. The file has a header if its first row
             contains the last of these names, or if none are given.
-        skip_torn_rows: Skip rows of a TSV or CSV file with too few or too many columns, and log their number.
+        skip_torn_rows: Skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
 
     Yields:
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
         TSV and CSV values are strings. Class labels of a dataset are replaced by their names, or by None if the label
-        is not given.
+        is missing.
 
     Raises:
-        InputError: The file has another suffix, bytes are not UTF-8, or a row is broken or has too few or too many
+        InputError: The suffix is unknown, bytes are not UTF-8, or a row is broken or has too few or too many
             columns. The message names the file and the row.
     """
     if isinstance(source, Dataset):
@@ -106,7 +106,7 @@ def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]
     classes = {name: feature for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)}
     for row, values in enumerate(dataset, start=1):
         for name, feature in classes.items():
-            # Test sets on the Hub use -1 for a label that is not given.
+            # Test sets on the Hub use -1 for a missing label.
             labeled = values[name] is not None and values[name] >= 0
             values[name] = feature.int2str(values[name]) if labeled else None
         yield row, values
@@ -129,7 +129,8 @@ def _name_cells(
         else:
             raise InputError(f"{file}, row {row}: expected {len(header)} columns, found {len(cells)}.")
     if torn:
-        logger.warning("%s: skipped %d rows with missing columns. The first is row %d.", file, len(torn), torn[0])
+        rows = "1 row" if len(torn) == 1 else f"{len(torn):,} rows"
+        logger.warning("%s: skipped %s with too few or too many columns, first row %d.", file, rows, torn[0])
 
 
 def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:

@@ -14,7 +14,7 @@ from snugbert.errors import InputError
 
 
 def set_up(training_args: TrainingArguments) -> None:
-    """Sets up logging to standard error from the main process, and one GPU per process.
+    """Checks the arguments, sets up logging to standard error and one GPU per process, and logs in to the Hub.
 
     Raises:
         InputError: the learning rate or a seed is negative; or with `--push_to_hub`, the Hub cannot be reached or
@@ -66,7 +66,7 @@ def move_hub_token(training_args: TrainingArguments) -> None:
 
 
 def _check_hub(token: bool | str | None) -> None:
-    # Otherwise the push would fail after all the training.
+    # Without this check, a wrong token would be noticed only after training.
     hub = HfApi(token=token)
     try:
         hub.whoami()

@@ -28,7 +28,7 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
 class SharedTrainer(Trainer):
-    """A Trainer with readable log lines that pushes the model card of its command and writes no secrets.
+    """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
     only folders named `checkpoint-<step>`.
@@ -59,8 +59,7 @@ class SharedTrainer(Trainer):
         limit = self.args.save_total_limit
         self._checkpoints_kept = max(limit or 0, 0)  # 0: all
         if self.args.save_strategy != SaveStrategy.NO:
-            kept = f"the newest {self._checkpoints_kept}" if self._checkpoints_kept else "all"
-            logger.info("checkpoints kept: %s (--save_total_limit)", kept)
+            logger.info("checkpoints kept: %s (--save_total_limit)", self._checkpoints_kept or "all")
         # Trainer would also remove other folders that begin with "checkpoint-".
         self.args.save_total_limit = None
         try:
@@ -83,7 +82,7 @@ class SharedTrainer(Trainer):
             before = set(vars(self.lr_scheduler))
             super()._load_optimizer_and_scheduler(checkpoint)
             _check_optimizer(self.optimizer)
-            # Loading a schedule sets attributes of any name, which could replace its methods.
+            # Loading a schedule can set any attribute, and so replace its methods.
             if replaced := (vars(self.lr_scheduler).keys() - before) & set(dir(type(self.lr_scheduler))):
                 raise ValueError(f"unknown schedule state {min(replaced)}")
 
@@ -123,12 +122,12 @@ class SharedTrainer(Trainer):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """As in Trainer, without `training_args.bin`, a pickle of all arguments with paths of this machine."""
+        """As in Trainer, without `training_args.bin`, a pickle of all arguments that contains local paths."""
         super()._save(output_dir, state_dict)
         (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """As in Trainer (`hub_strategy`), with the card and the model's code, and without `training_args.bin`."""
+        """Pushes as Trainer does (`hub_strategy`), with the card and the model's code, without `training_args.bin`."""
         args, checkpoint, output_dir = self.args, Path(checkpoint_folder), Path(str(self.args.output_dir))
         busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
@@ -160,7 +159,7 @@ class SharedTrainer(Trainer):
             self.push_in_progress = PushInProgress(jobs)
 
     def last_metrics(self) -> dict[str, float]:
-        """The metrics of the last evaluation during training, without their prefix. Empty before the first one."""
+        """Returns the metrics of the last evaluation during training, without their prefix. Empty before the first."""
         lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
 
@@ -184,7 +183,7 @@ def _remove_folder_name(file: Path) -> None:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Checks the shapes of a loaded optimizer. torch's fused kernels do not, and would access memory out of bounds.
+    """Checks the shapes of a loaded optimizer state. torch's fused kernels do not, and would write out of bounds.
 
     Raises:
         ValueError: a state has another shape than its parameter, or the learning rate is not a number.
@@ -208,7 +207,7 @@ def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # These raise an error that names the damaged file.
+        # If a file is damaged, these raise an error with its name.
         for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
             read_torch_file(file)
         read_weights(Path(str(checkpoint)))

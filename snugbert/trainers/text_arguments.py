@@ -1,4 +1,4 @@
-"""The arguments that name the text of `snugbert vocabulary`, `prepare` and `pretrain`.
+"""The arguments that select the text for `snugbert vocabulary`, `prepare` and `pretrain`.
 
 This module imports nothing heavy, so that `--help` is fast.
 """

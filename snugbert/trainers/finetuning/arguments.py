@@ -24,7 +24,7 @@ class FineTunedModelArguments(ModelArguments):
 
 @dataclass
 class ExampleLimits:
-    """How many examples to use. The data arguments of all tasks share these."""
+    """Limits on the number of examples. The data arguments of every task include them."""
 
     max_train_samples: int | None = field(
         default=None, metadata={"help": "Train on at most this many examples. Default: all."}

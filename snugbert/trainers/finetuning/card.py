@@ -1,4 +1,4 @@
-"""The model card of a fine-tuning run: from the facts of the run to sections, and from there to the file."""
+"""Writes the model card of a fine-tuning run."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ from snugbert.trainers.finetuning.results import RunResults
 from snugbert.trainers.finetuning.tables import results_table, split_name
 from snugbert.trainers.finetuning.task import FineTuningTask
 
-# Our metrics: the ids of https://huggingface.co/metrics, and names for people.
+# Metric -> id in https://huggingface.co/metrics, display name.
 HUB_METRICS = {
     "accuracy": ("accuracy", "Accuracy"),
     "f1": ("f1", "F1"),
@@ -58,7 +58,7 @@ def write_finetuning_card(
         task: the task that the model was fine-tuned on.
         results: results of the run that trained the model.
         base_model: the checkpoint that training started from, a folder or a name on the Hub. None: random weights.
-        name: the repository on the Hub. None: the name of the folder.
+        name: repository on the Hub. None: the name of the folder.
         sweep_tables: Markdown tables of the sweep that selected the model.
     """
     name = name or output_dir.resolve().name
@@ -66,7 +66,7 @@ def write_finetuning_card(
     if task.pipeline_tag == "text-classification" and task.labels is None:
         head = REGRESSION
     base_id, base_name = find_base_model(base_model)
-    # Files, folders and worker counts mean nothing on another machine.
+    # Names of files and folders, and numbers of workers, tell other users nothing.
     settings = {
         key: value
         for key, value in results["settings"].items()
@@ -109,7 +109,7 @@ def write_finetuning_card(
 
 def _eval_results(task: FineTuningTask, results: RunResults, settings: dict[str, Any]) -> list[EvalResult]:
     """Returns the metrics that the Hub has an id for."""
-    # A score on the first examples is not a score on all of them.
+    # The header must tell if only the first examples were scored.
     limits = {kind: settings.get(f"max_{kind}_samples") for kind in ("eval", "predict")}
     return [
         eval_result(

@@ -32,12 +32,12 @@ RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", r
 
 
 def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns what must not change between the runs of an output folder, by flag.
+    """Returns the settings that all runs in an output folder must share, by flag.
 
     Args:
         model_args: the model.
         args: settings of training.
-        data: how the data are read, by argument name.
+        data: data settings, by argument name.
     """
     plan = {
         **asdict(model_args),
@@ -52,7 +52,7 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
 
 
 def digest_examples(task: FineTuningTask) -> dict[str, str]:
-    """Returns a digest of the features of each set, for a plan: other examples must not continue a sweep."""
+    """Returns a digest of the features of each set. A sweep must not continue with other examples."""
     sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
     return {f"{name} examples": _digest(features) for name, features in sets.items() if features is not None}
 
@@ -87,7 +87,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
         raise InputError(f"--output_dir: {output_dir} contains a run with different {', '.join(changed)}. {remedy}")
     if plan["--seeds"] < before["--seeds"]:
         raise InputError(
-            f"--seeds: {output_dir} contains runs of {before['--seeds']} seeds. Use at least as many. {remedy}"
+            f"--seeds: {output_dir} contains runs with {before['--seeds']} seeds. Use at least as many. {remedy}"
         )
     return True
 

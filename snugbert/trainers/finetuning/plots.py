@@ -121,10 +121,10 @@ def _write_into_cells(panel: "Axes", counts: np.ndarray, shares: np.ndarray, cel
         return
     for (row, column), count in np.ndenumerate(counts):
         share = shares[row, column]
-        if few or share >= 0.01:  # with many labels, only the cells worth reading
+        if few or share >= 0.01:  # with many labels, leave out the rare cells
             text = f"{count:,}\n{share:.0%}" if few and count else f"{count:,}"
             color = "white" if share > 0.5 else INK if count else "#aaaaaa"
-            # Not in the layout, which would measure each of thousands of texts.
+            # Excluded from the layout, which would measure thousands of texts.
             panel.text(column, row, text, ha="center", va="center", color=color, fontsize=type_size, in_layout=False)
 
 
@@ -139,8 +139,8 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
 
     if not scores:
         return
-    names = [f"{_shorten(name)} ({round(of['number']):,})" for name, of in scores.items()]
-    precision, recall, f1 = ([of[name] for of in scores.values()] for name in ("precision", "recall", "f1"))
+    names = [f"{_shorten(name)} ({round(values['number']):,})" for name, values in scores.items()]
+    precision, recall, f1 = ([values[name] for values in scores.values()] for name in ("precision", "recall", "f1"))
     places = range(len(scores))
     figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.3 + 0.32 * len(scores))
     panel = figure.subplots()
@@ -150,8 +150,8 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
         precision, places, marker="|", markersize=13, markeredgewidth=2, color=ORANGE, label="precision", **marks
     )
     panel.plot(recall, places, marker="o", markersize=5, color=INK, label="recall", **marks)
-    for place, value, of in zip(places, f1, scores.values(), strict=True):
-        panel.text(1.03, place, f"F1 {value:.1%}" if of["number"] else "none", va="center", color=INK)
+    for place, value, values in zip(places, f1, scores.values(), strict=True):
+        panel.text(1.03, place, f"F1 {value:.1%}" if values["number"] else "none", va="center", color=INK)
     panel.set_yticks(places, names)
     panel.set_ylim(len(scores) - 0.5, -0.5)  # the first type on top
     panel.set_xlim(0, 1)
@@ -163,10 +163,10 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
 
 
 def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) -> None:
-    """Draws the mean F1 of questions by the length of their answer. Thin lines are 95 % intervals of the means.
+    """Draws the mean F1 by the length of the correct answer. Thin lines are 95 % confidence intervals.
 
     Args:
-        lengths: number of words of the correct answer; 0: the question has no answer. *Shape:* (N,)
+        lengths: number of words in the correct answer. 0: the question has no answer. *Shape:* (N,)
         f1: F1 of each question, in percent. *Shape:* (N,)
         file: the plot, a PNG. It is not written if there are no questions.
     """
@@ -179,7 +179,7 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
             words = f"{low}" if low == high else f"{low} or more" if high == math.inf else f"{low}-{high:g}"
             groups[f"{words if high else 'no answer'}\n({len(group):,})"] = group
     means = np.array([group.mean() for group in groups.values()])
-    # 1.96 standard errors, which are unknown for a single question. F1 is between 0 and 100.
+    # 1.96 standard errors, undefined for a single question. Intervals are cut to 0 to 100.
     margins = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
     figure = new_figure(max(5.0, 1.5 + 0.85 * len(groups)), 4.2)
     panel = figure.subplots()
@@ -192,7 +192,7 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
     panel.set_xlim(-0.6, max(len(groups), 4) - 0.4)
     panel.set_ylim(0, 100)
     panel.set_ylabel("F1 (percent)")
-    panel.set_xlabel("words of the correct answer (questions)")
+    panel.set_xlabel("words in the correct answer (number of questions)")
     figure.legend(loc="outside upper right", frameon=False)
     tidy(panel, "y")
     figure.savefig(file, format="png")

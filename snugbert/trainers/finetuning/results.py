@@ -21,11 +21,11 @@ class RunResults(TypedDict):
         dataset: name of the dataset.
         model: name of the checkpoint that training started from, or "random weights".
         config: name of the configuration, if the user gave one.
-        metrics: evaluation set -> metric -> value. Undefined metrics are NaN, in the file null.
-        baselines: evaluation set -> the metrics of a simple answer, and the answer itself as "answer".
+        metrics: evaluation set -> metric -> value. Undefined metrics are NaN (null in the file).
+        baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         examples: evaluation set -> number of examples.
-        training: Trainer's metrics of the training; empty if the run did not train.
-        settings: settings of data and training.
+        training: Trainer's training metrics. Empty if the run did not train.
+        settings: data and training settings.
         versions: versions of the packages.
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
     """

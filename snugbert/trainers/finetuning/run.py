@@ -208,7 +208,7 @@ def class_weights(text: str, task: FineTuningTask) -> torch.Tensor:
         if label not in weights or not 0 < value < float("inf"):
             known = ", ".join(task.labels)
             raise InputError(
-                f"--class_weights: Expected LABEL=WEIGHT, not {part!r}. Labels: {known}. Weights: above 0."
+                f"--class_weights: expected LABEL=WEIGHT with a positive weight, not {part!r}. Labels: {known}."
             )
         weights[label] = value
     return torch.tensor(list(weights.values()))
@@ -239,7 +239,7 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
         saved = {**(output.metrics or {}), **{f"{name}_{metric}": value for metric, value in metrics.items()}}
         saved[f"{name}_samples"] = evaluation_set.num_examples
         if evaluation_set.baseline is not None:
-            # NaN, the correlation of a constant, is no score to compare with.
+            # The correlation of a constant is NaN. It cannot be compared with.
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)
@@ -255,7 +255,7 @@ def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTING
 
 
 def collect_data_settings(data_args: ExampleLimits) -> dict[str, Any]:
-    """Returns how the data were read, as JSON values. Paths are cut to file names, because results may be published.
+    """Returns the data settings as JSON values. Paths are cut to file names, because results may be published.
 
     Args:
         data_args: the data arguments of the task.

@@ -1,4 +1,4 @@
-"""Several runs of a task: the BERT paper's grid, several seeds, and the best run by the validation examples.
+"""Runs a task with several settings and seeds, and keeps the run that is best on the validation examples.
 
 Each run has a folder in OUTPUT/runs. Finished runs are not repeated, so an interrupted sweep continues with the run
 that was interrupted. Only the best run keeps its weights. At the end, its files move to OUTPUT.
@@ -50,7 +50,7 @@ class Setting(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """A run that ended, with a score or because it diverged."""
+    """A run that finished or diverged."""
 
     setting: Setting
     folder: Path
@@ -62,7 +62,7 @@ class FinishedRun(NamedTuple):
         return "failure" in self.results
 
     def score(self, metric: str, set_name: str) -> float:
-        """Returns a metric. NaN: it is undefined, such as the correlation of a constant, or the run failed."""
+        """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run diverged."""
         value = self.results.get("metrics", {}).get(set_name, {}).get(metric)
         return np.nan if value is None else value
 
@@ -111,7 +111,7 @@ def run_task(task: FineTuningTask, model_args: FineTunedModelArguments, args: Fi
 
 
 def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
-    """Runs all settings with all seeds, and keeps the best model by the validation examples.
+    """Runs all settings with all seeds, and keeps the model that is best on the validation examples.
 
     Raises:
         InputError: see [`fine_tune`] and [`check_plan`]; a batch size of the grid does not fit the processes; or every
@@ -119,7 +119,7 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     """
     choose_metric(task, args)
     if args.metric_for_best_model == "loss":
-        raise InputError(f"--metric_for_best_model: A sweep needs a metric such as {task.main_metric}, not the loss.")
+        raise InputError(f"--metric_for_best_model: a sweep needs a metric such as {task.main_metric}, not the loss.")
     if task.train_features is None:
         raise InputError("--sweep and --seeds need training examples.")
     output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(task, args)
@@ -157,7 +157,7 @@ def list_settings(args: FineTuningArguments) -> list[Setting]:
     for batch_size in BATCH_SIZES:
         if batch_size % divisor:
             raise InputError(
-                f"--sweep paper: The batch size {batch_size} is not divisible by the number of processes "
+                f"--sweep paper: the batch size {batch_size} is not divisible by the number of processes "
                 f"({args.world_size}) times --gradient_accumulation_steps ({args.gradient_accumulation_steps})."
             )
     return list(itertools.starmap(Setting, itertools.product(BATCH_SIZES, LEARNING_RATES, EPOCHS)))
@@ -177,7 +177,7 @@ def _run_arguments(args: FineTuningArguments, run: PlannedRun) -> FineTuningArgu
 
 
 def _write_failure(run: PlannedRun, message: str) -> None:
-    """Marks a run as diverged. It would diverge again, and the sweep has other runs."""
+    """Marks a run as diverged, so that it is not repeated."""
     run.folder.mkdir(parents=True, exist_ok=True)
     write_atomically(run.folder / DONE, json.dumps({"failure": f"{run.name}: {message}"}))
 
@@ -210,7 +210,7 @@ def _finish(
             repo_id=repository,
             folder_path=output_dir,
             ignore_patterns=["runs/*", PLAN, TRAINING_ARGS_NAME],
-            commit_message="Best of a sweep",
+            commit_message="Best run of a sweep",
         )
 
 
@@ -274,7 +274,7 @@ def _mean_and_deviation(values: list[float]) -> dict[str, float]:
 
 
 def _selection_metric(task: FineTuningTask, args: FineTuningArguments) -> tuple[str, str]:
-    """Returns the evaluation set and the metric that select the best run."""
+    """Returns the evaluation set and the metric by which the best run is selected."""
     assert task.validation_set is not None  # see `choose_metric`
     return task.validation_set.name, str(args.metric_for_best_model)
 

@@ -26,7 +26,7 @@ SUITE = {
     "RTE": ("rte", "eval", "accuracy"),
     "WNLI": ("wnli", "eval", "accuracy"),
 }
-TYPE_METRICS = ("number", "precision", "recall", "f1")  # of one entity type, whose name is the prefix: LOC_f1
+TYPE_METRICS = ("number", "precision", "recall", "f1")  # metrics of an entity type. Its name is the prefix: LOC_f1
 
 
 def count_decimals(value: float) -> int:
@@ -35,7 +35,7 @@ def count_decimals(value: float) -> int:
 
 
 def format_number(value: float | None) -> str:
-    """Returns a metric for people. NaN, the correlation of a constant, is a dash, and so is None, NaN in a file."""
+    """Formats a metric. NaN (the correlation of a constant) and None (NaN read from a file) become a dash."""
     if value is None or math.isnan(value):
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.{count_decimals(value)}f}"
@@ -57,7 +57,7 @@ def results_table(
 
     Args:
         metrics: evaluation set, such as "eval" or "predict_mm" -> metric -> value.
-        baselines: evaluation set -> the baseline's metrics, and its answer for people as "answer".
+        baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         examples: evaluation set -> number of examples.
     """
     rows, type_rows = [], []
@@ -101,7 +101,7 @@ def means_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> st
 
 
 def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str]) -> str:
-    """Returns Markdown tables of a sweep: all settings, and all metrics of the best one. Of types, only F1.
+    """Returns Markdown tables of a sweep: all settings, and all metrics of the best one. For entity types, only F1.
 
     Args:
         summary: see [`summarize_sweep`].
@@ -116,7 +116,7 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str]) -> 
     best = ", ".join(f"{name.replace('_', ' ')} {summary['best_setting'][name]:g}" for name in setting_columns)
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
     return (
-        f"Selected by {summary['chosen_by']}.\n\n"
+        f"Settings and runs are compared by {summary['chosen_by']}.\n\n"
         f"{means_table((*setting_columns, 'seeds'), summary['settings'])}{failures}\n\n"
         f"Best setting: {best}. Its metrics over all seeds:\n\n"
         f"{means_table(('examples', 'metric'), rows)}"

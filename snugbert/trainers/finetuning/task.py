@@ -1,4 +1,4 @@
-"""What a task hands to a run: the model, the examples, and how predictions are decoded, scored and written."""
+"""The parts of a task that a run needs: model, examples, and functions to decode, score and write predictions."""
 
 import copy
 from collections.abc import Callable
@@ -19,11 +19,11 @@ Predictions = TypeVar("Predictions")
 
 
 class Baseline(NamedTuple):
-    """The score of one simple answer to every example.
+    """The metrics of giving the same simple answer to every example.
 
     Attributes:
-        answer: the answer, for people: "always 'positive'".
-        metrics: its score, by metric.
+        answer: the answer, as displayed: "always 'positive'".
+        metrics: metric -> value.
     """
 
     answer: str
@@ -45,7 +45,7 @@ class EvaluationSet(Generic[Predictions]):
         score: returns the metrics of predictions, without a prefix. None: the examples have no labels.
         write: writes predictions and plots into a folder.
         predictions_file: the file of predictions that `write` creates. None: it creates none.
-        baseline: a score to compare with.
+        baseline: metrics to compare with.
         training_metrics: the metrics to log during training. None: all.
     """
 
@@ -69,7 +69,7 @@ class DatasetName(NamedTuple):
     """Where the examples come from.
 
     Attributes:
-        name: for people.
+        name: display name.
         hub_id: the dataset on the Hub. None: it is not from the Hub.
         config_name: the dataset's configuration on the Hub.
     """
@@ -84,7 +84,7 @@ class FineTuningTask:
     """A task, its examples and how it is scored.
 
     Attributes:
-        name: for people: "SST-2".
+        name: display name, such as "SST-2".
         make_model: returns a new model with a head. The initial head depends only on the seed.
         tokenizer: the model's tokenizer.
         data_collator: makes batches: packed ones, or padded ones if the user asked for them.
@@ -97,7 +97,7 @@ class FineTuningTask:
         dataset: where the examples come from.
         labels: in the order of their ids. None: the task has no classes.
         multi_label: whether an example may have several labels.
-        settings: how the data were read, by argument name, as JSON values.
+        settings: data settings, by argument name, as JSON values.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The Trainer of fine-tuning: packed batches, exact losses, per-layer learning rates, freezing.
 
-Shapes in comments: N examples in a batch, T tokens of all of them, L tokens of the longest, C labels.
+Shapes in comments: N examples in a batch, T tokens in total, L tokens in the longest example, C labels.
 """
 
 import re
@@ -36,18 +36,18 @@ class DivergedError(InputError):
 class FineTuningTrainer(SharedTrainer):
     """Trainer for a head on top of the encoder.
 
-    - Batches may be packed or padded; the data collator decides. Predictions are the same: in the order of the
-      dataset, with the shapes of padded batches, -100 as padding. Sequence heads return [N, C], token heads
-      [N, L, C], question answering twice [N, L].
+    - The data collator packs or pads batches. Predictions are the same: in the order of the dataset, with the shapes
+      of padded batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question
+      answering two arrays [N, L].
     - Evaluation batches contain examples of similar length.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
-      labeled tokens, question answering counts windows, which Trainer does not count.
+      labeled tokens. Question answering counts windows, which Trainer does not do.
     - A loss that is not finite ends the run.
 
     Args:
         model: a model with a head.
         args: the arguments.
-        token_outputs: the head returns logits for every token.
+        token_outputs: whether the head returns logits for every token.
         class_weights: weights of the classes in the loss, see [`weighted_loss`]. *Shape:* (C,)
         kwargs: as in `Trainer`. `compute_metrics` scores `eval_dataset` during training. It gets predictions without
             labels. [`predict`] does not call it.
@@ -155,9 +155,9 @@ class FineTuningTrainer(SharedTrainer):
         parts = predictions if isinstance(predictions, tuple) else (predictions,)
         if any(np.isnan(part).any() for part in parts):
             if self.state.global_step:
-                raise DivergedError(f"{prefix}: The logits are NaN after step {self.state.global_step}. {REMEDY}")
+                raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
             raise DivergedError(
-                f"{prefix}: The logits are NaN. Try without --fp16. Otherwise, the weights may be damaged."
+                f"{prefix}: the logits are NaN. Try without --fp16. Otherwise, the weights may be damaged."
             )
         places = np.argsort(self._order)
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
@@ -193,7 +193,7 @@ def weighted_loss(weights: torch.Tensor) -> Loss:
         logits = outputs["logits"].float()
         if num_items_in_batch is None:
             num_items_in_batch = (labels != IGNORE_INDEX).sum()
-        # A batch may have no label at all.
+        # A batch may have no labels.
         count = torch.as_tensor(num_items_in_batch, device=logits.device).clamp(min=1)
         total = F.cross_entropy(
             logits.view(-1, logits.shape[-1]),

@@ -49,12 +49,11 @@ class PretrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self):
-        # PretrainingTrainer evaluates sums per sequence, and adds them up over all batches. It starts a resumed run's
-        # sampler at the right step, so there is nothing to skip. It divides losses by counts over all processes. It
-        # logs its own loss. Trainer's filter of NaN in its loss would wait for the device at every batch.
+        # Evaluation collects sums per sequence over all batches.
         self.eval_do_concat_batches, self.batch_eval_metrics = True, False
-        self.ignore_data_skip = True
-        self.average_tokens_across_devices = True
+        self.ignore_data_skip = True  # the sampler of a resumed run starts at the right step
+        self.average_tokens_across_devices = True  # losses are divided by counts over all processes
+        # The filter would wait for the device in every batch. PretrainingTrainer logs its own loss.
         self.logging_nan_inf_filter = False
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = False  # the losses use all parameters
@@ -62,13 +61,13 @@ class PretrainingArguments(TrainingArguments):
             raise InputError("--label_smoothing_factor is not supported in pretraining. Remove it.")
         if self.auto_find_batch_size:
             raise InputError("--auto_find_batch_size is not supported in pretraining. Remove it.")
-        if str(self.fsdp).lower() in ("true", "false"):  # the words, in a YAML file; `--fsdp` alone is True
+        if str(self.fsdp).lower() in ("true", "false"):  # words in a YAML file; `--fsdp` alone is True
             self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
         if self.disable_tqdm is None:
             self.disable_tqdm = not is_terminal()
         optim = self.optim
         if optim in OPTIMIZERS:
-            self.optim = "adamw_torch_fused"  # TrainingArguments rejects names that transformers does not have
+            self.optim = "adamw_torch_fused"  # TrainingArguments rejects names unknown to transformers
         super().__post_init__()
         if optim in OPTIMIZERS:
             self.optim = optim
@@ -81,7 +80,7 @@ class PretrainingArguments(TrainingArguments):
 
 @dataclass(kw_only=True)
 class PretrainingDataArguments(PreparationArguments):
-    """The text, how to cut it into examples, and how to mask these.
+    """Arguments for the text, the examples and the masks.
 
     Raises:
         InputError: arguments that exclude each other, or a value out of range.

@@ -1,4 +1,4 @@
-"""The metrics of trivial predictions, for comparison: the most frequent label, and token frequencies."""
+"""Baselines to compare metrics with: always the most frequent label, and tokens by their frequency."""
 
 import math
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from snugbert.trainers.pretraining.plot import FORMATS
 def compute_baselines(
     dataset: PretrainingDataset, train: Corpus | None, validation: Corpus, vocab_size: int
 ) -> dict[str, float]:
-    """The metrics of a model that ignores its input.
+    """Computes the metrics of a model that ignores its input.
 
     Args:
         dataset: the validation examples.
-        train: the training text. Without it there is no [`unigram_baseline`].
+        train: the training text. None: leave out [`unigram_baseline`].
         validation: the validation text.
         vocab_size: number of tokens in the vocabulary.
 
@@ -34,11 +34,11 @@ def compute_baselines(
 
 
 def unigram_baseline(train: Corpus, validation: Corpus, vocab_size: int) -> dict[str, float]:
-    """The metrics of a model that predicts tokens by their frequency in the training text.
+    """Computes the metrics of a model that predicts tokens by their frequency in the training text.
 
     Args:
-        train: gives the frequencies, with add-one (Laplace) smoothing.
-        validation: its tokens are predicted.
+        train: text that gives the frequencies, with add-one (Laplace) smoothing.
+        validation: text to predict.
         vocab_size: number of tokens in the vocabulary.
 
     Returns:
@@ -55,14 +55,14 @@ def unigram_baseline(train: Corpus, validation: Corpus, vocab_size: int) -> dict
 def _count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
     counts = np.zeros(vocab_size, dtype=np.int64)
     for block in corpus.blocks:
-        # A million at a time: bincount takes 8 bytes per input.
+        # A million tokens at a time, because bincount takes 8 bytes per token.
         for tokens in np.array_split(block.tokens, len(block.tokens) // 10**6 + 1):
             counts += np.bincount(tokens, minlength=vocab_size)
     return counts
 
 
 def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], objective: Objective) -> str:
-    """A table of the metrics on the validation text next to the baselines."""
+    """Formats a table of the metrics on the validation text next to the baselines."""
     names = {
         "mlm_loss": "masked token loss",
         "mlm_accuracy": "masked token accuracy",

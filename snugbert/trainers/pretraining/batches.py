@@ -84,21 +84,21 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
     batch of the first phase is `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
 
     Args:
-        datasets: one for each phase. If there are several, each has a `max_seq_length`, as [`PretrainingDataset`] has.
+        datasets: one for each phase. If there are several, each needs a `max_seq_length`, like [`PretrainingDataset`].
         shares: share of the steps for each phase. They add up to 1.
         args: gives the batch and the number of steps. If `max_steps` is not positive, `num_train_epochs` is the number
             of passes over the data.
 
     Raises:
         InputError: a dataset is empty or has no length, one of several has no `max_seq_length`, a phase gets no step,
-            or a step has fewer examples than processes x accumulated batches.
+            or a step has fewer examples than processes x accumulation steps.
     """
     for dataset in datasets:
         check_dataset(dataset)
     parts = args.gradient_accumulation_steps * args.world_size
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
     if len(lengths) > 1 and None in lengths:
-        raise InputError("phases: several datasets need a `max_seq_length` each, as PretrainingDataset has.")
+        raise InputError("phases: with several datasets, each needs a `max_seq_length`, like PretrainingDataset.")
     batch_sizes = [args.per_device_train_batch_size * parts]
     batch_sizes += [max(1, round(batch_sizes[0] * lengths[0] / length)) for length in lengths[1:]]
     steps = args.max_steps
@@ -117,15 +117,15 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
             raise InputError(f"--phases: length {length} gets none of the {steps} steps. Increase its share.")
         if batch_size < parts:
             raise InputError(
-                f"--phases: a batch of length {length} has {batch_size} sequences, fewer than processes x "
-                f"accumulation steps ({parts}). Use a larger batch or fewer --gradient_accumulation_steps."
+                f"--phases: the batch size for length {length} is {batch_size}, less than processes x accumulation "
+                f"steps ({parts}). Use a larger batch or fewer --gradient_accumulation_steps."
             )
         phases.append(Phase(dataset, end - start, batch_size))
     return phases
 
 
 def find_phase(phases: Sequence[Phase], step: int) -> Phase:
-    """The phase of `step`, counted from 0."""
+    """Returns the phase of `step`, counted from 0."""
     for phase, end in zip(phases, accumulate(phase.steps for phase in phases), strict=True):
         if step < end:
             return phase
@@ -133,7 +133,7 @@ def find_phase(phases: Sequence[Phase], step: int) -> Phase:
 
 
 def count_epochs(phases: Sequence[Phase], steps: int) -> float:
-    """The passes over the data that the first `steps` steps make."""
+    """Returns the number of passes over the data in the first `steps` steps."""
     epochs = 0.0
     for phase in phases:
         epochs += min(steps, phase.steps) * phase.batch_size / len(phase.dataset)
@@ -142,12 +142,12 @@ def count_epochs(phases: Sequence[Phase], steps: int) -> float:
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
-    """The example numbers of this process's batches: step by step, and within a step one accumulated batch at a time.
+    """Yields the example numbers of this process's batches, one accumulated batch at a time.
 
     The examples of a step are split as evenly as possible over processes and accumulated batches.
 
     Args:
-        phases: of the run.
+        phases: phases of the run.
         accumulation_steps: batches per step that each process accumulates.
         num_processes: processes that share a step.
         process_index: the index of this process.
@@ -191,17 +191,17 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
 
 class RunBatches(torch.utils.data.Dataset):
-    """The batches of a run, by the numbers of their examples, as [`BatchSampler`] yields them.
+    """Makes the batches of a run from the example numbers that [`BatchSampler`] yields.
 
-    The order of an epoch is a function of the seed and the epoch. A dataset or collator that uses the global random
-    state of Python, NumPy or torch draws the same numbers for the same batch, whichever step or data worker comes
-    first.
+    The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
+    state of Python, NumPy or torch. It then draws the same numbers for the same batch, in any data worker and after
+    resuming.
 
     Args:
-        phases: of the run.
+        phases: phases of the run.
         collator: makes a batch from a list of examples.
-        seed: of the order and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its own
-            seed.
+        seed: seed of the order, and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its
+            own seed.
     """
 
     def __init__(self, phases: Sequence[Phase], collator: Collator, seed: int):
@@ -233,7 +233,7 @@ class RunBatches(torch.utils.data.Dataset):
 
 @contextmanager
 def seed_random_state(key: str) -> Iterator[None]:
-    """Seeds Python, NumPy and torch (on the CPU) by `key`, and restores their states: dropout depends on torch's."""
+    """Seeds Python, NumPy and torch (on the CPU) with `key`, and restores their states: dropout uses torch's."""
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little")
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):

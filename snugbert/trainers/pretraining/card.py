@@ -44,14 +44,14 @@ def write_pretraining_card(
 
     Args:
         output_dir: folder of the model and the tokenizer.
-        name: name of the model, on the Hub if it goes there.
+        name: repository on the Hub, or name of the folder.
         language: ISO 639-1 code, or None.
-        data: the training and validation text: rows of a table.
-        settings: the training settings: rows of a table.
-        metrics: metrics on the validation text, by the names of [`METRICS`]. Others are ignored.
-        baselines: the same metrics of trivial predictions.
+        data: rows of the table of training and validation text.
+        settings: rows of the table of training settings.
+        metrics: metrics on the validation text. Only those in [`METRICS`] are used.
+        baselines: the same metrics for trivial predictions.
         validation_name: name of the validation text.
-        dataset_name: a dataset on the Hub, for the header.
+        dataset_name: id of the dataset on the Hub, for the header.
         base_model: the checkpoint that training started from, a folder or a Hub name. None: random weights.
         sentence_pairs: whether the model also has the head for sentence pairs.
     """
@@ -71,7 +71,7 @@ def write_pretraining_card(
     )
     sections = [
         f"# {escape(name)}",
-        f"A BERT encoder that {head.ability}. It was pretrained on text with SnugBERT, from {escape(start)}.",
+        f"A BERT encoder that {head.ability}. It was pretrained with SnugBERT, starting from {escape(start)}.",
         how_to_load(name, head),
         f"## Text\n\n{table(('text', 'source'), data.items())}",
         f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
@@ -82,7 +82,7 @@ def write_pretraining_card(
         sections.append(f"![Losses and accuracies over the tokens seen]({PLOT_NAME})")
     limits = [head.limits, BIAS_WARNING]
     if base_model is None:
-        limits.insert(1, "It was trained only on the text above.")
+        limits.insert(1, "The model was trained only on the text above.")
     sections.append(f"## Limitations\n\n{' '.join(limits)}")
     save_model_card(output_dir, header, sections)
 
@@ -111,6 +111,7 @@ def _format_results(metrics: Mapping[str, float], baselines: Mapping[str, float]
             baseline = format(baselines[name], form) if name in baselines else ""
             rows.append((description, format(metrics[name], form), baseline))
     return (
-        "Metrics on the validation text. The baseline ignores its input: it predicts tokens by their frequency in the "
-        "training text, and always the more frequent pair label.\n\n" + table(("", "this model", "baseline"), rows)
+        "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
+        "training text, and the more frequent label for all sentence pairs.\n\n"
+        + table(("", "this model", "baseline"), rows)
     )

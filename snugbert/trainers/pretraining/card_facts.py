@@ -65,23 +65,27 @@ def _describe_training(
 ) -> dict[str, str | int]:
     args, model, state = trainer.args, trainer.model, trainer.state
     config = model.config
-    size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
+    size = (
+        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} attention "
+        f"heads, {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens"
+    )
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
-        "start": find_base_model(model_args.model_name_or_path)[1],
-        "model": f"{size}; {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens",
+        "initial weights": find_base_model(model_args.model_name_or_path)[1],
+        "model": size,
         "objective": "masked tokens" + (f", {PAIR_TASKS[data_args.objective]}" if not data_args.no_nsp else ""),
-        "masking": f"{data_args.mlm_probability:.0%} of the {units}; {data_args.mask_replace_prob:.0%} [MASK], "
-        f"{data_args.random_replace_prob:.0%} random",
+        "masking": f"{data_args.mlm_probability:.0%} of the {units}: {data_args.mask_replace_prob:.0%} replaced by "
+        f"[MASK], {data_args.random_replace_prob:.0%} by random tokens, the rest unchanged",
         "steps": "; ".join(
-            f"{phase.steps:,} of {phase.batch_size:,} examples of at most {phase.max_seq_length} tokens"
+            f"{phase.steps:,} with {phase.batch_size:,} examples of at most {phase.max_seq_length} tokens each"
             for phase in trainer.phases
         ),
         "steps done": f"{state.global_step:,} of {state.max_steps:,}",
         "tokens seen": f"{state.num_input_tokens_seen:,}",
         "optimizer": f"{_name(args.optim)}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",
-        "schedule": f"{_name(args.lr_scheduler_type)}, warmup {args.warmup_steps:g}",
-        "dropout": f"{config.hidden_dropout_prob:g}, attention {config.attention_probs_dropout_prob:g}",
+        "schedule": _name(args.lr_scheduler_type),
+        "warmup steps": args.get_warmup_steps(state.max_steps),
+        "dropout": f"hidden {config.hidden_dropout_prob:g}, attention {config.attention_probs_dropout_prob:g}",
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
         "seed": args.seed,
         "processes": args.world_size,

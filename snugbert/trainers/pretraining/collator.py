@@ -1,4 +1,4 @@
-"""The pretraining collator: masks examples and packs them into a batch, or prints them."""
+"""The pretraining collator: masks examples, and packs them into a batch or formats them as text."""
 
 import shutil
 import textwrap
@@ -80,8 +80,8 @@ class SnugBertDataCollatorForPretraining:
         """Makes a packed batch of N examples with T tokens in total.
 
         Args:
-            examples: with `input_ids`; optionally `token_type_ids`, `next_sentence_label` and `mask_seed`. All have
-                the same names.
+            examples: with `input_ids`; optionally `token_type_ids`, `next_sentence_label` and `mask_seed`. All
+                examples have the same keys.
 
         Returns:
             `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,) and `max_length_q`, see [`pack`];
@@ -115,7 +115,7 @@ class SnugBertDataCollatorForPretraining:
         )
 
     def describe(self, example: dict[str, Any], objective: Objective) -> str:
-        """The masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains it.
+        """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains it.
 
         Args:
             example: an example of a [`PretrainingDataset`].

@@ -11,7 +11,7 @@ from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.corpus.corpus import Corpus, open_corpus
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
 from snugbert.trainers.text_arguments import TextArguments
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,8 @@ def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
         return
     if documents == 1:
         raise InputError(
-            f"{name}: next sentence prediction needs at least two documents, but there is one of {sentences:,} "
-            "sentences. Separate documents by blank lines, or pass --no_nsp."
+            f"{name}: next sentence prediction needs at least two documents, but the text has only one. Separate "
+            "documents by blank lines, or pass --no_nsp."
         )
     if sentences == documents:
         raise InputError(
@@ -106,10 +106,10 @@ def make_dataset(
     epochs_dir: Path,
     seed: int,
 ) -> PretrainingDataset:
-    """The examples of a corpus, with a line in the log.
+    """Makes the examples of a corpus, and logs their number.
 
     Raises:
-        InputError: the corpus yields no examples, or only pairs of one label. `name` says which text it is.
+        InputError: the corpus yields no examples, or all pairs have the same label. The message starts with `name`.
     """
     try:
         dataset = PretrainingDataset(
@@ -117,9 +117,10 @@ def make_dataset(
         )
     except ValueError as error:
         raise InputError(f"{name}: {error}") from error
-    share = "" if dataset.next_share is None else f", {dataset.next_share:.1%} of the pairs labeled 0 (next, in order)"
+    share = ""
+    if dataset.next_share is not None:
+        share = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[data_args.objective][0]})"
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, share)
     if dataset.next_share in (0, 1):
-        missing = "a random" if dataset.next_share else "the next"
-        raise InputError(f"{name}: no pair contains {missing} sentence. Add text, or pass --no_nsp.")
+        raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
     return dataset

@@ -15,14 +15,14 @@ from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION
 from snugbert.trainers.splits import describe_dataset
 
-RECORD_NAME = "PretrainingTrainer"  # entry of a checkpoint's `trainer_state.json` with what Trainer does not store
-LISTED_CHANGES = 5  # changed entries of one setting that a message lists
+RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for state that Trainer does not store
+LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
 
 
 def collect_data_settings(
     corpus: Corpus, phases: Sequence[Phase], data_args: PretrainingDataArguments, training_args: PretrainingArguments
 ) -> dict[str, Any]:
-    """The settings of a run of `snugbert pretrain`, as JSON values."""
+    """Collects the data settings of a run of `snugbert pretrain`, as JSON values."""
     names = ("short_seq_prob", "mlm_probability", "mask_replace_prob", "random_replace_prob", "whole_word_mask")
     settings: dict[str, Any] = {
         "text": _remove_folders(corpus.sources),
@@ -55,8 +55,8 @@ def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
         settings: `data_settings` of [`PretrainingTrainer`]. A value may be a dictionary from names to digests.
 
     Raises:
-        InputError: settings changed. The message lists them, and the changed entries of dictionaries. A checkpoint
-            without settings, from another trainer, is not compared.
+        InputError: settings changed. The message lists them, and the changed entries of dictionaries. Checkpoints
+            of other trainers have no settings and are not compared.
     """
     state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
     before = read_record(state).get("data_settings")
@@ -68,13 +68,13 @@ def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
         changes += _describe_changes(name, before.get(name), now.get(name))
     if changes:
         raise InputError(
-            f"--resume_from_checkpoint: the training data differ from {checkpoint}: {'; '.join(changes)}. Restore "
+            f"--resume_from_checkpoint: the training data changed since {checkpoint}: {'; '.join(changes)}. Restore "
             "them, or pass --allow_changed_data."
         )
 
 
 def read_record(state: TrainerState) -> dict[str, Any]:
-    """What [`PretrainingTrainer`] stored in a checkpoint. Empty in the checkpoint of another trainer."""
+    """Returns the state that [`PretrainingTrainer`] added to a checkpoint. Empty for other trainers."""
     callbacks: Any = state.stateful_callbacks
     return callbacks.get(RECORD_NAME, {})
 

@@ -1,4 +1,4 @@
-"""The examples of a corpus, epoch after epoch: a table of spans on disk, an order, and the tokens.
+"""The examples of a corpus in each epoch: a table of spans on disk, an order, and the tokens.
 
 Memory does not grow with the corpus. The examples of an epoch are made block by block and written to a file, which all
 processes and data workers of a machine map into memory. Their order is a function, not a list.
@@ -55,8 +55,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     The dataset itself is the first epoch. [`PretrainingTrainer`] takes the later epochs from [`get_example`]: each has
     new pairs and a new order. An example is a function of (corpus, settings, seed, epoch, position). So a run can
-    resume at any step, with any number of data workers and processes. Every epoch has the length of the first: surplus
-    examples of a later epoch are left out, and missing ones are filled by repeating some. A `Subset` or
+    resume at any step, with any number of data workers and processes. All epochs have the length of the first: a
+    longer one is cut, and a shorter one repeats some examples. A `Subset` or
     `ConcatDataset` of it repeats the pairs and masks of the first epoch in every epoch.
 
         corpus = snugbert.open_corpus("prepared", tokenizer)
@@ -72,10 +72,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
             ignores it.
         seed: determines all random choices.
         epochs_dir: folder for the tables of examples, 21 bytes per example. Default: `epochs` in the corpus folder.
-            Processes share the tables. The first epoch, the current one and the one before are kept.
+            Processes share the tables. The tables of the first, the previous and the current epoch are kept.
 
     Attributes:
-        next_share: share of the first epoch's pairs with label 0: next, or in order. None for `"mlm"`.
+        next_share: share of pairs with label 0 in the first epoch (next or in order). None for `"mlm"`.
 
     Each example has `input_ids` and `token_type_ids` (arrays of equal length), `next_sentence_label` (except for
     `"mlm"`), and `mask_seed`, which determines its masks.
@@ -101,10 +101,12 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 f"`max_seq_length` {max_seq_length} must be between {SHORTEST_EXAMPLE} and {LONGEST_EXAMPLE}."
             )
         if objective == "nsp" and corpus.num_documents < 2:
-            raise ValueError("The text has fewer than two documents. Random next sentences need another document.")
+            raise ValueError(
+                "Next sentence prediction needs at least two documents. Add documents, or choose another objective."
+            )
         if "tokenizer" in corpus.settings and corpus.settings["tokenizer"] != hash_tokenizer(tokenizer):
             raise InputError(
-                "The corpus was prepared with another tokenizer. Pass that one, or prepare the text again."
+                "The corpus was prepared with another tokenizer. Pass that tokenizer, or prepare the text again."
             )
         if epochs_dir is None:
             if corpus.folder is None:
@@ -131,7 +133,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return self.get_example(0, index)
 
     def get_example(self, epoch: int, position: int) -> dict[str, Any]:
-        """Example `position` of `epoch`; both count from 0, and `position` is below the length of the dataset."""
+        """Returns example `position` of `epoch`. Both count from 0. Each epoch has `len(self)` positions."""
         self.prepare_epoch(epoch)
         size = len(self._table)
         row = self._table[shuffle_position(position % size, size, f"{self.seed} {epoch}")].item()
@@ -168,7 +170,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return starts
 
     def __getstate__(self) -> dict[str, Any]:
-        # A data worker that is not forked opens the table itself. Pickling would copy it.
+        # A data worker that is not forked opens the table itself, because pickling would copy it.
         return self.__dict__ | {"_epoch": None, "_table": None}
 
     def _open_epoch(self, epoch: int) -> None:

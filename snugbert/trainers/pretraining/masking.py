@@ -20,7 +20,7 @@ def mask_tokens(
 
     Args:
         input_ids: token ids of a sequence. They are not changed. *Shape:* (tokens,)
-        candidates: which tokens may be chosen: all but special ones. *Shape:* (tokens,)
+        candidates: whether a token may be chosen: all except special tokens. *Shape:* (tokens,)
         mask_token_id: id of [MASK].
         replacements: ids to draw random tokens from. *Shape:* (ids,)
         rng: the source of all random choices.
@@ -28,7 +28,7 @@ def mask_tokens(
         mask_replace_prob: share of the chosen tokens to replace by [MASK]; 0.8 in the paper.
         random_replace_prob: share of the chosen tokens to replace by a random token; 0.1 in the paper. The others stay
             unchanged.
-        continues_word: which tokens continue the word of the token before. If given, words are chosen as a whole. A
+        continues_word: whether a token continues the word of the previous token. If given, whole words are chosen. A
             word that would exceed the number of tokens to choose is skipped, as in the original release. So the number
             is exact unless no word is short enough. If no word fits at all, one is chosen anyway. *Shape:* (tokens,)
 
@@ -55,9 +55,9 @@ def mask_tokens(
 def _choose_words(
     token_indices: np.ndarray, continues_word: np.ndarray, budget: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """The token indices of random whole words, at most `budget` tokens if any word is that short."""
-    starts_word = np.ones(len(token_indices) + 1, dtype=bool)  # with the end of the last word
-    # Truncation can cut a word. What is left after a special token is a word of its own.
+    """Returns the token indices of random whole words: at most `budget` tokens, unless every word is longer."""
+    starts_word = np.ones(len(token_indices) + 1, dtype=bool)  # includes the end of the last word
+    # Truncation can cut the start of a word. The rest, after a special token, counts as a word.
     starts_word[1:-1] = ~continues_word[token_indices[1:]] | (token_indices[1:] != token_indices[:-1] + 1)
     bounds = np.flatnonzero(starts_word)
     sizes = bounds[1:] - bounds[:-1]

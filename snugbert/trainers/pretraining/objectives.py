@@ -1,11 +1,11 @@
-"""The pretraining objectives, and how reports name them."""
+"""The pretraining objectives, and their names in output."""
 
 from typing import Literal
 
 # Masked tokens and next sentences, masked tokens and sentence order, or masked tokens alone.
 Objective = Literal["nsp", "sop", "mlm"]
 
-# The task that is trained besides masked tokens.
+# The second task, in addition to masked tokens.
 PAIR_TASKS: dict[Objective, str] = {"nsp": "next sentence", "sop": "sentence order"}
 
 # The meaning of `next_sentence_label` 0 and 1.

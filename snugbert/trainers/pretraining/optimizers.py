@@ -69,7 +69,7 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
         args: gives learning rate, weight decay, betas and epsilon. `optim_args` holds options of the optimizer, as
             comma-separated `name=value` pairs.
         model: gives the parameters to optimize.
-        decayed: names of the parameters with weight decay: not biases and LayerNorm.
+        decayed: names of the parameters with weight decay: all except biases and LayerNorm.
 
     Raises:
         InputError: the library for LAMB is missing, LAMB is combined with FSDP, or an option is invalid.
@@ -116,7 +116,7 @@ def _lamb(
     options: dict[str, Any],
     sharded: bool,
 ) -> torch.optim.Optimizer:
-    """LAMB as its authors trained BERT with it (You et al., 2019; `lamb_optimizer.py` in google-research/albert)."""
+    """LAMB with its authors' settings for BERT (You et al., 2019; `lamb_optimizer.py` in google-research/albert)."""
     if sharded:  # its in-place operations on norms do not work on torch's sharded tensors
         raise InputError("--optim lamb does not support --fsdp. Remove --fsdp. BERT-large fits on one GPU.")
     try:

@@ -15,7 +15,7 @@ import numpy as np
 from snugbert.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
 
 PLOT_NAME = "training.png"  # in the output folder
-TASKS = {"mlm": "Masked tokens", "nsp": "Next sentences"}
+TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}
 
@@ -24,8 +24,8 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     """Draws losses, accuracies and the learning rate over the tokens seen.
 
     Args:
-        metrics_file: the log. A line that was cut off, as a killed run leaves it, is skipped.
-        image_file: the PNG to write. If the log has no metrics, an old one is removed.
+        metrics_file: the log. Incomplete lines, which a killed run may leave, are skipped.
+        image_file: the PNG to write. If the log has no metrics, an old image is removed.
         baselines: metrics of trivial predictions by name, such as `mlm_loss`, drawn as dotted lines.
     """
     from matplotlib.ticker import PercentFormatter
@@ -76,7 +76,7 @@ def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
     measured = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
     if len(measured) == 1:
         return []
-    # Steps have nearly equal numbers of tokens.
+    # Interpolation gives evaluation lines their tokens. All steps have nearly the same number.
     steps, tokens = [line["step"] for line in measured], [line["tokens"] for line in measured]
     lines = [{"tokens": float(np.interp(line["step"], steps, tokens))} | line for line in lines]
     return sorted(lines, key=lambda line: line["tokens"])

@@ -1,9 +1,9 @@
 """Trainer on any number of processes: DDP, FSDP2, and checkpoints that are the same for both.
 
 Checkpoints have one format, whether one process wrote them, several with DDP, or several with FSDP2.
-`model.safetensors` holds complete weights, and `optimizer.pt` the complete optimizer state by parameter name. So each
-can load the others' checkpoints, and `from_pretrained` opens all of them. BERT is small enough to be gathered in one
-process: large has 340M parameters, 4 GB with AdamW's state.
+`model.safetensors` holds complete weights, and `optimizer.pt` the complete optimizer state by parameter name. So any
+run can resume any checkpoint, and `from_pretrained` opens all of them. BERT is small enough to gather in one process:
+BERT-large has 340M parameters, 4 GB with AdamW's state.
 """
 
 import errno
@@ -42,8 +42,8 @@ GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the fi
 class ProcessesTrainer(Trainer):
     """Trainer whose checkpoints have one format under DDP, under FSDP2 and in one process.
 
-    A run can resume in any of the three. With the same number of processes of the same kind it does so bit for bit.
-    Otherwise it does so within rounding, except for dropout: every process has its own random state.
+    A run can resume in any of the three. With the same kind and number of processes, the result is bit-identical.
+    Otherwise it agrees within rounding, except for dropout: every process has its own random state.
     """
 
     model: Any
@@ -67,7 +67,7 @@ class ProcessesTrainer(Trainer):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer. Under FSDP2 all parameters outside the layers form one group."""
         if self.args.world_size > 1:
-            how = "FSDP2, sharded weights" if self.is_fsdp_enabled else "DDP, all weights in each"
+            how = "FSDP2, sharded weights" if self.is_fsdp_enabled else "DDP, all weights in each process"
             logger.info("%d processes (%s)", self.args.world_size, how)
         if not self.is_fsdp_enabled or self._is_sharded:
             return super()._prepare_for_training(*args, **kwargs)
@@ -115,7 +115,9 @@ class ProcessesTrainer(Trainer):
         weights: Any = {}
         if self.args.process_index == 0:
             weights = load_file(Path(resume_from_checkpoint) / "model.safetensors")
-            weights |= {name: weights[of] for name, of in self.model.get_expanded_tied_weights_keys(True).items()}
+            weights |= {
+                name: weights[source] for name, source in self.model.get_expanded_tied_weights_keys(True).items()
+            }
         set_model_state_dict(self.model, weights, options=self._broadcast)
 
     def _load_best_model(self) -> None:
@@ -139,12 +141,12 @@ class ProcessesTrainer(Trainer):
 
     @property
     def _broadcast(self) -> StateDictOptions:
-        """Options to send what the first process read from a file to all processes."""
+        """Options that send the state in the first process to all processes."""
         return StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
 
 
 def _bare(optimizer: Any) -> torch.optim.Optimizer:
-    # torch performs a step to initialize an empty state, which accelerate's wrapper would skip.
+    # torch initializes an empty state with a step. accelerate's wrapper would skip it.
     return optimizer.optimizer
 
 

@@ -39,7 +39,7 @@ from snugbert.trainers.run_setup import set_up
 
 logger = logging.getLogger(__name__)
 
-VALIDATION_SEED = 0  # whatever the seed of the run, so that the metrics of several runs compare
+VALIDATION_SEED = 0  # independent of the run's seed, so that metrics of different runs are comparable
 
 
 def run(model_args: ModelArguments, data_args: PretrainingDataArguments, training_args: PretrainingArguments) -> None:
@@ -48,7 +48,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     Raises:
         InputError: an argument or a file cannot be used.
     """
-    # --do_eval alone only evaluates. TrainingArguments also sets it for an --eval_strategy, which means training.
+    # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
@@ -115,7 +115,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         if trainer.interrupted:
             return
         seconds = result.metrics["train_runtime"]
-        trainer.save_model(_internal_call=True)  # a call by users would push before the card is written
+        trainer.save_model(_internal_call=True)  # an external call would push before the card is written
         trainer.save_metrics("train", result.metrics)
         trainer.save_state()
     metrics: dict[str, float] = {}
@@ -142,7 +142,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
 
 
 class ClearOutputDir(TrainerCallback):
-    """Removes the run in the output folder at the last moment: when the optimizer and the schedule are made."""
+    """Removes the earlier run in the output folder as late as possible: after optimizer and schedule are made."""
 
     def on_train_begin(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step."""
@@ -166,7 +166,7 @@ def _plan(
     tokenizer: PreTrainedTokenizerBase,
     epochs_dir: Path,
 ) -> list[Phase]:
-    """The phases of the run, logged."""
+    """Plans the phases of the run, and logs them."""
     datasets = [
         make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, training_args.examples_seed)
         for length, _ in data_args.lengths_and_shares

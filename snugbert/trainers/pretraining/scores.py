@@ -1,4 +1,4 @@
-"""Evaluation metrics: a few sums per sequence instead of logits, and the metrics of all sums.
+"""Evaluation metrics from a few sums per sequence, so that no logits are kept.
 
 Shapes: a batch has N sequences.
 """
@@ -16,10 +16,10 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 
 
 def sum_per_sequence(outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """For each sequence: masked token loss, correct tokens and labeled tokens; likewise for its pair, if labeled.
+    """Returns masked token loss, correct tokens and labeled tokens per sequence, and the same for its pair label.
 
     Args:
-        outputs: of the model with `sparse_prediction=True`: logits of the labeled tokens only.
+        outputs: model outputs with `sparse_prediction=True`: logits of the labeled tokens only.
         inputs: a packed or padded batch.
 
     *Shape:* (N, 3), or (N, 6) with `next_sentence_label`
@@ -44,7 +44,7 @@ def sum_per_sequence(outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -
 
 
 def get_mlm_logits(outputs: ModelOutput) -> torch.Tensor:
-    """The logits of the masked token head."""
+    """Returns the logits of the masked token head."""
     return outputs["prediction_logits"] if "prediction_logits" in outputs else outputs["logits"]
 
 
@@ -55,9 +55,9 @@ def _score(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Mean losses and accuracies from [`sum_per_sequence`] of all sequences.
+    """Computes mean losses and accuracies from the sums of [`sum_per_sequence`].
 
-    Without labeled tokens the loss is NaN. Without labeled pairs there are no metrics of pairs.
+    Without labeled tokens, the loss is NaN. Without labeled pairs, there are no pair metrics.
     """
     sums = np.asarray(prediction.predictions).sum(axis=0, dtype=np.float64).tolist()
     metrics: dict[str, float] = {}

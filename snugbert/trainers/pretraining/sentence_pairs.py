@@ -1,4 +1,4 @@
-"""The recipes that make examples of a block: next sentences, sentence order, or full sentences.
+"""The recipes that make examples from a block: next sentences, sentence order, or full sentences.
 
 - Next sentences (Devlin et al., 2018, section 3.1, A.2): two spans. The second follows the first, or comes from
   another document.
@@ -9,8 +9,9 @@ Next sentences differ from `create_pretraining_data.py` of the original release,
 
 - A random second segment is about as long as the real one. The original fills up to the target length even if the real
   segment is short because its document ends.
-- A chunk has two sentences wherever the document does, so few pairs are forced to be random (1 % of the pairs of 64
-  tokens on books, instead of 17 %). Forced random pairs are compensated for, so both labels are equally frequent.
+- A chunk has at least two sentences, unless only one is left in the document. So few pairs are forced to be random
+  (on books with 64 tokens per pair: 1 %, instead of 17 %). Forced random pairs are compensated for, so both labels
+  are equally frequent.
 """
 
 import random
@@ -68,7 +69,7 @@ def next_sentence_pairs(
                 first_end += int(rng.random() * (chunk_end - sentence - 1))
             start, first = sentences[sentence], sentences[first_end] - sentences[sentence]
             if is_random:
-                # As long as the pair would be with the real segment, and full if that would fill it.
+                # The pair gets the length of the pair with the real segment, and is full if that one would be.
                 total = target if is_alone else sentences[chunk_end] - start
                 wanted = max(min(total, longest) - first, 1)
                 other = int(rng.random() * (document_starts[-1] - 1))
@@ -177,7 +178,7 @@ def _target(longest: int, short_seq_prob: float, rng: random.Random) -> int:
 
 
 def _chunk_end(sentences: list[int], start: int, document_end: int, target: int) -> int:
-    """The end of the shortest run of two or more sentences with `target` tokens, or the end of the document.
+    """Returns the end of a chunk: at least two sentences and `target` tokens, unless the document ends first.
 
     A last sentence that would remain alone is included.
     """
@@ -186,7 +187,7 @@ def _chunk_end(sentences: list[int], start: int, document_end: int, target: int)
 
 
 def _random_second(block: Block, document: int, wanted: int, fills: bool, rng: random.Random) -> tuple[int, int]:
-    """Start and length of a span of whole sentences of `document`, from a random sentence on.
+    """Returns start and length of a span of whole sentences of `document` that starts at a random sentence.
 
     Args:
         block: the block of the document.
@@ -212,7 +213,7 @@ def _random_second(block: Block, document: int, wanted: int, fills: bool, rng: r
 
 
 def _truncate(first: int, second: int, longest: int, rng: random.Random) -> tuple[int, int, int, int]:
-    """Shortens two segments to `longest` tokens in total. Returns what each loses at its start, and its new length."""
+    """Shortens two segments to `longest` tokens in total. Returns the cut at the start and the new length of each."""
     excess = first + second - longest
     if excess <= 0:
         return 0, first, 0, second

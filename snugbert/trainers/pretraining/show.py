@@ -1,4 +1,4 @@
-"""`snugbert pretrain --show`: prints examples as the model sees them."""
+"""`snugbert pretrain --show`: prints masked examples, as the model sees them."""
 
 import shutil
 import tempfile

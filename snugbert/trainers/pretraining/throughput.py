@@ -1,12 +1,12 @@
 """Model FLOPs utilization (MFU): the FLOPs that training needs, and the FLOPs per second that the device reaches.
 
-MFU (Chowdhery et al., 2022, "PaLM", appendix B) is here
+MFU (Chowdhery et al., 2022, "PaLM", appendix B) is
 
     FLOPs that the steps need / (seconds x processes x FLOPs per second of large matrix products)
 
 Needed FLOPs exclude waste: padding, logits of unlabeled tokens, recomputation. The rate is not from a datasheet. It is
-measured on the same device, in the precision of training, when the run starts. At 100 % the device would only compute
-large matrix products.
+measured on the same device, in the precision of training, when the run starts. At 100 % the device would do
+nothing but large matrix products.
 
     rate = peak_flops(args.device, torch.bfloat16)          # takes half a second, once
     flops += training_flops(model.config, batch)            # for every batch; a tensor, so nothing waits for a GPU
@@ -57,7 +57,7 @@ def training_flops(config: PreTrainedConfig, batch: Mapping[str, Any]) -> torch.
     """FLOPs of the forward and backward pass on a pretraining batch.
 
     Args:
-        config: of the model.
+        config: configuration of the model.
         batch: packed or padded, see [`count_tokens`], with `next_sentence_label` if the model has that head.
 
     Returns:
@@ -74,9 +74,9 @@ def pretraining_flops(
     """FLOPs of a forward pass with the masked token head.
 
     Args:
-        config: of the model.
-        lengths: tokens of each sequence. *Shape:* (N,)
-        labeled: labeled tokens of each sequence, never [CLS]. *Shape:* (N,)
+        config: configuration of the model.
+        lengths: number of tokens in each sequence. *Shape:* (N,)
+        labeled: number of labeled tokens in each sequence. [CLS] is never labeled. *Shape:* (N,)
         next_sentence: whether the next-sentence head is used. It reads [CLS].
 
     Returns:
@@ -95,9 +95,9 @@ def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.T
     all tokens, but queries, output and feed-forward only for tokens that a head reads.
 
     Args:
-        config: of the model.
-        lengths: tokens of each sequence, in int64. *Shape:* (N,)
-        read: tokens of each sequence that a head reads. *Shape:* (N,)
+        config: configuration of the model.
+        lengths: number of tokens in each sequence, in int64. *Shape:* (N,)
+        read: number of tokens in each sequence that a head reads. *Shape:* (N,)
 
     Returns:
         An integer scalar. *Shape:* ()

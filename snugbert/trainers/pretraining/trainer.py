@@ -1,8 +1,8 @@
 """Trainer for masked tokens and sentence pairs, or masked tokens alone.
 
-Both losses have exact denominators: the labeled tokens and the sentence pairs of the whole batch, over gradient
-accumulation and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the state
-of the log, so a run that was killed and resumed ends with the weights and the log of an uninterrupted run.
+Both losses have exact denominators: the labeled tokens and the sentence pairs of the whole batch, over all
+accumulated batches and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the
+state of the log, so a run that was killed and resumed ends with the weights and the log of an uninterrupted run.
 
 Shapes: a batch has N sequences.
 """
@@ -59,7 +59,7 @@ from snugbert.trainers.shared_trainer import SharedTrainer
 
 logger = logging.getLogger(__name__)
 
-SIGTERM_SECONDS = 30  # launchers and schedulers kill after this time
+SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
 
 _peak_flops = functools.cache(peak_flops)  # measured once per process
 
@@ -67,18 +67,19 @@ _peak_flops = functools.cache(peak_flops)  # measured once per process
 class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
 
-    It works on any map-style dataset of features with any data collator that returns `labels`, as `Trainer` does; for
+    Like `Trainer`, it works on any map-style dataset of features. The data collator must return `labels`, and for
     `SnugBertForPreTraining` also `next_sentence_label`. Batches may be packed or padded. A [`PretrainingDataset`] with
     [`SnugBertDataCollatorForPretraining`] has new examples and masks in every epoch.
 
     - Both losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
-      process equals two. A collator that masks at random draws other masks for another split. A [`PretrainingDataset`]
-      with our collator does not.
-    - The examples of a step depend on `data_seed` (or `seed`) and the step only. So a run resumes at any step.
+      process equals two. Most collators that mask at random draw other masks if the batches are split
+      differently. A [`PretrainingDataset`] with our collator draws the same.
+    - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
-    - Log lines report both losses and accuracies, tokens, padding and speed. `metrics.jsonl` in the output folder
-      holds them, too.
-    - SIGTERM, which clusters send before they take a machine away, ends training with a checkpoint after the step.
+    - Log lines report both losses and accuracies, tokens, padding and speed. They are also written to
+      `metrics.jsonl` in the output folder.
+    - On SIGTERM, which clusters send before they stop a machine, training finishes the step, writes a checkpoint and
+      ends.
 
     Example:
 
@@ -176,8 +177,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As in Trainer, with the state of the log and the data settings."""
         if self.args.should_save:
-            # An old folder of this name must not pass for a complete checkpoint while it is written again. All
-            # processes wait for this one when they collect the counts.
+            # An old folder of this name must not look complete while it is overwritten. The other processes wait
+            # for this one when the counts are collected below.
             checkpoint = Path(self.args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             (checkpoint / TRAINER_STATE_NAME).unlink(missing_ok=True)
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
@@ -202,7 +203,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """As in Trainer, and LAMB and Muon."""
+        """As in Trainer, with LAMB and Muon in addition."""
         if self.optimizer is None and self.args.optim in OPTIMIZERS:
             model = model or self.model
             self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
@@ -229,7 +230,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             columns.append("mask_seed")
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """The batches of this process from the first step of this call on. accelerate must not split them again."""
+        """Returns the batches of this process, from the first step of this call. accelerate must not split them."""
         if not self.phases:
             raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
         sampler = BatchSampler(
@@ -251,7 +252,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             worker_init_fn=self._worker_init,
-            # Its own generator: a resumed run makes one loader more, and must have the dropout of a run without stop.
+            # Its own generator, so that the additional loader of a resumed run does not change dropout.
             generator=torch.Generator().manual_seed(self.args.seed),
         )
 
@@ -263,7 +264,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor | None]:
-        """The batches of a step and its labeled tokens over all processes. None after SIGTERM, which ends training."""
+        """Returns the batches of a step, and its labeled tokens over all processes. After SIGTERM: [] and None."""
         if self._agree_to_stop(device):
             self.interrupted = True
             self.control.should_training_stop = True
@@ -298,7 +299,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
-        """The loss of the model, divided by the counts of the whole batch. Also counts for the next log line."""
+        """The loss of the model, divided by the counts of the whole batch. Also updates the log."""
         denominators = {"num_items_in_batch": num_items_in_batch}
         if "next_sentence_label" in inputs:
             denominators["num_sequences_in_batch"] = self._step_pairs
@@ -316,7 +317,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         if "loss" in logs:
             logs.update(self.training_log.next_line())
-        elif "train_loss" in logs:  # of the whole run, where Trainer's covers the steps since the run was resumed
+        elif "train_loss" in logs:  # over the whole run; Trainer's covers only the steps since resuming
             logs.update(self.training_log.summarize(self.state.global_step))
             if self.interrupted:
                 # Trainer would now load the best checkpoint and, with a limit of one, remove the one to resume from.
@@ -353,7 +354,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, torch.Tensor, torch.Tensor]:
-        """Sums per sequence instead of logits, and labeled tokens per sequence: (None, (N, 3 or 6), (N,))."""
+        """Returns sums per sequence instead of logits, and labeled tokens per sequence: None, (N, 3 or 6), (N,)."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, sparse_prediction=True)
@@ -362,9 +363,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
 
 def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> PretrainingArguments:
-    """A copy of `args` for Trainer, which treats the whole run as one epoch.
+    """Returns a copy of `args` for Trainer, which treats the whole run as one epoch.
 
-    `max_steps` becomes the number of all steps. "Once per epoch" becomes a number of steps, too.
+    Sets `max_steps` to the number of all steps, and turns "once per epoch" into a number of steps.
     """
     args = copy.copy(args)
     if phases:
@@ -379,13 +380,13 @@ def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> Pretra
 
 
 def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker as Trainer does, and lets it survive a SIGTERM to all processes: the trainer handles it."""
+    """Seeds a data worker as Trainer does. On SIGTERM it keeps working, because the trainer ends the run."""
     seed_worker(worker_id, num_workers, rank)
     received: list[float] = []
 
     def survive(*_: Any) -> None:
-        # The launcher and the scheduler may both send a signal. But the worker must end some time: multiprocessing
-        # sends the same signal to the processes that are left when the interpreter exits.
+        # The launcher and the scheduler may both send a signal. But later ones end the worker: at exit,
+        # multiprocessing sends SIGTERM to the remaining workers.
         received.append(time.monotonic())
         if received[-1] - received[0] > SIGTERM_SECONDS:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

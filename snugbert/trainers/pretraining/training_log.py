@@ -31,8 +31,8 @@ class TrainingLog:
     """Counts what a training run logs.
 
     Args:
-        config: of the model.
-        device: of this process.
+        config: configuration of the model.
+        device: device of this process.
         is_main_process: whether this process keeps the sums over all processes once they are collected.
         reduce: adds up a tensor over all processes.
 
@@ -95,7 +95,7 @@ class TrainingLog:
         return int(labeled.sum()), int(pairs)
 
     def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Adds the losses and correct predictions of a batch. Its losses are its share of its step's losses."""
+        """Adds the losses and correct predictions of a batch. The losses are its share of the losses of the step."""
         with torch.no_grad():
             targets = inputs["labels"][inputs["labels"] != IGNORE_INDEX]
             mlm_correct = (get_mlm_logits(outputs).argmax(-1) == targets).sum()
@@ -112,11 +112,11 @@ class TrainingLog:
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens of all steps that are collected so far: at a log line or a checkpoint. Valid in the main process."""
+        """Number of tokens up to the last log line or checkpoint. Valid in the main process."""
         return int(self._totals["tokens"] + self._data_sums[DATA_SUMS.index("tokens")])
 
     def next_line(self) -> dict[str, float]:
-        """The metrics of the steps since the last line. All processes must call it.
+        """Returns the metrics of the steps since the last line. All processes must call it.
 
         Returns:
             `loss`, `mlm_loss` and `mlm_accuracy`, with sentence pairs `nsp_loss` and `nsp_accuracy`; `tokens` of the
@@ -146,7 +146,7 @@ class TrainingLog:
         }
 
     def summarize(self, steps: int) -> dict[str, float]:
-        """The mean loss over all `steps` of the run, and its FLOPs. All processes must call it."""
+        """Returns the mean loss over all `steps` of the run, and its FLOPs. All processes must call it."""
         sums = self._collect()
         loss = self._totals["loss"] + sums["mlm_loss"] + sums["nsp_loss"]
         return {"train_loss": loss / max(steps, 1), "total_flos": self._totals["flops"] + sums["flops"]}
@@ -154,7 +154,7 @@ class TrainingLog:
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts and totals as JSON values. All processes must call it."""
+        """Returns counts and totals as JSON values. All processes must call it."""
         return {
             "sums": self._collect(),
             "steps": self._steps,
@@ -163,7 +163,7 @@ class TrainingLog:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what [`state_dict`] returned. The main process takes the sums of all processes."""
+        """Restores the result of [`state_dict`]. The main process takes the sums of all processes."""
         sums = state["sums"] if self._is_main_process else {}
         self._model_sums = self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS])
         self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS])
@@ -188,12 +188,12 @@ class TrainingLog:
 class MetricsFile:
     """`metrics.jsonl`: the log of a run, one JSON object per line.
 
-    The first line written replaces the file. So a run that fails early leaves the file as it was, and a resumed run
-    drops the lines after its checkpoint, and a line that was cut off.
+    The first call of `append` rewrites the file, starting with `log_history`. So a run that fails early does not
+    change the file. A resumed run drops the lines after its checkpoint, and an incomplete line.
 
     Args:
         file: the path.
-        log_history: the lines before this run, from the checkpoint.
+        log_history: the lines up to the checkpoint. Empty for a new run.
     """
 
     def __init__(self, file: Path, log_history: Sequence[Mapping[str, Any]]):

@@ -110,7 +110,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
         assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
         assert "accuracy 0.9000 (baseline 0.2500), pearson -\n" in capsys.readouterr().out  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
-    with pytest.raises(InputError, match=r"contains runs of 5 seeds\. Use at least as many\. Choose another folder"):
+    with pytest.raises(InputError, match=r"contains runs with 5 seeds\. Use at least as many\. Choose another folder"):
         sweep_over(2)
 
 

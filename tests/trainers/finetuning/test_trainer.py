@@ -198,11 +198,11 @@ def test_nan_logits_are_an_error(tokenizer, tmp_path):
 
     trainer.add_callback(Spoiler())
     trainer.train()
-    with pytest.raises(DivergedError, match=r"test: The logits are NaN after step 1\. Try a lower --learning_rate"):
+    with pytest.raises(DivergedError, match=r"test: the logits are NaN after step 1\. Try a lower --learning_rate"):
         trainer.predict(examples(HEADS[0], 5))
     model = new_model(HEADS[0])
     model.load_state_dict(spoiled)
-    with pytest.raises(DivergedError, match=r"test: The logits are NaN\. Try without --fp16"):
+    with pytest.raises(DivergedError, match=r"test: the logits are NaN\. Try without --fp16"):
         new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
 
 

@@ -32,7 +32,7 @@ def test_the_examples_of_a_step_do_not_depend_on_the_processes():
         ("128", "expected a length and its share of the steps, such as 128:90%, not '128'"),
         ("128:90%,512:20%", "add up to 110 %, not to 100 %"),
         ("128:99%,512:1%", "length 512 gets none of the 12 steps"),
-        ("24:50%,432:50%", r"has 1 sequences, fewer than processes x accumulation steps \(2\)"),
+        ("24:50%,432:50%", r"the batch size for length 432 is 1, less than processes x accumulation steps \(2\)"),
     ],
 )
 def test_invalid_phases_are_errors(phases, message):
@@ -44,7 +44,7 @@ def test_invalid_phases_are_errors(phases, message):
     args = PretrainingArguments(
         max_steps=12, per_device_train_batch_size=9, gradient_accumulation_steps=2, use_cpu=True
     )
-    with pytest.raises(InputError, match="several datasets need a `max_seq_length` each"):
+    with pytest.raises(InputError, match="with several datasets, each needs a `max_seq_length`"):
         plan_phases([[1], [2]], [0.5, 0.5], args)
     with pytest.raises(InputError, match=message):
         lengths, shares = zip(*parse_phases(phases), strict=True)

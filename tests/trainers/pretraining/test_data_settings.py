@@ -20,7 +20,7 @@ def test_changed_settings_are_listed(tmp_path):
     check_data_settings(checkpoint, {"parts": {"moved/a": 1, "moved/b": 2}, "length": 9, "seed": 1})
     with pytest.raises(InputError, match=r"seed was 1 and is 2\. .*--allow_changed_data"):
         check_data_settings(checkpoint, {"parts": {"a": 1, "b": 2}, "length": 9, "seed": 2})
-    with pytest.raises(InputError, match=f"from {tmp_path}: a has changed; b is missing; c is new\\. "):
+    with pytest.raises(InputError, match=f"since {tmp_path}: a has changed; b is missing; c is new\\. "):
         check_data_settings(checkpoint, {"parts": {"a": 0, "c": 3}, "length": 9, "seed": 1})
 
 

@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_no_table(corpus, tmp_path):
 def test_a_text_without_examples_is_an_error(tmp_path):
     one = make_corpus([[[[1000, 1001]]]])
     for corpus, settings, message in (
-        (one, {}, "fewer than two"),
+        (one, {}, "at least two documents"),
         (one, {"max_seq_length": 4, "objective": "mlm"}, "`max_seq_length` 4 must be between 5 and 65535"),
         (one, {"max_seq_length": 2**16, "objective": "mlm"}, "65536 must be between 5 and 65535"),
         (make_corpus([[[[1000]], [[1001]]]]), {"objective": "sop"}, "too short to make an example"),

@@ -139,7 +139,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
     assert (tmp_path / "training.png").stat().st_size > 10_000
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
-    assert "120 documents" in card.text and "8 of 16 examples of at most 40 tokens" in card.text
+    assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
     assert not (tmp_path / "epochs").exists()  # of no use without the run
 
 
@@ -310,7 +310,7 @@ def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
     mine.mkdir()
     with caplog.at_level(logging.INFO, logger="snugbert"):
         assert run(small_run, output_dir=tmp_path, save_steps=1) == 0
-    assert "checkpoints kept: the newest 3 (--save_total_limit)" in caplog.text
+    assert "checkpoints kept: 3 (--save_total_limit)" in caplog.text
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
         mine.name,
         *(f"checkpoint-{n}" for n in (6, 7, 8)),
@@ -413,7 +413,7 @@ BAD = [
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"train_file": "empty.txt"}, "training text: no documents"),
-    ({"train_file": "one_document.txt"}, "there is one of 3 sentences"),
+    ({"train_file": "one_document.txt"}, "but the text has only one"),
     ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
     ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
     ({"train_file": "latin1.txt.gz"}, "latin1.txt.gz, line 2: not UTF-8"),
