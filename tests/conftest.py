@@ -20,7 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
-# `make test` gives the files of tests to its processes in this order. A long file at the end would keep only one busy.
+# `make test` distributes the test files in this order. A long file at the end would keep only one process busy.
 LONG_FILES = (
     "hub/test_hub.py",
     "invariants/test_training.py",

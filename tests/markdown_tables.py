@@ -1,4 +1,4 @@
-"""Reading the tables of a Markdown text."""
+"""Reads tables from Markdown."""
 
 
 def cells(table: str) -> list[list[str]]:

@@ -1,8 +1,8 @@
 """Users who have installed SnugBERT.
 
     python owner.py push FOLDER    pushes every head, a training, a history with branches, and a private model
-    python owner.py open FOLDER    opens a repository whose code fails, and calls commands with missing repositories;
-                                   then calls commands without a network
+    python owner.py open FOLDER    opens a repository whose code fails, calls commands with missing repositories,
+                                   and calls commands without a network
 
 Results go to FOLDER, where the tests check them.
 """

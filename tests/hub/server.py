@@ -183,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         raise Refused(404, None, f"Not a part of this Hub: {self.command} {path}")
 
     def log_message(self, *_: Any) -> None:
-        """Nothing; `Hub.requests` has it all."""
+        """Logs nothing. `Hub.requests` records the requests."""
 
     # Accounts and repositories.
 
@@ -220,7 +220,7 @@ class Handler(BaseHTTPRequestHandler):
         repository.tags[tag] = repository.sha(revision)
         return {}
 
-    # Files out.
+    # Downloads.
 
     def list_files(self, name: str, revision: str, folder: str) -> list[dict[str, Any]]:
         repository = self.hub.repository(name, self.token)
@@ -245,7 +245,7 @@ class Handler(BaseHTTPRequestHandler):
         self.extra = {"X-Repo-Commit": sha, "ETag": f'"{object_id(path, content)}"'}
         return content
 
-    # Files in: what goes by git-lfs, the large files themselves, and then a commit.
+    # Uploads: which files use git-lfs, the large files, and then a commit.
 
     def validate_card(self) -> dict[str, list]:
         if not json.loads(self.body)["content"].startswith("---\n"):

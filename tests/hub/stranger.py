@@ -1,4 +1,4 @@
-"""Users who have not installed SnugBERT: they have transformers, a Hub and the names of repositories.
+"""Users without SnugBERT, with transformers, a Hub and the names of repositories.
 
     python stranger.py use FOLDER      opens everything that owner.py pushed, fine-tunes, and pushes the result
     python stranger.py again FOLDER    opens that result, and older and private states of repositories

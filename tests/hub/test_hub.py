@@ -1,6 +1,6 @@
 """Push and load over HTTP, with and without an installed snugbert.
 
-Four processes do it all, each like a user who has only a token. The tests check what they leave.
+Four processes act as users with only a token. The tests check their results.
 """
 
 import json
@@ -114,7 +114,7 @@ def installed(world, pushed) -> Visit:
 
 @pytest.fixture(scope="module")
 def cut_off(installed) -> Visit:
-    """The end of the same process, without a network."""
+    """The last part of the same process, without a network."""
     return Visit(installed.report["cut"], installed.tensors, [])
 
 
@@ -165,7 +165,7 @@ def test_strangers_have_no_snugbert(used):
 
 
 @pytest.mark.parametrize("auto_class", AUTO_CLASSES)
-def test_every_head_comes_back_as_it_was_pushed(auto_class, world, pushed, used):
+def test_every_head_loads_as_it_was_pushed(auto_class, world, pushed, used):
     assert_same(used.tensors[auto_class], pushed.tensors[auto_class])
     module = f"transformers_modules.org.{auto_class}.{world.hub.repositories[f'org/{auto_class}'].sha('main')}"
     assert used.report["classes"][auto_class] == [
@@ -181,7 +181,7 @@ def test_pipelines_give_the_same_answers(task, pushed, used):
     assert_same([used.tensors[task]], [pushed.tensors[task]])
 
 
-def test_a_model_pushed_by_trainer_comes_back(pushed, used):
+def test_a_model_pushed_by_trainer_loads(pushed, used):
     assert_same(used.tensors["trained"], pushed.tensors["trained"])
 
 
@@ -189,7 +189,7 @@ def test_nothing_runs_without_trust(used):
     assert "Please pass the argument `trust_remote_code=True`" in used.report["no trust"]
 
 
-def test_fine_tuned_there_and_saved(used):
+def test_a_model_fine_tuned_without_snugbert_is_saved(used):
     [before], [after] = used.tensors["before"], used.tensors["fine-tuned"]
     assert (after - before).abs().max() > 0.01
     assert_same(used.tensors["saved"], [after])
@@ -197,7 +197,7 @@ def test_fine_tuned_there_and_saved(used):
 
 
 @pytest.mark.parametrize("name", ["stranger/fine-tuned", "stranger/passed-on"], ids=["Trainer", "push_to_hub"])
-def test_fine_tuned_there_and_pushed_again(name, world, pushed, used, again):
+def test_a_model_fine_tuned_without_snugbert_is_pushed(name, world, pushed, used, again):
     assert_same(again.tensors[name], used.tensors["fine-tuned"])
     assert again.report["others"][name] == [*HEADS.values(), "SnugBertConfig", "SnugBertTokenizer"]
     repository, source = world.hub.repositories[name], world.hub.repositories["org/AutoModelForMaskedLM"]
@@ -268,8 +268,7 @@ def test_the_installed_classes_are_used_and_no_code_of_the_repository_runs(trust
     assert not [path for _, path, _ in installed.requests if path.endswith(".py") and "other-tokenizer" not in path]
 
 
-def test_another_class_of_tokenizer_runs_the_code_of_its_repository(installed):
-    """If it is trusted."""
+def test_another_tokenizer_class_runs_its_repositorys_code_if_trusted(installed):
     assert "remote code runs" in installed.report["other tokenizer"]
 
 
@@ -298,7 +297,7 @@ def test_a_command_ends_with_one_line_that_quotes_the_hub(case, installed, cut_o
     assert COMPLAINTS[case] in line
 
 
-def test_a_push_that_fails_says_why(installed, cut_off):
+def test_a_failed_push_reports_the_reason(installed, cut_off):
     assert "401 Unauthorized" in installed.report["refusals"]["no token"]
     assert "Connection refused" in cut_off.report["refusals"]["no network"]
 

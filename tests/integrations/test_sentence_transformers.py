@@ -1,4 +1,4 @@
-"""sentence-transformers: the example of docs/how-to/integrate.md, cross-encoders, and batches that it packs itself."""
+"""sentence-transformers: the example of docs/how-to/integrate.md, cross-encoders, and batches that it packs."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_the_example_trains_an_encoder_as_stock_bert_does(run_example, checkpoin
     np.testing.assert_array_equal(again.encode(sentences), ours["model"].encode(sentences))
 
 
-def test_embeddings_are_means_of_tokens_and_similarities_those_of_stock_bert(minilm, tmp_path, sentences):
+def test_embeddings_are_means_of_tokens_and_similarities_equal_stock_bert(minilm, tmp_path, sentences):
     snugbert.SnugBertModel.from_pretrained(minilm).save_pretrained(tmp_path)
     snugbert.SnugBertTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
     encoder = Transformer(str(tmp_path), max_seq_length=256)
@@ -56,7 +56,7 @@ def test_embeddings_are_means_of_tokens_and_similarities_those_of_stock_bert(min
 
 
 def test_batches_packed_by_sentence_transformers(checkpoints, sentences):
-    """Where flash attention is installed it gives no padding; here it is told to by hand."""
+    """With flash attention, the library removes padding. Here this is enabled by hand."""
     model = SentenceTransformer(str(checkpoints["ours"] / "my-snugbert"))
     expected = model.encode(sentences, batch_size=8)
     encoder = model[0]

@@ -1,8 +1,8 @@
 """Scripts written for stock BERT run unchanged on a SnugBERT folder, and give the same numbers.
 
-Each script below is as people have it: `Auto` classes, transformers' own collators, metrics of full-shape logits, the
+Each script below is typical: `Auto` classes, transformers' own collators, metrics of full-shape logits, the
 best checkpoint at the end, predictions, a saved folder. It runs once on a folder of stock BERT and once on a SnugBERT
-folder with the same weights. These are in float64, so that what is compared does not depend on rounding.
+folder with the same weights. They are in float64, so that the comparison does not depend on rounding.
 """
 
 import random
@@ -93,7 +93,7 @@ def rows(number: int, seed: int) -> list[dict]:
 
 @dataclass
 class Result:
-    """What a script left: Trainer's log, predictions of dev, those of the saved folder (`reloaded`), and more."""
+    """The results of a script. `reloaded` are predictions of the saved model."""
 
     model: str
     log: list[dict]
@@ -107,7 +107,7 @@ class Result:
 
 
 def run_trainer(auto_class, folder, out, collator, features, compute_metrics, best) -> Result:
-    """What all the scripts have in common: train, evaluate each epoch, take the best, predict, save, open again."""
+    """Trains, evaluates each epoch, loads the best checkpoint, predicts, saves, and loads again."""
     args = TrainingArguments(
         output_dir=str(out / "run"),
         per_device_train_batch_size=8,
@@ -202,7 +202,7 @@ def classification(folder: Path, out: Path, padding: str | bool) -> Result:
 
 
 def token_classification(folder: Path, out: Path, padding: str | bool) -> Result:
-    """Which words are animals? As in run_ner.py: the first piece of a word has its tag, the others -100."""
+    """Which words are animals? As in run_ner.py: the first token of a word has its tag, the others -100."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def tokenize(batch):
@@ -327,12 +327,12 @@ def masked_lm(folder: Path, out: Path, padding: str | bool) -> Result:
     )
 
 
-# --- stock BERT beside ours -------------------------------------------------------------------------------------
+# --- ours compared with stock BERT --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padding", ["max_length", False], ids=["max_length", "longest"])
 @pytest.mark.parametrize("script", [classification, token_classification, question_answering, masked_lm])
-def test_a_script_for_stock_bert_gives_the_same_numbers(script, padding, folders, tmp_path, monkeypatch):
+def test_scripts_for_stock_bert_give_the_same_numbers(script, padding, folders, tmp_path, monkeypatch):
     stock_class = transformers.BertForQuestionAnswering
     monkeypatch.setattr(stock_class, "forward", without_padding(stock_class.forward))
     stock, ours = (script(folders[side], tmp_path / side, padding) for side in ("stock", "ours"))

@@ -21,9 +21,9 @@ EVALUATED = tuple(f"eval_{name}" for name in FIGURES[:5])
 
 
 def train(runs: list[dict]) -> None:
-    """Trains, run after run: `folder`, checkpoint to `resume` from, and arguments for `make_trainer`."""
+    """Trains several runs. A run is a folder, a checkpoint to resume from, and arguments for `make_trainer`."""
     for run in runs:
-        # As a new process would find it: accelerate remembers that a model was sharded.
+        # As in a new process: accelerate remembers that a model was sharded.
         AcceleratorState._reset_state(reset_partial_state=True)
         os.environ.pop("ACCELERATE_USE_FSDP", None)
         folder, resume = Path(run.pop("folder")), run.pop("resume", None)
@@ -64,7 +64,7 @@ def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool)
             torch.testing.assert_close(value, states[1][name][key], atol=2e-5, rtol=0, msg=f"{name}: {key}")
 
 
-def test_processes_agree_and_go_on_from_each_others_checkpoints(tmp_path):
+def test_processes_agree_and_resume_from_each_others_checkpoints(tmp_path):
     """With gradient accumulation, and a list as the dataset of one run. World size and sharding are as requested."""
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}

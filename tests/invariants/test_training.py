@@ -1,4 +1,4 @@
-"""Equalities of training: accumulated batches, data workers, processes, phases, killed and resumed runs."""
+"""Runs that must be equal: accumulated batches, data workers, processes, phases, killed and resumed runs."""
 
 import copy
 import json
@@ -45,7 +45,7 @@ EVAL_EXAMPLES = 7  # an odd number, too
 
 @pytest.fixture(scope="module")
 def material(data_dir, tmp_path_factory):
-    """A folder with a tokenizer, of only 5,000 tokens to be fast, and a corpus of real text."""
+    """A folder with a small tokenizer (5,000 tokens) and a corpus of real text."""
     folder = tmp_path_factory.mktemp("material")
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
     (folder / "vocab.txt").write_text("".join(vocabulary[:5000]))
@@ -61,7 +61,7 @@ def tokenizer_of(material: Path) -> snugbert.SnugBertTokenizer:
 def make_trainer(
     material, folder, phases=PHASES, objective="nsp", dropout=0.1, kill=None, data_settings=None, **arguments
 ) -> PretrainingTrainer:
-    """A trainer of a tiny model that notes in `seen` the sequences of each step; `kill`: see [`Killer`]."""
+    """A trainer of a tiny model that records the sequences of each step in `seen`. For `kill`, see [`Killer`]."""
     tokenizer = tokenizer_of(material)
     corpus = open_corpus(material / "corpus", tokenizer)
 
@@ -119,7 +119,7 @@ def sequences_of(batch) -> list[list[int]]:
 
 
 class Killer(TrainerCallback):
-    """Sends a signal in the middle of a step: to the process or to its whole group, by the process of that rank."""
+    """Sends a signal in the middle of a step, from the process `rank` to itself or to the whole group."""
 
     def __init__(self, step: int, name: str, group: bool = False, rank: int = 0):
         self.step, self.signal, self.group, self.rank = step, signal.Signals[name], group, rank
@@ -233,7 +233,7 @@ def test_a_killed_and_resumed_run_equals_a_run_without_a_stop_bit_for_bit(materi
     assert not (tmp_path / "model.safetensors").exists()
     assert json.loads((tmp_path / "seen-0.json").read_text())[:stopped] == straight.seen[:stopped]
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"loss": 3.14')  # a line it did not come to finish
+        file.write('{"loss": 3.14')  # an unfinished line
 
     checkpoint = find_newest_checkpoint(tmp_path)
     step = int(checkpoint.name.removeprefix("checkpoint-"))
@@ -281,7 +281,7 @@ def test_one_process_equals_two_and_resumes_where_two_stopped(material, tmp_path
 
 
 def test_resuming_takes_no_time_at_any_step(material, straight, tmp_path):
-    """At step 1,000,000: no more time than at step 3, and the examples of that step."""
+    """Resuming at step 1,000,000 takes no more time than at step 3, and continues with the examples of that step."""
     shutil.copytree(Path(straight.args.output_dir) / "checkpoint-3", tmp_path / "checkpoint-3")
     state = tmp_path / "checkpoint-3/trainer_state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 10**6}))
@@ -370,7 +370,7 @@ def test_a_plain_list_of_features_is_exact(tmp_path, collate):
 
 
 def test_every_head_is_exact_under_plain_trainer(tmp_path):
-    """A stock script with gradient accumulation: the loss that is logged is the mean over the whole batch."""
+    """With gradient accumulation, the logged loss is the mean over the whole batch."""
     config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=50, hidden_dropout_prob=0.0, num_labels=3)
     config.attention_probs_dropout_prob = 0.0
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The version floors: the same in every file that has them, and each the version that `make test-lowest` installs."""
+"""The minimum versions are those that `make test-lowest` installs. Extras and the version agree in every file."""
 
 import tomllib
 from pathlib import Path
@@ -24,7 +24,7 @@ REQUIREMENTS = [
 ]
 
 
-def test_the_lowest_versions_are_those_that_are_tested():
+def test_the_minimum_versions_are_tested():
     pins = {}
     for line in (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
