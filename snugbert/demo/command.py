@@ -38,11 +38,10 @@ class DemoArguments:
 
 
 def main(argv: list[str]) -> None:
-    """Runs `snugbert demo`, and prints the address of the page.
+    """Runs `snugbert demo`, and prints the address of the page. Ctrl-C ends the process.
 
     Raises:
         InputError: bad arguments, an unsupported checkpoint, an address in use, or Gradio is missing.
-        SystemExit: after Ctrl-C, with the usual exit status.
     """
     (args,) = parse_arguments(
         (DemoArguments,),
@@ -74,8 +73,8 @@ def main(argv: list[str]) -> None:
         while True:
             time.sleep(1)
     except KeyboardInterrupt:
-        page.close(verbose=False)
-        raise SystemExit(INTERRUPTED) from None
+        # A normal exit waits for open requests, and aborts if a thread is still running the model.
+        os._exit(INTERRUPTED)
 
 
 def _resolve_address(host: str, port: int | None) -> str:
