@@ -254,8 +254,8 @@ def load_model(
             remedy = f" Choose a model that was fine-tuned for this data (number of labels: {config.num_labels})."
         elif "ignore_mismatched_sizes" in kwargs:
             remedy = (
-                f" Number of labels in this data: {config.num_labels}. If the classifier has another, replace it "
-                "with --ignore_mismatched_sizes true."
+                f" Number of labels in this data: {config.num_labels}. If the classifier has a different number, "
+                "replace it with --ignore_mismatched_sizes true."
             )
         raise InputError(f"the weights of {name} do not fit its configuration.{remedy}") from error
     except Exception:  # a damaged pickle can raise anything
