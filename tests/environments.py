@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def environment_without(folder: Path, *names: str) -> Path:
-    """A virtual environment with all that is installed in this one, as links, but for some packages.
+    """Creates a virtual environment with links to the packages of this one, except some.
 
     Args:
-        folder: of the new environment.
-        names: packages to leave out, as in site-packages up to the first dash.
+        folder: folder of the new environment.
+        names: packages to leave out, by their names in site-packages up to the first dash.
 
     Returns:
-        Its Python.
+        The Python of the new environment.
     """
     venv.create(folder, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")

@@ -1,4 +1,4 @@
-"""Reading the tables of a Markdown text."""
+"""Reads the tables of a Markdown text."""
 
 
 def cells(table: str) -> list[list[str]]:

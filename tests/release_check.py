@@ -1,10 +1,10 @@
-"""`make release-check`: what a release contains, and that it works where nothing else of SnugBERT is.
+"""`make release-check`: checks the files of a release, and that the installed wheel works on its own.
 
     python tests/release_check.py files dist    # the archives
-    python tests/release_check.py light         # in an environment with the wheel alone
+    python tests/release_check.py light         # in an environment with only the wheel
     python tests/release_check.py train         # the same, after `pip install 'snugbert[train]'`
 
-The last two work in a temporary folder, with the package and the command that are installed.
+The last two run in a temporary folder, with the installed package and command.
 """
 
 import csv
@@ -25,7 +25,7 @@ SMALL = "--config_name tiny --max_steps 4 --logging_steps 1 --use_cpu --disable_
 
 
 def check_files(dist: Path) -> None:
-    """The wheel and the source archive hold the whole package, and no tests, caches or other files."""
+    """Checks that wheel and source archive contain the whole package, and no tests, caches or other files."""
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in (ROOT / "snugbert").rglob("*.py")}
     package |= {"snugbert/py.typed", "snugbert_cli.py"}
@@ -40,7 +40,7 @@ def check_files(dist: Path) -> None:
 
 
 def check_light_installation() -> None:
-    """A model loads, runs, is saved and converted without what only training needs."""
+    """Loads, runs, saves and converts a model without the packages for training."""
     import torch
     import transformers
 
@@ -91,7 +91,7 @@ def check_training() -> None:
 
 
 def run(command: str, status: int = 0) -> str:
-    """The output of `snugbert` with these arguments, which must end with `status`."""
+    """Runs `snugbert`, checks its exit status, and returns its output."""
     snugbert = Path(sys.executable).with_name("snugbert")
     process = subprocess.run([snugbert, *command.split()], capture_output=True, text=True)
     assert process.returncode == status, process.stdout + process.stderr

@@ -1,4 +1,4 @@
-"""What the tests of docs/how-to/integrate.md share: its examples, which they run as they are printed."""
+"""Fixtures for the tests of docs/how-to/integrate.md, which run its examples unchanged."""
 
 import re
 import sys
@@ -16,15 +16,15 @@ import snugbert
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "integrate.md"
 ROWS = 24
-TSV = {"delimiter": "\t", "quoting": 3, "keep_default_na": False}  # GLUE has bare quotes, and the word "None"
+TSV = {"delimiter": "\t", "quoting": 3, "keep_default_na": False}  # GLUE has unpaired quotes, and the word "None"
 
 
 @pytest.fixture(scope="session")
 def example() -> Callable[[str], str]:
-    """A function: title of a `##` section of the page -> the code of its first ```python block.
+    """Returns a function: title of a `##` section of the page -> the code of its first ```python block.
 
-    Run it as `exec(example("PEFT"), names)`: `names` has the folders and data that the text of the section takes for
-    granted, and afterwards what the example made.
+    Run the code with `exec(example("PEFT"), names)`. Before, `names` contains the variables that the section assumes,
+    and after, those of the example.
     """
     text = PAGE.read_text("utf-8")
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
@@ -37,11 +37,11 @@ def example() -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def checkpoints(minilm, data_dir, tmp_path_factory) -> dict[str, Path]:
-    """Real weights as "stock" BERT and as "ours": folders in which the examples find all that they open.
+    """Folders with the files that the examples open, for "stock" BERT and "ours". Both have the same real weights.
 
-    `my-snugbert` is a classifier of two classes on three of MiniLM's layers, ours in shards; without dropout, so that
-    trainings can be compared.
-    `texts.csv` and `pairs.csv` are the first rows of SST-2's and of STS-B's training set.
+    `my-snugbert` is a classifier with two classes and three of MiniLM's layers. Ours is sharded. There is no dropout,
+    so that training runs can be compared. `texts.csv` and `pairs.csv` contain the first rows of the training sets of
+    SST-2 and STS-B.
     """
     folders = {side: tmp_path_factory.mktemp(side) for side in ("stock", "ours")}
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def checkpoints(minilm, data_dir, tmp_path_factory) -> dict[str, Path]:
     )
     stock.bert.encoder.layer = torch.nn.ModuleList([stock.bert.encoder.layer[index] for index in (0, 4, 5)])
     stock.config.num_hidden_layers = 3
-    for layer in (stock.bert.pooler.dense, stock.classifier):  # an untrained head would say the same of all texts
+    for layer in (stock.bert.pooler.dense, stock.classifier):  # an untrained head would give all texts the same scores
         torch.nn.init.normal_(layer.weight, std=0.2)
     stock.save_pretrained(folders["stock"] / "my-snugbert")
     transformers.BertTokenizer.from_pretrained(minilm).save_pretrained(folders["stock"] / "my-snugbert")
@@ -69,12 +69,12 @@ def checkpoints(minilm, data_dir, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture
 def run_example(example, checkpoints, monkeypatch) -> Callable[[str, str], dict[str, Any]]:
-    """A function: section of the page, "stock" or "ours" -> the names that its example made with that checkpoint."""
+    """Returns a function that runs the example of a section on "stock" or "ours", and returns its variables."""
 
     def run(section: str, side: str) -> dict[str, Any]:
         monkeypatch.chdir(checkpoints[side])
         script = ModuleType("script")
-        monkeypatch.setitem(sys.modules, "script", script)  # processes have to find its functions
+        monkeypatch.setitem(sys.modules, "script", script)  # child processes must find its functions
         transformers.set_seed(0)
         exec(example(section), vars(script))
         return vars(script)
@@ -84,7 +84,7 @@ def run_example(example, checkpoints, monkeypatch) -> Callable[[str, str], dict[
 
 @pytest.fixture(scope="session")
 def encoder_in_onnx(example, minilm, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
-    """What the example of torch.export and ONNX makes of the whole of MiniLM: the folder, and its names."""
+    """Runs the example of torch.export and ONNX on all of MiniLM. Returns the folder and its variables."""
     folder = tmp_path_factory.mktemp("onnx")
     snugbert.SnugBertModel.from_pretrained(minilm).save_pretrained(folder / "my-snugbert")
     snugbert.SnugBertTokenizer.from_pretrained(minilm).save_pretrained(folder / "my-snugbert")

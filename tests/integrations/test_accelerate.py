@@ -1,4 +1,4 @@
-"""accelerate: models of which only a part is in memory, the rest on the disk."""
+"""accelerate: models that are only partly in memory, with the rest on disk."""
 
 import pytest
 import torch
@@ -38,8 +38,8 @@ def test_the_example_keeps_what_fits(run_example, checkpoints):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_model_in_parts_gives_the_same_bits(head, tmp_path):
-    """Embeddings and one layer in memory, the others on the disk; and all of it moved in at every call."""
+def test_an_offloaded_model_is_bit_identical(head, tmp_path):
+    """Weights are on disk, partly in memory, or moved to the device at every call."""
     ours, _ = ours_and_stock(head)
     ours.save_pretrained(tmp_path / "model", max_shard_size="100KB")
     auto_class = getattr(transformers, f"Auto{head}" if head == "Model" else f"AutoModel{head}")

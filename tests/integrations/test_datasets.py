@@ -1,4 +1,4 @@
-"""datasets: the example of docs/how-to/integrate.md, beside stock BERT, one row at a time, and the pipeline."""
+"""datasets: the example of docs/how-to/integrate.md equals stock BERT, single rows and the pipeline."""
 
 import pytest
 import torch
@@ -20,9 +20,7 @@ def columns(table: Dataset) -> tuple[list[str], torch.Tensor]:
     return table["class"][:], torch.tensor(table["score"][:])
 
 
-def test_the_example_is_the_same_as_stock_bert_as_one_row_at_a_time_and_as_the_pipeline(
-    run_example, checkpoints, ours
-):
+def test_the_example_equals_stock_bert_single_rows_and_the_pipeline(run_example, checkpoints, ours):
     assert type(ours["model"]) is snugbert.SnugBertForSequenceClassification
     texts = load_dataset("csv", data_files=str(checkpoints["ours"] / "texts.csv"), split="train")
     table = load_dataset("parquet", data_files=str(checkpoints["ours"] / "classified.parquet"), split="train")
@@ -41,7 +39,7 @@ def test_the_example_is_the_same_as_stock_bert_as_one_row_at_a_time_and_as_the_p
         torch.testing.assert_close(other[1], scores, atol=1e-5, rtol=0)
 
 
-def test_several_processes_with_a_thread_each(ours):
+def test_several_processes_with_one_thread_each(ours):
     in_one_process = ours["classify"]
 
     def classify(rows):

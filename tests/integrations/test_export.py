@@ -1,4 +1,4 @@
-"""torch.export, ONNX, torch.compile: every head beside the model itself; the examples of docs/how-to/integrate.md."""
+"""torch.export, ONNX and torch.compile: exported heads and the examples of docs/how-to/integrate.md."""
 
 import logging
 from functools import partial
@@ -18,9 +18,9 @@ import snugbert
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
-    # torch, for each input: all of them share the sizes.
+    # torch warns about every input, because all share their dynamic sizes.
     pytest.mark.filterwarnings("ignore:# The axis name:UserWarning"),
-    # torch, where it copies what it has exported.
+    # torch warns when it copies an exported program.
     pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
 ]
 LEFT_OUT = {"ForMaskedLM": ["token_type_ids"], "ForNextSentencePrediction": ["token_type_ids", "attention_mask"]}
@@ -29,12 +29,12 @@ LONGEST = CONFIG["max_position_embeddings"]
 
 @pytest.fixture(autouse=True)
 def _no_trace(monkeypatch):
-    """pytest listens to all that is logged, and torch's trace of what it compiles doubles the time."""
+    """Disables torch's compilation trace. pytest would capture it, which doubles the time."""
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
 
 
 def batch_for(head: str, batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Inputs without labels: the first row full, then padded right and left in turns, and in the last row nothing."""
+    """Inputs without labels: a full first row, rows padded left and right in turns, and an empty last row."""
     inputs = ragged_batch(head, batch=batch, length=length)
     shape = inputs["input_ids"].shape
     inputs = {name: value.reshape(-1, length) for name, value in inputs.items() if value.shape == shape}
@@ -47,7 +47,7 @@ def batch_for(head: str, batch: int, length: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_every_head_exported_is_the_model(head, caplog):
+def test_every_exported_head_equals_the_model(head, caplog):
     model = ours_and_stock(head, num_hidden_layers=1)[0].eval()
     example = batch_for(head, batch=2, length=9)
     names = ["batch", "choices", "length"] if head == "ForMultipleChoice" else ["batch", "length"]
@@ -71,9 +71,9 @@ def test_every_head_exported_is_the_model(head, caplog):
             assert_close(torch.from_numpy(other), value, atol=1e-5, rtol=0)
 
 
-def test_the_example_of_onnx_embeds_texts_as_the_model_does(encoder_in_onnx):
+def test_the_onnx_example_embeds_texts_like_the_model(encoder_in_onnx):
     folder, names = encoder_in_onnx
-    assert len(names["example"]["input_ids"]) == 1  # and yet any number of texts, below
+    assert len(names["example"]["input_ids"]) == 1  # exported with one text, but accepts any number, see below
     model = AutoModel.from_pretrained(folder / "my-snugbert")
     assert type(model) is snugbert.SnugBertModel and model.config.num_hidden_layers == 6
     texts = ["One.", "Two words, or more.", "This is, of these " + 100 * "few and varied " + "texts, the longest."]
@@ -86,13 +86,13 @@ def test_the_example_of_onnx_embeds_texts_as_the_model_does(encoder_in_onnx):
     assert names["embeddings"].shape == (2, 384) and np.abs(names["embeddings"]).max() > 0.1
 
 
-def test_the_example_of_compile_compiles_once(run_example, monkeypatch):
-    """One graph of padded batches, however many texts and how long; packed ones are not compiled again either."""
+def test_the_compile_example_compiles_once(run_example, monkeypatch):
+    """Padded batches are compiled once, and once more for a single text. Packed batches are compiled once."""
     torch._dynamo.reset()
-    # Inductor needs a C++ compiler, and half a minute. What becomes a graph does not depend on what runs it.
+    # Inductor needs a C++ compiler and half a minute. The graphs do not depend on the backend.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     names = run_example("torch.compile", "ours")
-    del names["model"].bert.encoder.layer[1:]  # each takes as long as the first
+    del names["model"].bert.encoder.layer[1:]  # compiling each layer takes as long as the first
     texts = ["A short one.", "And one that is a little longer than it is short.", "Four words are here."]
 
     def new_graphs(classify, texts):

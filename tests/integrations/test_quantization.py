@@ -12,7 +12,7 @@ import snugbert
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
-    # torch, as in test_export.py.
+    # torch's warnings, see test_export.py.
     pytest.mark.filterwarnings("ignore:# The axis name:UserWarning"),
     pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
 ]
@@ -22,10 +22,8 @@ def cosines(left, right):
     return (left * right).sum(1) / ((left**2).sum(1) * (right**2).sum(1)) ** 0.5
 
 
-def test_the_example_makes_a_quarter_of_the_size_and_the_same_embeddings(
-    example, encoder_in_onnx, data_dir, monkeypatch
-):
-    """On STS-B, whose human scores it tells as well as before."""
+def test_the_example_quarters_the_size_and_keeps_the_embeddings(example, encoder_in_onnx, data_dir, monkeypatch):
+    """On STS-B, where the correlation with human scores hardly changes."""
     folder, names = encoder_in_onnx
     monkeypatch.chdir(folder)
     exec(example("8-bit quantization"), {})

@@ -1,4 +1,4 @@
-"""The version floors: the same in every file that has them, and each the version that `make test-lowest` installs."""
+"""The versions in the packaging files agree, and `make test-lowest` installs the lowest ones."""
 
 import tomllib
 from pathlib import Path

@@ -31,6 +31,6 @@ def test_benchmark_measures_both_sides(monkeypatch, data_dir: Path, tmp_path: Pa
     assert len(header) == len(wordpiece) == len(of_bytes) == len(extended) == 7
     assert (wordpiece[0], of_bytes[0], extended[0]) == ("wordpiece, 4,000", "byte-bpe, 4,000", "init, 4,500")
     for row in (wordpiece, of_bytes):
-        ours, theirs = map(float, row[5].split(" / "))  # pieces a word
+        ours, theirs = map(float, row[5].split(" / "))  # tokens per word
         assert 1 < ours == pytest.approx(theirs, rel=0.002) and row[6] == "yes / yes"
     assert extended[1].endswith(" / -") and extended[2] == ""
