@@ -121,7 +121,7 @@ def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path):
     optimizer = trainer.create_optimizer()
     assert isinstance(optimizer, MuonWithAdamW)
     in_groups = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    assert sorted(in_groups) == sorted(map(id, trainer.model.parameters()))  # each in one
+    assert sorted(in_groups) == sorted(map(id, trainer.model.parameters()))  # each in one group
     for _ in zip(with_random_gradients(trainer.model, 3), with_random_gradients(reference, 3), strict=True):
         optimizer.step()
         muon.step()

@@ -294,7 +294,7 @@ def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, cap
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
     assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
     assert (tmp_path / "model.safetensors").read_bytes() == weights
-    # It removes what the run wrote, and nothing of the user's with a similar name.
+    # It removes the files of the run, but no files of the user with similar names.
     mine = [tmp_path / "checkpoint-notes" / "notes.txt", tmp_path / "my_results.json", tmp_path / "checkpoint-4.txt"]
     mine[0].parent.mkdir()
     for file in mine:
