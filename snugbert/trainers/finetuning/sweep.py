@@ -241,9 +241,9 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
     """Returns mean and standard deviation over seeds: the score of each setting, all metrics of the best setting.
 
     Returns:
-        `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting its
-        fields, `seeds`, `scores`, `mean` and `std`; `best_setting`: one of them; `metrics`: evaluation set -> metric
-        -> `mean` and `std` of the best setting; `failures`: messages of diverged runs.
+        `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
+        its fields, `seeds`, `scores`, `mean` and `std`; `best_setting`: one of them; `metrics`: evaluation set ->
+        metric -> `mean` and `std` of the best setting; `failures`: messages of diverged runs.
     """
     set_name, metric = _selection_metric(task, args)
     settings = []
