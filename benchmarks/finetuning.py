@@ -4,8 +4,8 @@
 
 Tasks: SST-2 and MRPC (sentence and pair classification), CoNLL-2003 (tagging), SQuAD (answers in windows of 384
 tokens). Batches are random and padded to their longest example. A step is zero_grad, forward and backward under
-autocast. `--optimizer` adds the update, which is the same for both sides. See
-`side_by_side.py` for the measurements.
+autocast. `--optimizer` adds the update, which is the same for both sides. `side_by_side.py` describes the
+measurements.
 
 The files have the formats of `snugbert ner` and `snugbert squad`.
 """

@@ -46,7 +46,7 @@ class Task:
         metric: the metric to report.
         percent: factor that converts the metric to percent.
         max_seq_length: in tokens (Devlin et al., 2018: run_classifier.py, run_squad.py).
-        max_train_samples: number of training examples, from the first; None: all.
+        max_train_samples: maximum number of training examples, from the first; None: all.
         max_eval_samples: the same for evaluation.
     """
 
@@ -146,14 +146,14 @@ def run(side: str, name: str, seed: int, args: argparse.Namespace) -> dict[str, 
         `train_loss`; `score` in percent.
 
     Raises:
-        SystemExit: the run failed, or the output folder contains a run with other settings.
+        SystemExit: the run failed, or the output folder contains a run with different settings.
     """
     file = args.output_dir / f"{name}-{side}-{seed}.json"
     settings = {"command": build_command(side, name, args), "threads": args.threads}
     if file.exists():
         result = json.loads(file.read_text())
         if {key: result[key] for key in settings} != settings:
-            raise SystemExit(f"error: {file} is from a run with other settings. Choose another --output_dir.")
+            raise SystemExit(f"error: {file} is from a run with different settings. Choose another --output_dir.")
         return result
     log = file.with_suffix(".log")
     # Not in the output folder, where 24 models of 90 MB would remain.

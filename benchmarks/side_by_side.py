@@ -43,7 +43,7 @@ from snugbert.trainers.pretraining.throughput import TRAINING_COST, encoder_flop
 
 SIDES = ("ours", "stock")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Float32: allows for another order of summation. Bfloat16 has 8 bits, and the sides may round in different places.
+# Float32: allows for a different order of summation. Bfloat16 has 8 bits, and the sides may round in different places.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 GRADIENT_TOLERANCE = 1e-3  # float32: norm of the difference, relative to the norm
 CHECKED_ROWS = 8  # of a batch, because training steps in float32 are slow

@@ -301,7 +301,7 @@ def squad_scores(answers: dict[str, str], examples: Dataset) -> dict[str, float]
 
 
 def _normalize(answer: str) -> str:
-    """Lower-cases, and removes punctuation, articles and extra spaces."""
+    """Lowercases, and removes punctuation, articles and extra spaces."""
     answer = "".join(character for character in answer.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
 

@@ -10,7 +10,7 @@ runs of the same round. CPU seconds sum all threads, and are more reliable on a 
 
 Memory is the peak resident set minus the resident set before the run. Tokens per word are counted on the validation
 text, with the words of the tokenizer's pre-tokenizer. "Same" shows whether all runs of a side gave the same tokenizer,
-each with another Python hash seed.
+each with a different Python hash seed.
 
 `--init` adds a row for extending an existing tokenizer. The library has no counterpart.
 """

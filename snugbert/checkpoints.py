@@ -433,8 +433,8 @@ def _add_implied_weights(checkpoint: Checkpoint) -> None:
         if words is not None and config.tie_word_embeddings:
             # As in transformers, embeddings stored twice with different values are not tied.
             config.tie_word_embeddings = torch.equal(weights.setdefault(PROJECTION, words), words)
-        # Stock BERT adds the decoder's bias. It ignores the other bias if embeddings are untied. The other is a copy,
-        # because tensors that share memory are saved only once.
+        # Stock BERT adds the decoder's bias, and ignores `BIAS` if embeddings are untied. `BIAS` is a copy, because
+        # tensors that share memory are saved only once.
         bias = weights.get(DECODER_BIAS, weights.get(BIAS))
         if bias is not None:
             weights[DECODER_BIAS], weights[BIAS] = bias, bias.clone()

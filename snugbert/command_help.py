@@ -23,7 +23,7 @@ TRAINING_HELP = {
     "bf16": "Compute in bfloat16. Weights stay in float32.",
     "torch_compile": "Compile the model with torch.compile.",
     "eval_strategy": "When to evaluate during training: no, steps or epoch.",
-    "eval_steps": "Steps between evaluations. Default: --logging_steps, or 500 if that is below 1.",
+    "eval_steps": "Steps between evaluations. Default: --logging_steps (fine-tuning: 500 if below 1).",
     "seed": "Random seed.",
     "use_cpu": "Train on the CPU even if there is a GPU.",
     "logging_steps": "Steps between log lines. A value below 1 is a share of all steps.",

@@ -139,7 +139,7 @@ class SnugBertConfig(PreTrainedConfig):
         self.__dict__.pop("custom_pipelines", None)
         super().save_pretrained(*args, **kwargs)
 
-    # Not named `validate_...`: transformers would run it and turn its ValueError into another error.
+    # Not named `validate_...`: transformers would run it and turn its ValueError into a different error.
     def _check_ranges(self):
         for name in (
             "vocab_size",

@@ -325,8 +325,7 @@ def _difference(
         difference = torch.maximum(difference, (ours - theirs).abs().max())  # propagates NaN
     if not difference <= TOLERANCE:
         raise InputError(
-            f"{checkpoint.folder}: the converted model gives different outputs, by up to {difference:.1e}. "
-            "Nothing was written."
+            f"{checkpoint.folder}: the converted model's outputs differ by {difference:.1e}. Nothing was written."
         )
     return float(difference)
 

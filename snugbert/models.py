@@ -254,7 +254,7 @@ def load_model(
             remedy = f" Choose a model that was fine-tuned for the {config.num_labels} labels of this data."
         elif "ignore_mismatched_sizes" in kwargs:
             remedy = (
-                f" This data has {config.num_labels} labels. If the classifier has other labels, replace it with "
+                f" This data has {config.num_labels} labels. If the classifier has different labels, replace it with "
                 "--ignore_mismatched_sizes true."
             )
         raise InputError(f"the weights of {name} do not fit its configuration.{remedy}") from error

@@ -78,7 +78,7 @@ def check_shape(name: str, tensor: torch.Tensor, *allowed: tuple[int, ...]) -> N
     """Checks that a tensor has one of the allowed shapes.
 
     Raises:
-        ValueError: it has another shape.
+        ValueError: it has a different shape.
     """
     if tuple(tensor.shape) not in allowed:
         expected = " or ".join(str(list(shape)) for shape in allowed)

@@ -1,4 +1,4 @@
-"""Helpers of the tests on CoNLL-2003."""
+"""Helpers for the tests on CoNLL-2003."""
 
 from snugbert.trainers.ner.data import NerSplit, Sentence
 

@@ -73,7 +73,7 @@ def check_light_installation() -> None:
 
 
 def check_training() -> None:
-    """Text -> vocabulary -> pretraining -> fine-tuning -> stock BERT, a few steps each."""
+    """Runs text -> vocabulary -> pretraining -> fine-tuning -> stock BERT, for a few steps each."""
     texts = [text for text in pydoc_data.topics.topics.values() if len(text) > 1000]
     Path("text.txt").write_text("\n\n".join(texts), encoding="utf-8")
     rows = [(line, name[0] < "i") for name, text in pydoc_data.topics.topics.items() for line in text.splitlines()[:4]]

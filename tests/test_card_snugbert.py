@@ -137,7 +137,7 @@ def trained(tmp_path, tokenizer):
     (folder / "learning_curve.png").write_bytes(b"a plot")
     write_card(folder, **TRAINED)
     card: Any = ModelCard.load(folder / "README.md")
-    card.data.language = "en"  # as a user may
+    card.data.language = "en"  # a user may edit the card
     card.save(folder / "README.md")
     return folder
 
@@ -161,7 +161,7 @@ def test_a_card_with_metrics_is_pushed_with_its_weights(way, hub, trained, tmp_p
     assert card.text == before.text.replace("# tagger", "# me/sst2").replace('"tagger"', '"me/sst2"')
     assert hub["me/sst2"]["learning_curve.png"] == b"a plot"
 
-    # After further training, the metrics are no longer true.
+    # After further training, the metrics are no longer valid.
     with torch.no_grad():
         model.classifier.bias[0] += 1e-6
     card = push(model)
@@ -172,7 +172,7 @@ def test_a_card_with_metrics_is_pushed_with_its_weights(way, hub, trained, tmp_p
 
 
 def test_only_plots_of_a_card_are_pushed(hub, trained, tmp_path):
-    """A stranger's card may name any file of the repository, and a folder may contain links to any file."""
+    """A card may come from anyone and name any file of the repository. A folder may contain links to any file."""
     (tmp_path / "token").write_text(SECRET)
     (trained / "eval_thresholds.png").symlink_to(tmp_path / "token")
     for name in ("modeling_snugbert.py", "notes.png", "trainer_state.json"):
@@ -221,7 +221,7 @@ def test_labels_and_names_are_escaped(hostile, hub, tmp_path):
 
     plain = " ".join(hostile.split())
     model = new_model("ForSequenceClassification", id2label={0: hostile, 1: "good"})
-    model.config.name_or_path = "a folder/" + hostile.replace("/", ":")  # of a path, a card has the last part
+    model.config.name_or_path = "a folder/" + hostile.replace("/", ":")  # a card contains only the last part
     model.push_to_hub("me/model")
     assert harmless(card_of(hub["me/model"]).text, expected=1 if "/" in hostile else 2)
 

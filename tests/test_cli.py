@@ -9,7 +9,7 @@ import pytest
 import snugbert
 import snugbert_cli
 
-# What does not need the package. The last line lists what was imported.
+# Commands that do not need the package. The last line prints the imported modules.
 FAST = """
 import sys
 from snugbert_cli import main
@@ -33,7 +33,7 @@ def test_usage_version_and_an_unknown_command_import_nothing_heavy():
 
 
 def test_only_packages_of_the_extras_are_named(monkeypatch, capsys):
-    """Another missing module is no missing extra, so it keeps its traceback."""
+    """If another module is missing, the traceback is kept."""
 
     def fails(module: str):
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)

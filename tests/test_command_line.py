@@ -13,7 +13,7 @@ from snugbert.models import TokenizerArguments
 
 @dataclass
 class Arguments:
-    """Two of the kinds that TrainingArguments has."""
+    """Two kinds of fields that TrainingArguments also has."""
 
     optim_args: str | None = None
     train_file: list[str] = field(default_factory=list)
@@ -24,18 +24,18 @@ def parse(text: str, file: Path) -> Arguments:
     return parse_arguments((Arguments,), ["--config", str(file)], "snugbert test", "A test.")[0]
 
 
-def test_values_of_yaml_are_words_and_dictionaries_json(tmp_path):
+def test_yaml_values_stay_text_and_dictionaries_become_json(tmp_path):
     text = "train_file: [no, 1e-3, null]\noptim_args: {yes: 1, rate: 1.0e-3, name: no}\n"
     arguments = parse(text, tmp_path / "run.yaml")
     assert arguments.train_file == ["no", "1e-3", "null"]
-    # As YAML 1.1 reads them, of which `yes` and `no` are truth values.
+    # In YAML 1.1, `yes` and `no` are booleans.
     assert json.loads(arguments.optim_args) == {"true": 1, "rate": 0.001, "name": False}
     assert parse("", tmp_path / "empty.yaml") == parse("# nothing\n", tmp_path / "empty.yaml") == Arguments()
 
 
 @pytest.mark.parametrize(("value", "warns"), [("true", True), ("True", True), ("false", False), ("no", False)])
 @pytest.mark.parametrize("name", ["trust_remote_code", "trust-remote-code"])
-def test_a_file_that_trusts_remote_code_is_no_surprise(name, value, warns, tmp_path, caplog):
+def test_a_file_that_trusts_remote_code_gives_a_warning(name, value, warns, tmp_path, caplog):
     (tmp_path / "run.yaml").write_text(f"{name}: {value}\ntokenizer_name: x\n")
     argv = ["--config", str(tmp_path / "run.yaml")]
     (arguments,) = parse_arguments((TokenizerArguments,), argv, "snugbert test", "A test.")
@@ -58,6 +58,6 @@ def test_a_file_that_trusts_remote_code_is_no_surprise(name, value, warns, tmp_p
         ("optim_args: {a", "run.yaml is not a YAML file"),
     ],
 )
-def test_what_yaml_cannot_be(text, message, tmp_path):
+def test_unsupported_yaml_is_refused(text, message, tmp_path):
     with pytest.raises(InputError, match=message):
         parse(text, tmp_path / "run.yaml")

@@ -352,7 +352,7 @@ def test_tokenizers_are_converted(tmp_path):
     def vocabulary(pieces):
         return lambda folder: (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
 
-    # With a vocabulary only, text is lower-cased if all tokens are lower-case.
+    # With only a vocabulary, text is lowercased if all tokens are lowercase.
     lower = [piece for piece in PIECES if piece != "Cat"]
     for name, pieces, options, expected in (
         ("cased", PIECES, {}, False),

@@ -18,7 +18,7 @@ import snugbert
 
 HEAVY = ("accelerate", "datasets", "evaluate", "matplotlib", "pyarrow", "scipy", "sentencex", "seqeval", "sklearn")
 AUTO_CLASSES = ["AutoModel", *(f"AutoModel{head}" for head in HEADS[1:])]
-# Prints the modules that transformers does not import itself: of the package, then also of all commands.
+# Prints the modules that the package imports in addition to transformers' own, then the same for all commands.
 IMPORTS = """
 import sys
 import transformers as t
@@ -63,7 +63,7 @@ def run(python: Path | str, code: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory):
-    """What `USE` prints in an environment without the packages of training."""
+    """Returns what `USE` prints in an environment without the packages for training."""
     folder = tmp_path_factory.mktemp("light")
     names = ("scikit_learn", "joblib", "gradio", "peft", "sentence_transformers")
     process = run(environment_without(folder, *HEAVY, *names), USE)
@@ -71,7 +71,7 @@ def light(tmp_path_factory):
     return process
 
 
-def test_a_model_needs_no_package_of_training(light):
+def test_a_model_needs_no_training_packages(light):
     shape, refusal, *_ = light.stdout.splitlines()
     assert shape == "torch.Size([1, 4, 9])"
     assert refusal.startswith("snugbert.PretrainingTrainer needs the package ")
@@ -110,7 +110,7 @@ def test_type_checkers_see_the_lazy_names():
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_what_is_saved_says_snugbert_and_opens_in_stock_bert(head, tmp_path):
+def test_saved_models_have_our_model_type_and_open_in_stock_bert(head, tmp_path):
     ours, stock = ours_and_stock(head)
     ours.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -131,7 +131,7 @@ def test_what_is_saved_says_snugbert_and_opens_in_stock_bert(head, tmp_path):
 
 
 def test_a_foreign_auto_map_is_not_saved(tmp_path):
-    """It would send users of another Auto class to the code of a foreign repository."""
+    """With other Auto classes, it would load code from another repository."""
     ours, _ = ours_and_stock("ForMaskedLM")
     ours.config.custom_pipelines = {"mine": {"impl": "evil/repo--pipe.Evil"}}
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]

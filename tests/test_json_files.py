@@ -18,7 +18,7 @@ HOSTILE_JSON = {
 
 
 @pytest.mark.parametrize("text", HOSTILE_JSON, ids=["lists", "objects", "digits"])
-def test_hostile_json_is_one_sentence(text, tmp_path):
+def test_hostile_json_gives_an_error_of_one_sentence(text, tmp_path):
     message = HOSTILE_JSON[text]
     with pytest.raises(ValueError, match=f"^{message}$"):
         parse_json(text)
@@ -30,8 +30,8 @@ def test_hostile_json_is_one_sentence(text, tmp_path):
         read_questions(tmp_path / "list.json", "list.json")
 
 
-def test_numbers_of_any_length_are_labels_answers_or_one_sentence(tmp_path):
-    """JSON takes up to 4,300 digits, and tables any number of them."""
+def test_long_numbers_are_read_or_give_an_error_of_one_sentence(tmp_path):
+    """Numbers in JSON may have up to 4,300 digits, and numbers in tables any number of digits."""
     integers, number = GlueSplit("train.csv", Dataset.from_dict({"label": ["1", "9" * 5000, "20"]})), "9" * 4000
     assert choose_labels(None, {"train": integers}, []) == ["1", "20", "9" * 5000]
     floats = GlueSplit("train.csv", Dataset.from_dict({"label": ["1.5", "9" * 5000], "row": [2, 3]}))

@@ -21,7 +21,7 @@ VOCABULARY = {piece: index for index, piece in enumerate(PIECES)}
 
 
 def as_in_a_command(folder, auto_class=transformers.AutoModelForMaskedLM, trained=False, **flags):
-    """What every command does with `--model_name_or_path`."""
+    """Loads a model as every command does for `--model_name_or_path`."""
     arguments = ModelArguments(model_name_or_path=str(folder), **flags)
     return load_model(auto_class, arguments, load_config(arguments, load_tokenizer(arguments)), trained=trained)
 
@@ -48,7 +48,7 @@ def test_a_foreign_auto_map_of_any_tokenizer_is_not_saved(tokenizer_class, tmp_p
     assert "evil" not in (tmp_path / "saved" / "tokenizer_config.json").read_text()
 
 
-def test_a_missing_or_torn_file_of_weights_is_named(sharded):
+def test_a_missing_or_truncated_weight_file_is_named(sharded):
     assert type(as_in_a_command(sharded)) is snugbert.SnugBertForMaskedLM
     shard = sharded / "model-00002-of-00004.safetensors"
     whole = shard.read_bytes()
@@ -81,7 +81,7 @@ def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
     ours, _ = ours_and_stock("ForTokenClassification")
     ours.save_pretrained(tmp_path)
     snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path)
-    # Those of another head are left out: so begins fine-tuning.
+    # Weights of another head are not listed, because fine-tuning starts from such checkpoints.
     model = as_in_a_command(tmp_path, transformers.AutoModelForQuestionAnswering)
     assert torch.equal(model.bert.encoder.layer[2].output.dense.weight, ours.bert.encoder.layer[2].output.dense.weight)
     file = tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Which versions of transformers and torch work, and the error where others are installed."""
+"""Supported versions of transformers and torch, and the error for other versions."""
 
 import json
 import subprocess
@@ -14,13 +14,13 @@ import snugbert
 from snugbert.versions_snugbert import WORKING_VERSIONS
 
 
-def test_versions_that_work_are_those_of_the_package():
+def test_supported_versions_equal_pyproject():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
     required = {(needed := Requirement(line)).name: needed.specifier for line in project["dependencies"]}
     assert {name: required[name] for name in WORKING_VERSIONS} == WORKING_VERSIONS
 
 
-# Run where other versions are installed, or seem to be: names that they lack are taken away.
+# Simulates other versions of transformers and torch, without the names that old versions lack.
 OTHER_VERSIONS = """
     import sys
     sys.modules["snugbert"] = None
@@ -41,7 +41,7 @@ OTHER_VERSIONS = """
 """
 
 
-def test_remote_code_says_which_versions_work(tmp_path):
+def test_remote_code_reports_which_versions_work(tmp_path):
     snugbert.SnugBertForPreTraining(snugbert.SnugBertConfig(**CONFIG)).save_pretrained(tmp_path / "model")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
     snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)}).save_pretrained(tmp_path / "model")

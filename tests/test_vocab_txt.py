@@ -16,6 +16,6 @@ def test_a_token_is_on_the_line_of_its_id(tmp_path):
     assert BertTokenizer(vocab=str(tmp_path / "vocab.txt")).convert_tokens_to_ids("café") == 5
 
 
-def test_ids_with_a_gap_have_no_file(tmp_path):
+def test_no_file_is_written_if_ids_have_gaps(tmp_path):
     write_vocab_txt(SnugBertTokenizer({"far": 9, **SPECIAL}), tmp_path)
     assert not (tmp_path / "vocab.txt").exists()

@@ -13,7 +13,7 @@ from snugbert.demo.page import MOST_BYTES, MOST_CHARACTERS, MOST_TOKENS
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "pictures"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio"),  # pandas warns it
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio"),  # raised by pandas
 ]
 
 

@@ -114,7 +114,7 @@ def installed(world, pushed) -> Visit:
 
 @pytest.fixture(scope="module")
 def cut_off(installed) -> Visit:
-    """The end of the same process, without a network."""
+    """The last part of the same process, without a network."""
     return Visit(installed.report["cut"], installed.tensors, [])
 
 

@@ -332,7 +332,7 @@ def masked_lm(folder: Path, out: Path, padding: str | bool) -> Result:
 
 @pytest.mark.parametrize("padding", ["max_length", False], ids=["max_length", "longest"])
 @pytest.mark.parametrize("script", [classification, token_classification, question_answering, masked_lm])
-def test_a_script_for_stock_bert_gives_the_same_numbers(script, padding, folders, tmp_path, monkeypatch):
+def test_scripts_for_stock_bert_give_the_same_numbers(script, padding, folders, tmp_path, monkeypatch):
     stock_class = transformers.BertForQuestionAnswering
     monkeypatch.setattr(stock_class, "forward", without_padding(stock_class.forward))
     stock, ours = (script(folders[side], tmp_path / side, padding) for side in ("stock", "ours"))

@@ -1,4 +1,4 @@
-"""Equalities of training: accumulated batches, data workers, processes, phases, killed and resumed runs."""
+"""Runs that must be equal: accumulated batches, data workers, processes, phases, killed and resumed runs."""
 
 import copy
 import json

@@ -300,5 +300,5 @@ def test_both_sides_of_a_finetuning_job_do_the_same_work(data_dir, minilm, tmp_p
     # Finished runs are not repeated, and not used for other settings.
     finetuning_run.main(argv)
     assert capsys.readouterr().out in table and len(sides) == 6
-    with pytest.raises(SystemExit, match=r"mrpc-stock-42.json is from a run with other settings"):
+    with pytest.raises(SystemExit, match=r"mrpc-stock-42.json is from a run with different settings"):
         finetuning_run.main([*argv, "--bf16"])

@@ -24,7 +24,7 @@ REQUIREMENTS = [
 ]
 
 
-def test_the_lowest_versions_are_those_that_are_tested():
+def test_the_minimum_versions_are_tested():
     pins = {}
     for line in (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):

@@ -88,9 +88,7 @@ def open_corpus(folder: str | Path, tokenizer: PreTrainedTokenizerBase) -> Corpu
     files = _find_parts(folder)
     tokenizer_digest = read_origin(files[0])["settings"]["tokenizer"]
     if tokenizer_digest != hash_tokenizer(tokenizer):
-        raise InputError(
-            f"{folder} was prepared with another tokenizer. Use that tokenizer, or prepare the text again."
-        )
+        raise InputError(f"{folder} was prepared with a different tokenizer. Use that one, or prepare the text again.")
     return _map_parts(folder, files, len(tokenizer))
 
 

@@ -184,7 +184,7 @@ def _remove_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[st
         )
         if not belongs and not replace:
             raise InputError(
-                f"--output_dir: {folder / file.name} was prepared from another text, or with another tokenizer or "
+                f"--output_dir: {folder / file.name} was prepared with a different text, tokenizer or "
                 "settings. Choose another folder, or set --overwrite_output_dir to replace it."
             )
         if not belongs:

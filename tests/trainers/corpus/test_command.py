@@ -30,7 +30,7 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, tokenizer, caps
     assert "snugbert pretrain" in capsys.readouterr().out
     assert content(open_corpus(folder, tokenizer)) == content(whole)
     other = snugbert.SnugBertTokenizer({**tokenizer.get_vocab(), "zzzz": len(tokenizer)})
-    with pytest.raises(InputError, match="was prepared with another tokenizer"):
+    with pytest.raises(InputError, match="was prepared with a different tokenizer"):
         open_corpus(folder, other)
     # Parts of another text, division or settings are not mixed with these.
     (tmp_path / "other").mkdir()
@@ -38,9 +38,9 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, tokenizer, caps
         shutil.copy(tmp_path / name, tmp_path / "other")
     others = [*arguments[:-1], str(tmp_path / "other/*.txt")]
     assert snugbert_command([*others, "--output_dir", str(folder), "--shard", "1/3"]) == 2
-    assert "was prepared from another text" in capsys.readouterr().err
+    assert "was prepared with a different text" in capsys.readouterr().err
     assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", "1/2"]) == 2
-    assert "was prepared from another text" in capsys.readouterr().err
+    assert "was prepared with a different text" in capsys.readouterr().err
     assert snugbert_command([*arguments, "--output_dir", str(folder), "--lines_are_sentences", "true"]) == 2
     part = folder / "part-00001-of-00003.arrow"
     part.write_bytes(part.read_bytes()[:-100])

@@ -72,7 +72,7 @@ def test_python_and_the_command_write_the_same_bytes(tmp_path, tokenizer):
     assert corpus.num_documents == corpus.num_sentences == 20
     assert snugbert.open_corpus(str(tmp_path / "command"), tokenizer).digest == corpus.digest
     # Other settings replace the corpus only on request.
-    with pytest.raises(InputError, match="was prepared from another text"):
+    with pytest.raises(InputError, match="was prepared with a different text"):
         snugbert.prepare_corpus(pattern, tokenizer, str(tmp_path / "python"), text_column_name="body")
     options = {"text_column_name": "body", "overwrite_output_dir": True, "show_progress": False}
     assert snugbert.prepare_corpus(pattern, tokenizer, tmp_path / "python", **options).num_sentences == 40
@@ -100,7 +100,7 @@ def test_an_interrupted_preparation_continues(data_dir, tmp_path, tokenizer, sma
         assert partial.with_suffix("").read_bytes() == whole
         assert (sum(tokenized) < 40) == fewer  # of 60 documents
         partial.with_suffix("").unlink()
-    # An unfinished file of another tokenizer is not continued.
+    # An unfinished file with a different tokenizer is not continued.
     other = snugbert.SnugBertTokenizer({**tokenizer.get_vocab(), "zzzz": len(tokenizer)})
     partial.write_bytes(whole[: len(whole) * 2 // 3])
     prepare(partial.parent, other, file, num_workers=1)

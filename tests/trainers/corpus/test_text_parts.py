@@ -29,7 +29,7 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     assert sorted(shards) == sorted(content(corpus))
     assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
     title = TextArguments(dataset_name=str(data), text_column_name="title")
-    with pytest.raises(InputError, match="from another text"):
+    with pytest.raises(InputError, match="with a different text"):
         prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))

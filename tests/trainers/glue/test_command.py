@@ -84,7 +84,7 @@ def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
 
 def test_labeled_test_files_are_scored(run, workshop, tmp_path):
     rows = sentences(20, seed=4)
-    rows[0]["label"] = "gloomy"  # it is cheerful
+    rows[0]["label"] = "gloomy"  # wrong: the sentence is cheerful
     changes = {"test_file": write_csv(tmp_path / "test.csv", rows), "do_predict": True}
     glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(run), **changes, max_predict_samples=10))
     results = json.loads((tmp_path / "out" / "predict_results.json").read_text())
@@ -310,7 +310,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
         (
             {"config_overrides": SMALL + ",vocab_size=9"},
-            f"the tokenizer has {len(VOCABULARY)} tokens, but the vocabulary of the model has only 9",
+            f"the tokenizer has {len(VOCABULARY)} tokens, but the model's vocabulary has only 9",
         ),
         ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
         ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),

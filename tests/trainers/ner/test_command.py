@@ -33,7 +33,7 @@ SMALL = (
 
 
 def tagged_text(number: int, seed: int, endings: list[str] = ENDINGS) -> str:
-    """Sentences in IOB1 in documents of five: people of one or two names, places of one word of one or two pieces."""
+    """IOB1 sentences in documents of five. People have one or two names. Places are one word of one or two tokens."""
     generator = random.Random(seed)
     lines = []
     for i in range(number):

@@ -1,4 +1,4 @@
-"""Words are counted as the tokenizer splits them, and tokens are learned as by the library, without its chance."""
+"""Words are counted as the tokenizer splits them. The learned tokens equal the library's, but are deterministic."""
 
 import json
 import re
