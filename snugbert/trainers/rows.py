@@ -130,7 +130,7 @@ def _name_cells(
             raise InputError(f"{file}, row {row}: expected {len(header)} columns, found {len(cells)}.")
     if torn:
         rows = "1 row" if len(torn) == 1 else f"{len(torn):,} rows"
-        logger.warning("%s: skipped %s with too few or too many columns, first row %d.", file, rows, torn[0])
+        logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, rows, torn[0])
 
 
 def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:

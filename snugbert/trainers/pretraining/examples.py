@@ -63,7 +63,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         dataset = snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128)
 
     Args:
-        corpus: a prepared corpus. Next sentences need at least two documents.
+        corpus: a prepared corpus. Next sentence prediction needs at least two documents.
         tokenizer: the tokenizer of the corpus. It gives the ids of [CLS] and [SEP].
         max_seq_length: tokens of the longest example, special tokens included, 5 to 65,535.
         objective: `"nsp"` makes pairs, half of them next sentences and half random. `"sop"` makes pairs, half of them
