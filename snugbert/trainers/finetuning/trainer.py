@@ -224,7 +224,8 @@ def _frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.P
     depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers > layers:
-        raise InputError(f"--freeze_layers {args.freeze_layers} is too large. The model has {layers} layers.")
+        number = f"{layers} layer{'s' * (layers != 1)}"
+        raise InputError(f"--freeze_layers {args.freeze_layers} is too large. The model has {number}.")
     return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
 
 

@@ -114,7 +114,7 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         datasets, lengths, batch_sizes, pairwise(bounds), strict=True
     ):
         if start == end:
-            raise InputError(f"--phases: length {length} gets none of the {steps} steps. Increase its share.")
+            raise InputError(f"--phases: length {length} gets no steps (the run has {steps}). Increase its share.")
         if batch_size < parts:
             raise InputError(
                 f"--phases: the batch size for length {length} is {batch_size}, less than processes x accumulation "
