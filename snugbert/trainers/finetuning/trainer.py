@@ -175,7 +175,7 @@ class Unfreezing(TrainerCallback):
         self.parameters, self.after_steps = parameters, after_steps
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Freezes before the first step, also of a resumed run, and unfreezes after `after_steps`."""
+        """Freezes before the first step, also in a resumed run, and unfreezes after `after_steps`."""
         trained = state.global_step >= self.after_steps
         if self.parameters[0].requires_grad != trained:
             for parameter in self.parameters:

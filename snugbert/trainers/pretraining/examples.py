@@ -56,8 +56,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
     The dataset itself is the first epoch. [`PretrainingTrainer`] takes the later epochs from [`get_example`]: each has
     new pairs and a new order. An example is a function of (corpus, settings, seed, epoch, position). So a run can
     resume at any step, with any number of data workers and processes. All epochs have the length of the first: a
-    longer one is cut, and a shorter one repeats some examples. A `Subset` or
-    `ConcatDataset` of it repeats the pairs and masks of the first epoch in every epoch.
+    longer one is cut, and a shorter one repeats some examples. A `Subset` or `ConcatDataset` of it repeats the pairs
+    and masks of the first epoch in every epoch.
 
         corpus = snugbert.open_corpus("prepared", tokenizer)
         dataset = snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128)

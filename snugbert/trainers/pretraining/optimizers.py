@@ -145,7 +145,7 @@ def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> di
         num_training_steps: steps of the run.
 
     Raises:
-        InputError: warmup and decay take more steps than the run has.
+        InputError: `num_decay_steps` is not positive, or warmup and decay take more steps than the run has.
     """
     given = (kwargs or {}).get("num_decay_steps", WSD_DECAY)
     decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)
