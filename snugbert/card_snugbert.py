@@ -230,7 +230,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     """Replaces transformers' template with a card about the model, just before it is pushed.
 
     If the model was loaded from a folder or repository with a card by `snugbert`, and the weights are unchanged, that
-    card is pushed. Cards written by users or by Trainer, which contain metrics, are not replaced.
+    card is pushed. Cards by users are not replaced, and neither are Trainer's, which contain metrics.
 
     Args:
         model: the model.

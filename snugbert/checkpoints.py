@@ -266,7 +266,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
     missing_shards = [shard for shard in shards if not (folder / shard).exists()]
     if missing_shards:
         raise InputError(
-            f"{folder}: {len(missing_shards)} of {len(shards)} shards are missing: {shorten(missing_shards)}."
+            f"{folder}: missing {len(missing_shards)} of {len(shards)} shards: {shorten(missing_shards)}."
         )
     tensors = {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
     missing = sorted(weight_map.keys() - tensors.keys())

@@ -68,7 +68,7 @@ class SnugBertSinusoidalPositions(nn.Module):
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.hidden_size = config.hidden_size
-        # Positions have the scale of the word embeddings (0.02). With amplitude 1, they would dominate the sum that
+        # Positions have the scale of the word embeddings. With amplitude 1, they would dominate the sum that
         # LayerNorm normalizes. Vaswani et al. scale the word embeddings instead (section 3.4).
         self.amplitude = config.initializer_range
 
@@ -230,7 +230,7 @@ class SnugBertSelfAttention(nn.Module):
             tensors = (tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value))
             if attention_mask is not None and attention_mask.dim() == 4:
                 if attention_mask.is_floating_point():  # added to the scores
-                    # A wider dtype's minimum would overflow to minus infinity, and a fully masked row become NaN.
+                    # A wider dtype's minimum would overflow to minus infinity and make a fully masked row NaN.
                     attention_mask = attention_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
                 else:
                     attention_mask = attention_mask.bool()

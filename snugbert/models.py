@@ -251,11 +251,11 @@ def load_model(
         _check_files(name)
         remedy = ""
         if trained:
-            remedy = f" Choose a model that was fine-tuned for the {config.num_labels} labels of this data."
+            remedy = f" Choose a model that was fine-tuned for this data (number of labels: {config.num_labels})."
         elif "ignore_mismatched_sizes" in kwargs:
             remedy = (
-                f" This data has {config.num_labels} labels. If the classifier has different labels, replace it with "
-                "--ignore_mismatched_sizes true."
+                f" Number of labels in this data: {config.num_labels}. If the classifier has a different number, "
+                "replace it with --ignore_mismatched_sizes true."
             )
         raise InputError(f"the weights of {name} do not fit its configuration.{remedy}") from error
     except Exception:  # a damaged pickle can raise anything

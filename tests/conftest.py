@@ -10,8 +10,7 @@ from pathlib import Path
 import forked
 import pytest
 
-# No test may contact the Hub or write to the cache of the user. Set before transformers is
-# imported.
+# No test may contact the Hub or write to the user's cache. Set before transformers is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHE = tempfile.TemporaryDirectory()
 os.environ["HF_HOME"] = _CACHE.name
@@ -20,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
-# `make test` distributes the test files in this order. A long file at the end would keep only one process busy.
+# `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
     "hub/test_hub.py",
     "invariants/test_training.py",
@@ -56,7 +55,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _freeze_after_long_files(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Does the same after the files that import or compile most, because they run first."""
+    """Repeats this after the long files. They run first, and import and compile most."""
     yield
     if request.path in {ROOT / "tests" / file for file in LONG_FILES}:
         gc.collect()
@@ -77,10 +76,10 @@ def _rendering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of public corpora and task sets that CONTRIBUTING.md describes; not part of the repository."""
+    """The folder of public corpora that CONTRIBUTING.md describes. It is not part of the repository."""
     folder = Path(os.environ.get("SNUGBERT_TEST_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"no test data: {folder} does not exist (SNUGBERT_TEST_DATA names another folder)")
+        pytest.skip(f"no test data: {folder} does not exist (set SNUGBERT_TEST_DATA to the folder)")
     return folder
 
 

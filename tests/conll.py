@@ -18,9 +18,9 @@ def convert_tags(tags: list[str], scheme: str) -> list[str]:
         if mark != "O" and scheme == "iob1":
             mark = "B" if mark == "B" and before[2:] == kind else "I"
         elif mark != "O" and scheme != "bio":
-            goes_on = after == f"I-{kind}"
+            continues = after == f"I-{kind}"
             last, only = {"iobes": "ES", "bilou": "LU"}[scheme]
-            mark = mark if goes_on else only if mark == "B" else last
+            mark = mark if continues else only if mark == "B" else last
         result.append(f"{mark}-{kind}" if kind else "O")
     return result
 

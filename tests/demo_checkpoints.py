@@ -157,7 +157,7 @@ def masked_pairs(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tenso
 
 
 def questions_on_facts(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tensor]:
-    """All questions on all permutations of the facts and subsets of them. [CLS] is the answer if there is none."""
+    """Asks all questions about every permutation of one to three facts. The answer is [CLS] if there is none."""
     contexts = [" ".join(facts) for number in (1, 2, 3) for facts in permutations(FACTS, number)]
     rows = [(question, context, found) for context in contexts for question, found in QUESTIONS.items()]
     batch = tokenizer([row[0] for row in rows], [row[1] for row in rows], padding=True, return_tensors="pt")

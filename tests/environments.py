@@ -10,11 +10,11 @@ def environment_without(folder: Path, *names: str) -> Path:
     """Creates a virtual environment with links to the packages of this one, except some.
 
     Args:
-        folder: the folder of the new environment.
-        names: packages to leave out, as in site-packages up to the first dash.
+        folder: folder of the new environment.
+        names: packages to leave out, by their names in site-packages up to the first dash.
 
     Returns:
-        The path of its Python.
+        The Python of the new environment.
     """
     venv.create(folder, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")

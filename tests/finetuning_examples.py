@@ -99,6 +99,6 @@ def arguments(folder, **settings) -> FineTuningArguments:
 
 
 def write_card(folder, *, task, pipeline_tag, dataset, labels, base_model, name, sweep_tables=None, **results) -> None:
-    """Writes a card from facts alone, without a run. `results` are keys of results.json."""
+    """Writes a card without a run. `results` are keys of results.json."""
     facts = SimpleNamespace(name=task, pipeline_tag=pipeline_tag, dataset=DatasetName(*dataset), labels=labels)
     write_finetuning_card(folder, facts, results, base_model, name, sweep_tables)

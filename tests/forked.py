@@ -1,7 +1,7 @@
-"""Forks processes for tests from a server, because the imports of a new process take five seconds.
+"""Runs functions in processes forked from a server. Imports alone would take a new process five seconds.
 
-The server is forked from the test process before the first test runs. It has imported everything that the test files
-import, and no test has changed anything in it. Tests that depend on a fresh interpreter use subprocess instead.
+The server is a fork of the test process, made before the first test runs. It contains everything that the test files
+import, and nothing that a test has changed. Tests that depend on a fresh interpreter use subprocess instead.
 """
 
 import faulthandler
@@ -53,7 +53,7 @@ def start(function: Callable[..., int | None], *arguments: Any, **environment: s
     Args:
         function: a module's function. Its result is the exit status; None is 0.
         arguments: for the function. They are pickled.
-        environment: additional environment variables of the new process.
+        environment: additional environment variables.
     """
     folder = Path(tempfile.mkdtemp(dir=_FOLDERS.name))
     for name in ("stdout", "stderr"):
@@ -136,7 +136,7 @@ def _serve(requests: Connection) -> None:
 
 
 def _run(function, arguments, folder: Path, cwd: str, environment: dict[str, str]) -> None:
-    """Calls the function and ends the process. Nothing is destroyed first: gloo's destructors can wait forever."""
+    """Calls the function and ends the process at once, without destructors: gloo's can wait forever."""
     status = 1
     try:
         os.setsid()

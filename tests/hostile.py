@@ -1,10 +1,10 @@
-"""What an attacker would put into a file."""
+"""Content of malicious files."""
 
 from pathlib import Path
 
 
 class Malicious:
-    """Its pickle creates the file `owned` in the current folder when it is opened."""
+    """When unpickled, it creates the file `owned` in the current folder."""
 
     def __reduce__(self):
         return Path.touch, (Path("owned"),)

@@ -1,4 +1,4 @@
-"""Reads tables from Markdown."""
+"""Reads the tables of a Markdown text."""
 
 
 def cells(table: str) -> list[list[str]]:

@@ -102,7 +102,7 @@ def packed(inputs: dict[str, torch.Tensor]) -> dict:
 
 
 def scalar(output) -> torch.Tensor:
-    """Returns the loss, or for the model without a head a scalar that depends on all its outputs at tokens."""
+    """Returns the loss. Without a head, returns a scalar made from the [CLS] states and the pooled output."""
     if "loss" in output:
         return output["loss"]
     return (output["last_hidden_state"][:, 0] ** 3).sum() + (output["pooler_output"] ** 2).sum()

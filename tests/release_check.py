@@ -1,10 +1,10 @@
-"""`make release-check`: checks the content of a release, and that it works without the repository.
+"""`make release-check`: checks the files of a release, and that the installed wheel works on its own.
 
     python tests/release_check.py files dist    # the archives
-    python tests/release_check.py light         # in an environment with the wheel alone
+    python tests/release_check.py light         # in an environment with only the wheel
     python tests/release_check.py train         # the same, after `pip install 'snugbert[train]'`
 
-The last two work in a temporary folder, with the installed package and command.
+The last two run in a temporary folder, with the installed package and command.
 """
 
 import csv
@@ -25,7 +25,7 @@ SMALL = "--config_name tiny --max_steps 4 --logging_steps 1 --use_cpu --disable_
 
 
 def check_files(dist: Path) -> None:
-    """Checks that the wheel and the source archive contain the whole package, and no tests, caches or other files."""
+    """Checks that wheel and source archive contain the whole package, and no tests, caches or other files."""
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in (ROOT / "snugbert").rglob("*.py")}
     package |= {"snugbert/py.typed", "snugbert_cli.py"}
@@ -91,7 +91,7 @@ def check_training() -> None:
 
 
 def run(command: str, status: int = 0) -> str:
-    """Runs `snugbert` with these arguments, checks the exit status, and returns the output."""
+    """Runs `snugbert`, checks its exit status, and returns its output."""
     snugbert = Path(sys.executable).with_name("snugbert")
     process = subprocess.run([snugbert, *command.split()], capture_output=True, text=True)
     assert process.returncode == status, process.stdout + process.stderr

@@ -1,4 +1,4 @@
-"""Pretraining without text: a corpus of given numbers, and a tiny model on random examples."""
+"""Pretraining without text: a corpus of given token ids, and a tiny model on random examples."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ MAX_SEQ_LENGTH = 20
 
 
 def make_corpus(blocks: list[list[list[list[int]]]]) -> Corpus:
-    """A corpus of blocks of documents of sentences of token ids."""
+    """Makes a corpus from token ids, nested as blocks[block][document][sentence][token]."""
 
     def offsets(parts):
         return np.cumsum([0, *map(len, parts)])

@@ -155,7 +155,7 @@ CASES = {
     "shard": (
         {"shards": 3},
         lambda folder: (folder / "model-00002-of-00003.safetensors").unlink(),
-        r"source: 1 of 3 shards are missing: model-00002-of-00003\.safetensors\.$",
+        r"source: missing 1 of 3 shards: model-00002-of-00003\.safetensors\.$",
     ),
     "no index": (
         {"shards": 2},

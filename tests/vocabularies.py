@@ -33,7 +33,7 @@ def write_ties(folder: Path) -> Path:
 
 
 def split_longest_first(token: str, old: dict[str, int]) -> list[int]:
-    """A plain WordPiece: the ids of the old tokens that spell a new one."""
+    """Splits a new token into old ones with plain WordPiece, and returns their ids."""
     prefix, text, ids = "", token, []
     if token.startswith("##"):
         prefix, text = "##", token[2:]

@@ -17,7 +17,7 @@ from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose, escape
 def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]) -> None:
     """Writes `README.md` into the folder of a model, with the package versions as its last section.
 
-    Does not replace a card that the user wrote. Cards from SnugBERT and from Trainer start with a comment.
+    Does not replace a card that the user wrote. Cards written by SnugBERT or Trainer start with a comment.
 
     Args:
         output_dir: folder of model and tokenizer.

@@ -127,10 +127,11 @@ def _name_cells(
         elif skip_torn_rows:
             torn.append(row)
         else:
-            raise InputError(f"{file}, row {row}: expected {len(header)} columns, found {len(cells)}.")
+            columns = f"{len(header)} column{'s' * (len(header) != 1)}"
+            raise InputError(f"{file}, row {row}: expected {columns}, found {len(cells)}.")
     if torn:
         rows = "1 row" if len(torn) == 1 else f"{len(torn):,} rows"
-        logger.warning("%s: skipped %s with too few or too many columns, first row %d.", file, rows, torn[0])
+        logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, rows, torn[0])
 
 
 def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:

@@ -14,7 +14,7 @@ from snugbert.errors import InputError
 
 
 def set_up(training_args: TrainingArguments) -> None:
-    """Checks the arguments, sets up logging to standard error and one GPU per process, and logs in to the Hub.
+    """Checks the arguments and the login to the Hub. Sets up logging to standard error, and one GPU per process.
 
     Raises:
         InputError: the learning rate or a seed is negative; or with `--push_to_hub`, the Hub cannot be reached or

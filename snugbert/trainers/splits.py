@@ -67,8 +67,8 @@ def choose_splits(
     Args:
         requested: The splits that the run needs. None for all splits that are useful.
         available: The splits that exist.
-        from_files: Whether the user named the files. By default, a test file is read, but the test split of a dataset
-            is not.
+        from_files: Whether the splits are files. By default, a test file is read, but the test split of a dataset is
+            not.
         examples: What the task calls its examples, for messages.
 
     Raises:

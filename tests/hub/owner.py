@@ -1,8 +1,8 @@
 """Users who have installed SnugBERT.
 
-    python owner.py push FOLDER    pushes every head, a training, a history with branches, and a private model
-    python owner.py open FOLDER    opens a repository whose code fails, calls commands with missing repositories,
-                                   and calls commands without a network
+    python owner.py push FOLDER    pushes every head, a model in training, branches, and a private model
+    python owner.py open FOLDER    opens a repository whose code fails, and calls commands, first with missing
+                                   repositories, then without a network
 
 Results go to FOLDER, where the tests check them.
 """
@@ -54,7 +54,7 @@ def push(folder: Path) -> tuple[dict, dict]:
     report, tensors, models = {"answers": {}}, {}, {}
     for auto_class in AUTO_CLASSES:
         models[auto_class] = model = new_model(auto_class)
-        # One model in shards.
+        # Only one model is sharded.
         model.push_to_hub(f"org/{auto_class}", max_shard_size="100KB" if auto_class == "AutoModel" else "50GB")
         TOKENIZER.push_to_hub(f"org/{auto_class}")
         tensors[auto_class] = outputs(model, TOKENIZER)
@@ -134,7 +134,7 @@ def cut(folder: Path) -> tuple[dict, dict]:
     before = state(folder)
     close_session()  # and its open connections
     socket.socket.connect = socket.create_connection = refuse_connection
-    time.sleep = lambda seconds: None  # the client asks five times for each file, and waits 23 seconds between
+    time.sleep = lambda seconds: None  # the client tries five times per file, and would wait 23 seconds in between
     report = {
         "commands": {
             "no network": glue(folder, "org/none"),
@@ -152,7 +152,7 @@ def cut(folder: Path) -> tuple[dict, dict]:
 
 
 def glue(folder: Path, model: str, *argv: str) -> list:
-    """Exit status and stderr of `snugbert glue`. Its output folder holds a run that must not be lost."""
+    """Returns exit status and stderr of `snugbert glue`. Its output folder holds a run that must not be lost."""
     words = io.StringIO()
     files = ["--train_file", str(folder / "data.csv"), "--output_dir", str(folder / "run"), "--overwrite_output_dir"]
     with redirect_stderr(words):

@@ -1,4 +1,4 @@
-"""A Hub in memory, on the loopback: the requests of `huggingface_hub` for pushing, listing and loading models.
+"""An in-memory Hub on localhost. It answers the requests of `huggingface_hub` to push, list and load models.
 
 As on huggingface.co, a repository is a history of commits. Each commit is a complete set of files and never changes.
 Branches and tags point to commits. Weights use git-lfs. A private repository is invisible without its owner's token.
@@ -100,7 +100,7 @@ class Hub:
         self.url = ""
         self.repositories: dict[str, Repository] = {}  # owner/name -> repository
         self.objects: dict[str, bytes] = {}  # of git-lfs, by SHA-256
-        self.requests: list[tuple[str, str, int]] = []  # method, path, status of the answer
+        self.requests: list[tuple[str, str, int]] = []  # method, path, status
         self.lock = threading.Lock()
 
     def user(self, token: str | None) -> str | None:
@@ -132,7 +132,7 @@ class Hub:
 
 @contextmanager
 def serve(tokens: dict[str, str]) -> Iterator[Hub]:
-    """A running Hub at a free port of 127.0.0.1."""
+    """Runs a Hub on a free port of 127.0.0.1."""
     hub = Hub(tokens)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_port}"
@@ -180,14 +180,14 @@ class Handler(BaseHTTPRequestHandler):
             found = re.fullmatch(pattern, path)
             if found and self.command in methods.split():
                 return answer(self, *(unquote(part) for part in found.groups(default="")))
-        raise Refused(404, None, f"Not a part of this Hub: {self.command} {path}")
+        raise Refused(404, None, f"This Hub does not support {self.command} {path}")
 
     def log_message(self, *_: Any) -> None:
-        """Logs nothing. `Hub.requests` records the requests."""
+        """Logs nothing. `Hub.requests` records all requests."""
 
     # Accounts and repositories.
 
-    def tell_name(self) -> dict[str, str]:
+    def whoami(self) -> dict[str, str]:
         return {"type": "user", "name": self.hub.signed_in(self.token)}
 
     def create_repository(self) -> dict[str, str]:
@@ -245,14 +245,14 @@ class Handler(BaseHTTPRequestHandler):
         self.extra = {"X-Repo-Commit": sha, "ETag": f'"{object_id(path, content)}"'}
         return content
 
-    # Uploads: which files use git-lfs, the large files, and then a commit.
+    # Uploads: the mode of each file, then large files with git-lfs, then a commit.
 
     def validate_card(self) -> dict[str, list]:
         if not json.loads(self.body)["content"].startswith("---\n"):
             return {"errors": [], "warnings": [{"message": "empty or missing yaml metadata in repo card"}]}
         return {"errors": [], "warnings": []}
 
-    def ask_how(self, name: str, revision: str) -> dict[str, Any]:
+    def choose_upload_modes(self, name: str, revision: str) -> dict[str, Any]:
         files = self.hub.repository(name, self.token, write=True).files(revision)
         asked = json.loads(self.body)["files"]
         return {
@@ -267,7 +267,7 @@ class Handler(BaseHTTPRequestHandler):
             ]
         }
 
-    def announce_objects(self, name: str) -> dict[str, Any]:
+    def prepare_uploads(self, name: str) -> dict[str, Any]:
         self.hub.repository(name, self.token, write=True)
         objects = json.loads(self.body)["objects"]
         for item in objects:
@@ -288,7 +288,7 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.repository(name, self.token, write=True)
         asked = json.loads(self.body)
         if len(self.hub.objects.get(asked["oid"], b"")) != asked["size"]:
-            raise Refused(404, None, f"Object {asked['oid']} is missing or not whole")
+            raise Refused(404, None, f"Object {asked['oid']} is missing or incomplete")
         return {}
 
     def receive_commit(self, name: str, branch: str) -> dict[str, str]:
@@ -308,23 +308,23 @@ class Handler(BaseHTTPRequestHandler):
                     raise Refused(400, None, f"The git-lfs object of {value['path']} was never uploaded")
                 files[value["path"]] = self.hub.objects[value["oid"]]
             else:
-                raise Refused(400, None, f"This Hub cannot do {key} in a commit")
+                raise Refused(400, None, f"This Hub does not support {key} in a commit")
         sha = repository.commit(branch, message, files)
         return {"commitUrl": f"{self.hub.url}/{name}/commit/{sha}", "commitOid": sha}
 
 
-MODEL, REVISION = "([^/]+/[^/]+)", "([^/]+)"  # as they stand in an address, where "/" in a branch's name is %2F
+MODEL, REVISION = "([^/]+/[^/]+)", "([^/]+)"  # in URLs, "/" in a branch name is %2F
 ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
-    ("GET", "/api/whoami-v2", Handler.tell_name),
+    ("GET", "/api/whoami-v2", Handler.whoami),
     ("POST", "/api/repos/create", Handler.create_repository),
     ("POST", "/api/validate-yaml", Handler.validate_card),
     ("GET", f"/api/models/{MODEL}(?:/revision/{REVISION})?", Handler.describe),
     ("GET", f"/api/models/{MODEL}/tree/{REVISION}(?:/(.+))?", Handler.list_files),
     ("POST", f"/api/models/{MODEL}/branch/{REVISION}", Handler.create_branch),
     ("POST", f"/api/models/{MODEL}/tag/{REVISION}", Handler.create_tag),
-    ("POST", f"/api/models/{MODEL}/preupload/{REVISION}", Handler.ask_how),
+    ("POST", f"/api/models/{MODEL}/preupload/{REVISION}", Handler.choose_upload_modes),
     ("POST", f"/api/models/{MODEL}/commit/{REVISION}", Handler.receive_commit),
-    ("POST", rf"/{MODEL}\.git/info/lfs/objects/batch", Handler.announce_objects),
+    ("POST", rf"/{MODEL}\.git/info/lfs/objects/batch", Handler.prepare_uploads),
     ("POST", rf"/{MODEL}\.git/info/lfs/objects/verify", Handler.verify_object),
     ("PUT", f"/lfs/{REVISION}", Handler.receive_object),
     ("GET HEAD", f"/{MODEL}/resolve/{REVISION}/(.+)", Handler.send_file),

@@ -1,7 +1,7 @@
-"""Users without SnugBERT, with transformers, a Hub and the names of repositories.
+"""Users without SnugBERT. They have transformers, a Hub and the names of repositories.
 
     python stranger.py use FOLDER      opens everything that owner.py pushed, fine-tunes, and pushes the result
-    python stranger.py again FOLDER    opens that result, and older and private states of repositories
+    python stranger.py again FOLDER    opens that result, older revisions, and a private repository
 
 Results go to FOLDER, where the tests check them.
 """

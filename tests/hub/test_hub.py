@@ -1,6 +1,6 @@
-"""Push and load over HTTP, with and without an installed snugbert.
+"""Pushes and loads models over HTTP, with and without snugbert installed.
 
-Four processes act as users with only a token. The tests check their results.
+Four processes do the work, each like a user who has only a token. The tests check their results.
 """
 
 import json
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 PACKAGE = Path(snugbert.__file__).parent
-NOBODY_KNOWS = "is not a local folder and is not a valid model identifier"
+NOT_FOUND = "is not a local folder and is not a valid model identifier"
 HEADS = {auto_class: f"SnugBert{auto_class.removeprefix('AutoModel') or 'Model'}" for auto_class in AUTO_CLASSES}
 
 
@@ -47,7 +47,7 @@ class World:
     strangers_python: Path
 
     def visit(self, python: Path | str, script: str, part: str, **environment: str) -> Visit:
-        """Runs a part of a script, with a home of its own."""
+        """Runs a part of a script with its own home folder."""
         before = len(self.hub.requests)
         process = subprocess.run(
             [python, HERE / script, part, self.folder],
@@ -59,7 +59,7 @@ class World:
                 "HOME": str(self.folder / part),
                 "HF_HOME": str(self.folder / part),
                 "HF_ENDPOINT": self.hub.url,
-                "HF_HUB_DISABLE_XET": "1",  # another protocol than git-lfs, which this Hub does not speak
+                "HF_HUB_DISABLE_XET": "1",  # this Hub supports only git-lfs
                 "HF_HUB_DISABLE_PROGRESS_BARS": "1",
                 "DISABLE_SAFETENSORS_CONVERSION": "1",
                 "TRANSFORMERS_VERBOSITY": "error",
@@ -165,14 +165,14 @@ def test_strangers_have_no_snugbert(used):
 
 
 @pytest.mark.parametrize("auto_class", AUTO_CLASSES)
-def test_every_head_loads_as_it_was_pushed(auto_class, world, pushed, used):
+def test_a_loaded_head_equals_the_pushed_one(auto_class, world, pushed, used):
     assert_same(used.tensors[auto_class], pushed.tensors[auto_class])
     module = f"transformers_modules.org.{auto_class}.{world.hub.repositories[f'org/{auto_class}'].sha('main')}"
     assert used.report["classes"][auto_class] == [
         f"{module}.modeling_snugbert.{HEADS[auto_class]}",
         f"{module}.tokenization_snugbert.SnugBertTokenizer",
     ]
-    assert used.report["others"][auto_class] == HEADS[auto_class]  # of what another head has pushed
+    assert used.report["others"][auto_class] == HEADS[auto_class]  # loaded from the repository of another head
 
 
 @pytest.mark.parametrize("task", PIPELINES)
@@ -185,7 +185,7 @@ def test_a_model_pushed_by_trainer_loads(pushed, used):
     assert_same(used.tensors["trained"], pushed.tensors["trained"])
 
 
-def test_nothing_runs_without_trust(used):
+def test_no_code_runs_without_trust(used):
     assert "Please pass the argument `trust_remote_code=True`" in used.report["no trust"]
 
 
@@ -197,7 +197,7 @@ def test_a_model_fine_tuned_without_snugbert_is_saved(used):
 
 
 @pytest.mark.parametrize("name", ["stranger/fine-tuned", "stranger/passed-on"], ids=["Trainer", "push_to_hub"])
-def test_a_model_fine_tuned_without_snugbert_is_pushed(name, world, pushed, used, again):
+def test_a_model_fine_tuned_without_snugbert_is_pushed_again(name, world, pushed, used, again):
     assert_same(again.tensors[name], used.tensors["fine-tuned"])
     assert again.report["others"][name] == [*HEADS.values(), "SnugBertConfig", "SnugBertTokenizer"]
     repository, source = world.hub.repositories[name], world.hub.repositories["org/AutoModelForMaskedLM"]
@@ -230,7 +230,7 @@ def test_a_revision_has_its_own_weights_and_runs_its_own_code(case, weights, cod
 
 
 @pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.23"), reason="transformers 5.17 asks for main, file by file"
+    Version(transformers.__version__) < Version("5.23"), reason="transformers before 5.23 loads each file from main"
 )
 def test_a_load_takes_every_file_from_one_commit(again):
     """A push during a load cannot mix code or weights of two commits."""
@@ -244,14 +244,14 @@ def test_a_private_repository_needs_its_owners_token(world, pushed, again):
     assert_same(again.tensors["private"], pushed.tensors["first"])
     refusals = again.report["refusals"]
     for case in ("no token", "another's token"):
-        assert f"org/private {NOBODY_KNOWS}" in refusals[f"private, {case}"], case
+        assert f"org/private {NOT_FOUND}" in refusals[f"private, {case}"], case
         assert "make sure to pass a token having permission to this repo" in refusals[f"private, {case}"], case
     assert "Invalid credentials in Authorization header" in refusals["private, a wrong token"]
 
 
 def test_missing_repositories_and_missing_rights_are_refused(used, again):
     assert "nowhere is not a valid git identifier" in again.report["refusals"]["no such revision"]
-    assert f"org/none {NOBODY_KNOWS}" in again.report["refusals"]["no such repository"]
+    assert f"org/none {NOT_FOUND}" in again.report["refusals"]["no such repository"]
     assert "You don't have write access to org/AutoModel" in used.report["not ours"]
 
 
@@ -260,7 +260,7 @@ def test_missing_repositories_and_missing_rights_are_refused(used, again):
 
 @pytest.mark.parametrize("trust", ["None", "True", "False"])
 def test_the_installed_classes_are_used_and_no_code_of_the_repository_runs(trust, pushed, again, installed):
-    assert "remote code runs" in again.report["refusals"]["poisoned"]  # as strangers find out
+    assert "remote code runs" in again.report["refusals"]["poisoned"]  # it does run without snugbert
     parts = ("configuration", "modeling", "tokenization")
     assert installed.report["modules"][trust] == [f"snugbert.{part}_snugbert" for part in parts]
     assert_same(installed.tensors[trust], pushed.tensors["AutoModelForMaskedLM"])
@@ -268,7 +268,7 @@ def test_the_installed_classes_are_used_and_no_code_of_the_repository_runs(trust
     assert not [path for _, path, _ in installed.requests if path.endswith(".py") and "other-tokenizer" not in path]
 
 
-def test_another_tokenizer_class_runs_its_repositorys_code_if_trusted(installed):
+def test_a_trusted_tokenizer_of_another_class_runs_the_code_of_its_repository(installed):
     assert "remote code runs" in installed.report["other tokenizer"]
 
 
@@ -276,8 +276,8 @@ def test_another_tokenizer_class_runs_its_repositorys_code_if_trusted(installed)
 
 
 COMPLAINTS = {
-    "no such repository": f"org/none {NOBODY_KNOWS}",
-    "no token": f"org/private {NOBODY_KNOWS}",
+    "no such repository": f"org/none {NOT_FOUND}",
+    "no token": f"org/private {NOT_FOUND}",
     "no such revision": "nowhere is not a valid git identifier",
     "no tokenizer": "org/private: no tokenizer.json or vocab.txt.",
     "push without a token": "no token found. You must provide a token or be logged in",
@@ -289,7 +289,7 @@ COMPLAINTS = {
 
 
 @pytest.mark.parametrize("case", COMPLAINTS)
-def test_a_command_ends_with_one_line_that_quotes_the_hub(case, installed, cut_off):
+def test_a_command_prints_the_error_of_the_hub_in_one_line(case, installed, cut_off):
     status, text = (installed.report["commands"] | cut_off.report["commands"])[case]
     *_, line = text.splitlines()
     assert status == 2

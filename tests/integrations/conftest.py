@@ -1,4 +1,4 @@
-"""Fixtures for the tests of docs/how-to/integrate.md, which run its examples as they are printed."""
+"""Fixtures for the tests of docs/how-to/integrate.md, which run its examples unchanged."""
 
 import re
 import sys
@@ -16,15 +16,15 @@ import snugbert
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "integrate.md"
 ROWS = 24
-TSV = {"delimiter": "\t", "quoting": 3, "keep_default_na": False}  # GLUE has bare quotes, and the word "None"
+TSV = {"delimiter": "\t", "quoting": 3, "keep_default_na": False}  # GLUE has unpaired quotes, and the word "None"
 
 
 @pytest.fixture(scope="session")
 def example() -> Callable[[str], str]:
-    """A function that returns the first ```python block below a `##` title of the page.
+    """Returns a function: title of a `##` section of the page -> the code of its first ```python block.
 
-    Run it as `exec(example("PEFT"), names)`. `names` must contain what the section assumes, and afterwards also
-    contains the variables of the example.
+    Run the code with `exec(example("PEFT"), names)`. Before, `names` contains the variables that the section assumes,
+    and after, those of the example.
     """
     text = PAGE.read_text("utf-8")
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
@@ -37,11 +37,11 @@ def example() -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def checkpoints(minilm, data_dir, tmp_path_factory) -> dict[str, Path]:
-    """Folders with the same real weights as "stock" BERT and as "ours", and all files that the examples open.
+    """Folders with the files that the examples open, for "stock" BERT and "ours". Both have the same real weights.
 
-    `my-snugbert` is a classifier with two classes and three of MiniLM's layers. Our weights are sharded. There is no
-    dropout, so that training runs can be compared. `texts.csv` and `pairs.csv` contain the first rows of the training
-    sets of SST-2 and STS-B.
+    `my-snugbert` is a classifier with two classes and three of MiniLM's layers. Ours is sharded. There is no dropout,
+    so that training runs can be compared. `texts.csv` and `pairs.csv` contain the first rows of the training sets of
+    SST-2 and STS-B.
     """
     folders = {side: tmp_path_factory.mktemp(side) for side in ("stock", "ours")}
     torch.manual_seed(0)
@@ -50,8 +50,7 @@ def checkpoints(minilm, data_dir, tmp_path_factory) -> dict[str, Path]:
     )
     stock.bert.encoder.layer = torch.nn.ModuleList([stock.bert.encoder.layer[index] for index in (0, 4, 5)])
     stock.config.num_hidden_layers = 3
-    # An untrained head would predict nearly the same for all texts.
-    for layer in (stock.bert.pooler.dense, stock.classifier):
+    for layer in (stock.bert.pooler.dense, stock.classifier):  # an untrained head would give all texts the same scores
         torch.nn.init.normal_(layer.weight, std=0.2)
     stock.save_pretrained(folders["stock"] / "my-snugbert")
     transformers.BertTokenizer.from_pretrained(minilm).save_pretrained(folders["stock"] / "my-snugbert")
@@ -70,12 +69,12 @@ def checkpoints(minilm, data_dir, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture
 def run_example(example, checkpoints, monkeypatch) -> Callable[[str, str], dict[str, Any]]:
-    """A function that runs the example of a section on a checkpoint, "stock" or "ours", and returns its variables."""
+    """Returns a function that runs the example of a section on "stock" or "ours", and returns its variables."""
 
     def run(section: str, side: str) -> dict[str, Any]:
         monkeypatch.chdir(checkpoints[side])
         script = ModuleType("script")
-        monkeypatch.setitem(sys.modules, "script", script)  # processes have to find its functions
+        monkeypatch.setitem(sys.modules, "script", script)  # child processes must find its functions
         transformers.set_seed(0)
         exec(example(section), vars(script))
         return vars(script)
@@ -85,7 +84,7 @@ def run_example(example, checkpoints, monkeypatch) -> Callable[[str, str], dict[
 
 @pytest.fixture(scope="session")
 def encoder_in_onnx(example, minilm, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
-    """Runs the torch.export and ONNX example on MiniLM. Returns the folder and the variables of the example."""
+    """Runs the example of torch.export and ONNX on all of MiniLM. Returns the folder and its variables."""
     folder = tmp_path_factory.mktemp("onnx")
     snugbert.SnugBertModel.from_pretrained(minilm).save_pretrained(folder / "my-snugbert")
     snugbert.SnugBertTokenizer.from_pretrained(minilm).save_pretrained(folder / "my-snugbert")

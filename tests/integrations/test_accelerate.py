@@ -1,4 +1,4 @@
-"""accelerate: models that are partly in memory and partly on disk."""
+"""accelerate: models that are only partly in memory, with the rest on disk."""
 
 import pytest
 import torch
@@ -38,8 +38,8 @@ def test_the_example_keeps_what_fits(run_example, checkpoints):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_model_in_parts_gives_the_same_bits(head, tmp_path):
-    """Covers all layers on disk, some layers in memory, and weights that are loaded at every call."""
+def test_an_offloaded_model_is_bit_identical(head, tmp_path):
+    """Weights are on disk, partly in memory, or moved to the device at every call."""
     ours, _ = ours_and_stock(head)
     ours.save_pretrained(tmp_path / "model", max_shard_size="100KB")
     auto_class = getattr(transformers, f"Auto{head}" if head == "Model" else f"AutoModel{head}")

@@ -1,4 +1,4 @@
-"""datasets: the example of docs/how-to/integrate.md equals stock BERT, one row at a time, and the pipeline."""
+"""datasets: the example of docs/how-to/integrate.md equals stock BERT, single rows and the pipeline."""
 
 import pytest
 import torch

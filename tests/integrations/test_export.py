@@ -1,4 +1,4 @@
-"""torch.export, ONNX and torch.compile: every exported head equals the model. The examples of the docs work."""
+"""torch.export, ONNX and torch.compile: exported heads and the examples of docs/how-to/integrate.md."""
 
 import logging
 from functools import partial
@@ -18,7 +18,7 @@ import snugbert
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
-    # torch warns for each input, because they share axes.
+    # torch warns about every input, because all share their dynamic sizes.
     pytest.mark.filterwarnings("ignore:# The axis name:UserWarning"),
     # torch warns when it copies an exported program.
     pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
@@ -29,12 +29,12 @@ LONGEST = CONFIG["max_position_embeddings"]
 
 @pytest.fixture(autouse=True)
 def _no_trace(monkeypatch):
-    """Disables torch's compilation trace. pytest captures all logs, and the trace would double the time."""
+    """Disables torch's compilation trace. pytest would capture it, which doubles the time."""
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
 
 
 def batch_for(head: str, batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Inputs without labels. The first row is full, the next are padded left or right, and the last has no tokens."""
+    """Inputs without labels: a full first row, rows padded left and right in turns, and an empty last row."""
     inputs = ragged_batch(head, batch=batch, length=length)
     shape = inputs["input_ids"].shape
     inputs = {name: value.reshape(-1, length) for name, value in inputs.items() if value.shape == shape}
@@ -71,9 +71,9 @@ def test_every_exported_head_equals_the_model(head, caplog):
             assert_close(torch.from_numpy(other), value, atol=1e-5, rtol=0)
 
 
-def test_the_onnx_example_embeds_texts_as_the_model_does(encoder_in_onnx):
+def test_the_onnx_example_embeds_texts_like_the_model(encoder_in_onnx):
     folder, names = encoder_in_onnx
-    assert len(names["example"]["input_ids"]) == 1  # but any number of texts works, see below
+    assert len(names["example"]["input_ids"]) == 1  # exported with one text, but accepts any number, see below
     model = AutoModel.from_pretrained(folder / "my-snugbert")
     assert type(model) is snugbert.SnugBertModel and model.config.num_hidden_layers == 6
     texts = ["One.", "Two words, or more.", "This is, of these " + 100 * "few and varied " + "texts, the longest."]
@@ -87,12 +87,12 @@ def test_the_onnx_example_embeds_texts_as_the_model_does(encoder_in_onnx):
 
 
 def test_the_compile_example_compiles_once(run_example, monkeypatch):
-    """One graph serves padded batches of all sizes. Packed batches are not recompiled either."""
+    """Padded batches are compiled once, and once more for a single text. Packed batches are compiled once."""
     torch._dynamo.reset()
     # Inductor needs a C++ compiler and half a minute. The graphs do not depend on the backend.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     names = run_example("torch.compile", "ours")
-    del names["model"].bert.encoder.layer[1:]  # each layer takes as long as the first
+    del names["model"].bert.encoder.layer[1:]  # compiling each layer takes as long as the first
     texts = ["A short one.", "And one that is a little longer than it is short.", "Four words are here."]
 
     def new_graphs(classify, texts):

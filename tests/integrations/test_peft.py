@@ -1,4 +1,4 @@
-"""PEFT: the example of docs/how-to/integrate.md, every head compared with stock BERT, and training with Trainer."""
+"""PEFT: the example of docs/how-to/integrate.md and every head equal stock BERT, also with packed batches."""
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ def logits(model: torch.nn.Module, inputs: dict) -> torch.Tensor:
         return model.eval()(**inputs)[0]
 
 
-def test_the_example_trains_an_adapter_as_stock_bert_does(run_example, checkpoints):
+def test_the_example_trains_an_adapter_like_stock_bert(run_example, checkpoints):
     stock, ours = (run_example("PEFT", side) for side in ("stock", "ours"))
     assert losses(ours["trainer"]) == pytest.approx(losses(stock["trainer"]), rel=1e-3)
     assert sum(losses(ours["trainer"])[-3:]) < 0.7 * sum(losses(ours["trainer"])[:3])
 
-    # The adapter's folder contains only the trained weights. The base is unchanged.
+    # The adapter's folder contains only trained weights, and the base model did not change.
     base = snugbert.SnugBertForSequenceClassification.from_pretrained(checkpoints["ours"] / "my-snugbert")
     before, model = base.state_dict(), ours["model"]
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -54,10 +54,10 @@ def test_the_example_trains_an_adapter_as_stock_bert_does(run_example, checkpoin
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_every_head_is_equal_to_stock_bert(head):
-    """Adapters on all linear layers, a trained copy of the head, and outputs after merging."""
+def test_every_head_equals_stock_bert(head):
+    """With adapters on all linear layers and a trained copy of the head, before and after merging."""
     config = LoraConfig(target_modules="all-linear", exclude_modules=r"(cls|classifier|qa_outputs)\b.*", r=4)
-    config.init_lora_weights = False  # as after training
+    config.init_lora_weights = False  # not zero, as after training
     config.modules_to_save = [name for name in HEADS_OF_MODELS if hasattr(ours_and_stock(head)[0], name)] or None
     models = []
     for model in ours_and_stock(head):
@@ -87,7 +87,7 @@ def test_every_head_is_equal_to_stock_bert(head):
 
 
 def test_accumulated_and_packed_batches_train_the_same_adapter(tmp_path):
-    """Token classification: batches of 8 equal 4 accumulated, packed batches of 2, in every loss and weight."""
+    """Token classification: a padded batch of 8 and 4 packed batches of 2 give the same losses and weights."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(1, 200, (length,), generator=generator).tolist() for length in range(3, 35)]
     features = Dataset.from_list([{"input_ids": row, "labels": [token % 3 for token in row]} for row in rows])

@@ -12,7 +12,7 @@ import snugbert
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
-    # torch's warnings, as in test_export.py.
+    # torch's warnings, see test_export.py.
     pytest.mark.filterwarnings("ignore:# The axis name:UserWarning"),
     pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
 ]
@@ -23,7 +23,7 @@ def cosines(left, right):
 
 
 def test_the_example_quarters_the_size_and_keeps_the_embeddings(example, encoder_in_onnx, data_dir, monkeypatch):
-    """On STS-B, the correlation with human scores stays the same."""
+    """On STS-B, where the correlation with human scores hardly changes."""
     folder, names = encoder_in_onnx
     monkeypatch.chdir(folder)
     exec(example("8-bit quantization"), {})

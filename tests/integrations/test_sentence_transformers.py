@@ -1,4 +1,4 @@
-"""sentence-transformers: the example of docs/how-to/integrate.md, cross-encoders, and batches that it packs."""
+"""sentence-transformers: the example of docs/how-to/integrate.md, cross-encoders, and its own packed batches."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 @pytest.fixture(scope="module")
 def sentences(data_dir) -> list[str]:
-    """Lines of real text, of all lengths."""
+    """Lines of real text, short and long."""
     lines = (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines()
     return [*[line for line in lines if line][:22], "Hi.", " ".join(lines)[:800]]
 
 
-def test_the_example_trains_an_encoder_as_stock_bert_does(run_example, checkpoints, sentences):
+def test_the_example_trains_an_encoder_like_stock_bert(run_example, checkpoints, sentences):
     stock, ours = (run_example("sentence-transformers", side) for side in ("stock", "ours"))
     assert type(ours["model"][0].model) is snugbert.SnugBertModel
     losses = {
@@ -34,7 +34,7 @@ def test_the_example_trains_an_encoder_as_stock_bert_does(run_example, checkpoin
     np.testing.assert_array_equal(again.encode(sentences), ours["model"].encode(sentences))
 
 
-def test_embeddings_are_means_of_tokens_and_similarities_equal_stock_bert(minilm, tmp_path, sentences):
+def test_embeddings_are_token_means_and_similarities_equal_stock_bert(minilm, tmp_path, sentences):
     snugbert.SnugBertModel.from_pretrained(minilm).save_pretrained(tmp_path)
     snugbert.SnugBertTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
     encoder = Transformer(str(tmp_path), max_seq_length=256)
@@ -48,7 +48,7 @@ def test_embeddings_are_means_of_tokens_and_similarities_equal_stock_bert(minilm
                 embedding, encoder.model(**inputs).last_hidden_state[0].mean(dim=0), atol=2e-6, rtol=0
             )
 
-    # The encoder as it was published, with sentence-transformers' own files.
+    # The published encoder, with sentence-transformers' own files.
     stock = SentenceTransformer(str(minilm)).encode(sentences, convert_to_tensor=True)
     similarities = util.cos_sim(stock, stock)
     assert similarities.fill_diagonal_(0).abs().max() > 0.2
@@ -56,7 +56,7 @@ def test_embeddings_are_means_of_tokens_and_similarities_equal_stock_bert(minilm
 
 
 def test_batches_packed_by_sentence_transformers(checkpoints, sentences):
-    """With flash attention, the library removes padding. Here this is enabled by hand."""
+    """With flash attention, sentence-transformers packs batches. Here the test turns this on."""
     model = SentenceTransformer(str(checkpoints["ours"] / "my-snugbert"))
     expected = model.encode(sentences, batch_size=8)
     encoder = model[0]
@@ -70,7 +70,7 @@ def test_batches_packed_by_sentence_transformers(checkpoints, sentences):
     np.testing.assert_allclose(model.encode(sentences, batch_size=8), expected, atol=2e-6)
 
 
-def test_a_cross_encoder_scores_pairs_as_stock_bert_does(checkpoints, sentences):
+def test_a_cross_encoder_scores_pairs_like_stock_bert(checkpoints, sentences):
     pairs = list(zip(sentences, reversed(sentences), strict=True))
     ours, stock = (CrossEncoder(str(checkpoints[side] / "my-snugbert")) for side in ("ours", "stock"))
     assert type(ours[0].model) is snugbert.SnugBertForSequenceClassification

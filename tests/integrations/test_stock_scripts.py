@@ -1,8 +1,8 @@
 """Scripts written for stock BERT run unchanged on a SnugBERT folder, and give the same numbers.
 
-Each script below is typical: `Auto` classes, transformers' own collators, metrics of full-shape logits, the
-best checkpoint at the end, predictions, a saved folder. It runs once on a folder of stock BERT and once on a SnugBERT
-folder with the same weights. They are in float64, so that the comparison does not depend on rounding.
+The scripts are typical: `Auto` classes, transformers' own collators, metrics from full-shape logits, loading the best
+checkpoint at the end, predictions, a saved folder. Each runs once on a stock BERT folder and once on a SnugBERT folder
+with the same weights. The weights are float64, so that rounding does not affect the comparison.
 """
 
 import random
@@ -36,7 +36,7 @@ ANIMALS = {"cat": "cat", "dog": "dog", "walrus": "wal ##rus", "heron": "her ##on
 VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] where is ? , .".split() + FILLER
 VOCABULARY += [piece for pieces in ANIMALS.values() for piece in pieces.split()]
 MAX_LENGTH = 24
-TRAIN, DEV = 48, 20  # 20 is no multiple of a batch of 8
+TRAIN, DEV = 48, 20  # 20 is not a multiple of the batch size 8
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -67,7 +67,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 def rows(number: int, seed: int) -> list[dict]:
-    """Sentences of 3 to 13 words, one of them an animal, which is house-trained or not, and a question about it."""
+    """Sentences of 3 to 13 words. One word is an animal, house-trained or not. Each has a question about it."""
     generator = random.Random(seed)
     result = []
     for _ in range(number):
@@ -93,7 +93,7 @@ def rows(number: int, seed: int) -> list[dict]:
 
 @dataclass
 class Result:
-    """The results of a script. `reloaded` are predictions of the saved model."""
+    """The results of a script. `reloaded` are the predictions of the saved model."""
 
     model: str
     log: list[dict]
@@ -107,7 +107,7 @@ class Result:
 
 
 def run_trainer(auto_class, folder, out, collator, features, compute_metrics, best) -> Result:
-    """Trains, evaluates each epoch, loads the best checkpoint, predicts, saves, and loads again."""
+    """The steps of every script: train, evaluate each epoch, load the best checkpoint, predict, save, reload."""
     args = TrainingArguments(
         output_dir=str(out / "run"),
         per_device_train_batch_size=8,
@@ -202,7 +202,7 @@ def classification(folder: Path, out: Path, padding: str | bool) -> Result:
 
 
 def token_classification(folder: Path, out: Path, padding: str | bool) -> Result:
-    """Which words are animals? As in run_ner.py: the first token of a word has its tag, the others -100."""
+    """Which words are animals? As in run_ner.py: the first token of a word has its label, the others -100."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def tokenize(batch):
@@ -327,7 +327,7 @@ def masked_lm(folder: Path, out: Path, padding: str | bool) -> Result:
     )
 
 
-# --- ours compared with stock BERT --------------------------------------------------------------------------------
+# --- stock BERT and ours -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padding", ["max_length", False], ids=["max_length", "longest"])

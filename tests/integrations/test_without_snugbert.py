@@ -1,4 +1,4 @@
-"""The same tools in a process where `import snugbert` fails. They run the code in the folders."""
+"""The same tools in a process where `import snugbert` fails. The model folders contain the code."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 TEXTS = ["A plane is taking off.", "A man plays a very large flute, and nobody listens.", "Hi."]
 
-# Uses only the tools and the folders, not the package.
+# A script that uses only the tools and the folder that it gets.
 STRANGER = """
     import sys
     sys.modules["snugbert"] = None  # any attempt to import the package raises ImportError
@@ -32,7 +32,7 @@ STRANGER = """
     folder, texts = Path(sys.argv[1]), sys.argv[2:]
     trust = {"trust_remote_code": True}
     encoder = SentenceTransformer(str(folder / "encoder"), **trust)
-    encoder.save_pretrained(str(folder / "passed_on"))  # including the code
+    encoder.save_pretrained(str(folder / "passed_on"))  # with its code
     encoder = SentenceTransformer(str(folder / "passed_on"), **trust)
     ranker = CrossEncoder(str(folder / "classifier"), **trust)
     inputs = ranker.tokenizer(texts, padding=True, return_tensors="pt")
@@ -53,7 +53,7 @@ STRANGER = """
 """
 
 
-def test_the_tools_work_where_snugbert_is_not_installed(checkpoints, tmp_path):
+def test_the_tools_work_without_snugbert(checkpoints, tmp_path):
     base = str(checkpoints["ours"] / "my-snugbert")
     encoder, ranker = SentenceTransformer(base), CrossEncoder(base)
     encoder.save_pretrained(str(tmp_path / "encoder")), ranker.save_pretrained(str(tmp_path / "classifier"))

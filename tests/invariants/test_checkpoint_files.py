@@ -1,4 +1,4 @@
-"""Every variant of a BERT file loads, and saved models load again with the same numbers."""
+"""Every variant of a BERT checkpoint loads. Saved models load again with the same outputs."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def old_layer_norm_names(weights):
 def test_every_variant_of_a_bert_file_loads(tmp_path):
     _, stock = ours_and_stock("ForPreTraining")
     weights = {name: tensor.clone() for name, tensor in stock.state_dict().items()}
-    # Files of google-bert contain tied weights once. Older files contain a buffer of positions.
+    # google-bert's files store tied weights once. Older ones also have a buffer of positions.
     google = {name: tensor for name, tensor in weights.items() if not name.startswith("cls.predictions.decoder")}
     variants = {
         "complete": weights,
@@ -61,7 +61,7 @@ def test_every_variant_of_a_bert_file_loads(tmp_path):
         assert set(report["missing_keys"]) == missing
         mine = ours.eval()(**{n: inputs[n] for n in ("input_ids", "attention_mask", "token_type_ids")})
         torch.testing.assert_close(mine.last_hidden_state[real], hidden[real], atol=2e-6, rtol=1e-5)
-        # A model with a head loads the encoder from a bare file, whose names lack the prefix.
+        # A model with a head loads the encoder from a file without a head, whose names have no prefix.
         ours = snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path / name)
         assert torch.equal(
             ours.bert.state_dict()["encoder.layer.2.output.dense.weight"], bare["encoder.layer.2.output.dense.weight"]

@@ -204,7 +204,7 @@ def test_hidden_states_and_attentions_of_a_ragged_batch(attention):
 
 
 def test_an_answer_beyond_its_packed_sequence_is_ignored():
-    """As for positions beyond a padded row. The rest of the batch does not matter."""
+    """Like an answer beyond the end of a padded row. The other sequences do not matter."""
     ours, _ = ours_and_stock("ForQuestionAnswering")
     inputs = {"input_ids": torch.arange(3, 10)[None], "cu_seq_lens_q": torch.tensor([0, 3, 7])}
     both = ours(**inputs, start_positions=torch.tensor([3, 0]), end_positions=torch.tensor([5, 2])).loss

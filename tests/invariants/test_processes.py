@@ -16,14 +16,14 @@ from transformers import AutoModelForPreTraining
 pytestmark = pytest.mark.slow
 
 STEPS = 6
-FIGURES = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "learning_rate")
-EVALUATED = tuple(f"eval_{name}" for name in FIGURES[:5])
+METRICS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "learning_rate")
+EVALUATED = tuple(f"eval_{name}" for name in METRICS[:5])
 
 
 def train(runs: list[dict]) -> None:
-    """Trains several runs. A run is a folder, a checkpoint to resume from, and arguments for `make_trainer`."""
+    """Trains several runs. A run has a `folder`, a checkpoint to `resume` from, and arguments for `make_trainer`."""
     for run in runs:
-        # As in a new process: accelerate remembers that a model was sharded.
+        # Resets accelerate, which remembers that a model was sharded.
         AcceleratorState._reset_state(reset_partial_state=True)
         os.environ.pop("ACCELERATE_USE_FSDP", None)
         folder, resume = Path(run.pop("folder")), run.pop("resume", None)
@@ -35,7 +35,7 @@ def train(runs: list[dict]) -> None:
         report = {
             "processes": trainer.args.world_size,
             "sharded": isinstance(trainer.model, FSDPModule),
-            "log": [{name: line[name] for name in FIGURES} for line in trainer.state.log_history if "loss" in line],
+            "log": [{name: line[name] for name in METRICS} for line in trainer.state.log_history if "loss" in line],
             "evaluation": {name: metrics[name] for name in EVALUATED},
         }
         if trainer.is_world_process_zero():
@@ -64,7 +64,7 @@ def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool)
             torch.testing.assert_close(value, states[1][name][key], atol=2e-5, rtol=0, msg=f"{name}: {key}")
 
 
-def test_processes_agree_and_resume_from_each_others_checkpoints(tmp_path):
+def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     """With gradient accumulation, and a list as the dataset of one run. World size and sharding are as requested."""
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
@@ -88,13 +88,13 @@ def test_processes_agree_and_resume_from_each_others_checkpoints(tmp_path):
     for name in ("fsdp", "one-fsdp", "ddp-fsdp"):
         assert_same_run(tmp_path / name, tmp_path / "one", processes=2, sharded=True)
     assert_same_run(tmp_path / "fsdp-one", tmp_path / "one", processes=1, sharded=False)
-    # In 16 bits the losses still have denominators of their own, whose numbers 16 bits would round.
+    # With bfloat16, the denominators of both losses stay exact. bfloat16 itself would round them.
     first, expected = (
         json.loads((tmp_path / name / "report.json").read_text())["log"][0] for name in ("fsdp-bf16", "one-bf16")
     )
     for name in ("mlm_loss", "nsp_loss"):
         assert first[name] == pytest.approx(expected[name], rel=1e-3)
-    # What FSDP2 saved opens like any other folder, and has the files of one.
+    # FSDP2 saves the same files as a single process, and the model loads.
     files = {path.name for path in (tmp_path / "one").iterdir()}
     assert {path.name for path in (tmp_path / "fsdp").iterdir()} == files
     model = AutoModelForPreTraining.from_pretrained(tmp_path / "fsdp")

@@ -45,7 +45,7 @@ EVAL_EXAMPLES = 7  # an odd number, too
 
 @pytest.fixture(scope="module")
 def material(data_dir, tmp_path_factory):
-    """A folder with a small tokenizer (5,000 tokens) and a corpus of real text."""
+    """A folder with a corpus of real text, and a tokenizer of only 5,000 tokens to save time."""
     folder = tmp_path_factory.mktemp("material")
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
     (folder / "vocab.txt").write_text("".join(vocabulary[:5000]))
@@ -61,7 +61,7 @@ def tokenizer_of(material: Path) -> snugbert.SnugBertTokenizer:
 def make_trainer(
     material, folder, phases=PHASES, objective="nsp", dropout=0.1, kill=None, data_settings=None, **arguments
 ) -> PretrainingTrainer:
-    """A trainer of a tiny model that records the sequences of each step in `seen`. For `kill`, see [`Killer`]."""
+    """A trainer with a tiny model. It records the sequences of each step in `seen`. For `kill` see [`Killer`]."""
     tokenizer = tokenizer_of(material)
     corpus = open_corpus(material / "corpus", tokenizer)
 
@@ -104,12 +104,12 @@ def make_trainer(
     trainer.seen = []
     batches_of_step = trainer.get_batch_samples
 
-    def note_batches_of_step(*arguments):
+    def record_batches_of_step(*arguments):
         batches, labels = batches_of_step(*arguments)
         trainer.seen.append([ids for batch in batches for ids in sequences_of(batch)])
         return batches, labels
 
-    trainer.get_batch_samples = note_batches_of_step
+    trainer.get_batch_samples = record_batches_of_step
     return trainer
 
 
@@ -119,7 +119,7 @@ def sequences_of(batch) -> list[list[int]]:
 
 
 class Killer(TrainerCallback):
-    """Sends a signal in the middle of a step, from the process `rank` to itself or to the whole group."""
+    """Sends a signal in the middle of a step, from the process `rank` to itself or to its whole group."""
 
     def __init__(self, step: int, name: str, group: bool = False, rank: int = 0):
         self.step, self.signal, self.group, self.rank = step, signal.Signals[name], group, rank
@@ -158,7 +158,7 @@ def assert_same_weights(model, expected, **tolerance):
 
 @pytest.fixture(scope="module")
 def straight(material, tmp_path_factory):
-    """A run of two phases from beginning to end, with dropout."""
+    """An uninterrupted run of two phases, with dropout."""
     trainer = make_trainer(material, tmp_path_factory.mktemp("straight"), data_settings={"seed": 1})
     trainer.train()
     return trainer
@@ -166,7 +166,7 @@ def straight(material, tmp_path_factory):
 
 @pytest.mark.parametrize("objective", ["nsp", "mlm"])
 def test_a_batch_of_32_is_4_accumulated_batches_of_8(material, tmp_path, objective):
-    """Losses, accuracies, gradient norm, weights; without dropout, whose masks depend on the batch's shape."""
+    """Losses, accuracies, gradient norm and weights. Without dropout: its masks depend on the batch shape."""
     runs = []
     for size in (32, 8):
         run = make_trainer(
@@ -200,14 +200,14 @@ def test_the_log_reports_the_sequences_of_each_step(straight):
     assert [line["step"] for line in lines] == [5, 10]
     tokens = [sum(map(len, sequences)) for sequences in straight.seen]
     assert [line["tokens"] for line in lines] == [sum(tokens[:5]), sum(tokens[:10])]
-    # Steps 6 to 8 have 18 sequences of 24 at most, steps 9 and 10 half as many of twice the length.
+    # Steps 6 to 8 have 18 sequences of at most 24 tokens. Steps 9 and 10 have 9 of at most 48.
     assert [len(sequences) for sequences in straight.seen] == [18] * 8 + [9] * 4
     assert max(len(ids) for sequences in straight.seen[:8] for ids in sequences) == 24
     assert max(len(ids) for sequences in straight.seen[8:] for ids in sequences) == 48
     assert lines[1]["padding"] == pytest.approx(1 - sum(tokens[5:10]) / (5 * 18 * 24), rel=1e-12)
     short, long = (len(phase.dataset) for phase in straight.phases)
     assert lines[1]["epoch"] == pytest.approx(8 * 18 / short + 2 * 9 / long, rel=1e-12)
-    # Warmup over 1 % of 12 steps is one step; then linear to zero over both phases.
+    # One step of warmup (1 % of 12, rounded up), then linear decay to zero over both phases.
     assert [line["learning_rate"] for line in lines] == pytest.approx([1e-3 * (12 - step) / 11 for step in (4, 9)])
     for line in lines:
         assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], rel=1e-12)
@@ -217,8 +217,8 @@ def test_the_log_reports_the_sequences_of_each_step(straight):
     assert last["train_loss"] == pytest.approx(sum(line["loss"] for line in lines) / 2, rel=0.1)
 
 
-def test_a_killed_and_resumed_run_equals_a_run_without_a_stop_bit_for_bit(material, straight, tmp_path):
-    """SIGTERM to all processes, data workers too, then SIGKILL, each at a random step; weights, examples and log."""
+def test_a_killed_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(material, straight, tmp_path):
+    """SIGTERM to all processes and data workers, then SIGKILL, at random steps. Compares weights, examples, log."""
     stopped = random.randint(1, 6)
     killed = random.randint(stopped + 1, STEPS)
     run = {"material": material, "folder": tmp_path, "dataloader_num_workers": 2}
@@ -247,8 +247,8 @@ def test_a_killed_and_resumed_run_equals_a_run_without_a_stop_bit_for_bit(materi
     assert_same_weights(resumed.model, straight.model, atol=0, rtol=0)
 
 
-def test_one_process_equals_two_and_resumes_where_two_stopped(material, tmp_path):
-    """SIGTERM to one of two processes stops both after the same step; resumed in two, and in one that accumulates."""
+def test_one_process_equals_two_and_resumes_their_checkpoint(material, tmp_path):
+    """SIGTERM to one of two processes stops both after the same step. Resumes in two, and in one with accumulation."""
     run = {"material": material, "dropout": 0.0, "per_device_train_batch_size": 9, "save_strategy": "no"}
     stop, two = tmp_path / "stopped", tmp_path / "two"
     runs = [
@@ -280,8 +280,8 @@ def test_one_process_equals_two_and_resumes_where_two_stopped(material, tmp_path
         assert_same_weights(model, one.model, atol=5e-5, rtol=0)
 
 
-def test_resuming_takes_no_time_at_any_step(material, straight, tmp_path):
-    """Resuming at step 1,000,000 takes no more time than at step 3, and continues with the examples of that step."""
+def test_resuming_is_fast_at_any_step(material, straight, tmp_path):
+    """Resumes at step 1,000,000 without replaying the steps before, and trains on the examples of that step."""
     shutil.copytree(Path(straight.args.output_dir) / "checkpoint-3", tmp_path / "checkpoint-3")
     state = tmp_path / "checkpoint-3/trainer_state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 10**6}))
@@ -312,7 +312,7 @@ def test_a_plain_list_of_features_is_exact(tmp_path, collate):
         ids = torch.randint(5, 50, (6 + index % 11,), generator=generator)
         labels = torch.full_like(ids, -100)
         labels[1 : 2 + index % 5] = ids[1 : 2 + index % 5]  # 1 to 5 labels
-        pair = -100 if index % 7 == 0 else index % 3 % 2  # some sequences are no pair
+        pair = -100 if index % 7 == 0 else index % 3 % 2  # some sequences are not pairs
         types = torch.arange(len(ids)) // 4 % 2
         features.append(
             {
@@ -370,7 +370,7 @@ def test_a_plain_list_of_features_is_exact(tmp_path, collate):
 
 
 def test_every_head_is_exact_under_plain_trainer(tmp_path):
-    """With gradient accumulation, the logged loss is the mean over the whole batch."""
+    """In a stock script with gradient accumulation, the logged loss is the mean over the whole batch."""
     config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=50, hidden_dropout_prob=0.0, num_labels=3)
     config.attention_probs_dropout_prob = 0.0
     torch.manual_seed(0)
@@ -403,7 +403,7 @@ def losses(log_history: list[dict]) -> list[dict[str, float]]:
 
 
 def test_one_process_equals_two_processes(data_dir, tmp_path):
-    """`accelerate launch -m snugbert pretrain` with gloo, DDP and FSDP2: log and weights; there really were two."""
+    """`accelerate launch -m snugbert pretrain` with gloo, under DDP and FSDP2. Compares log and weights."""
     folder = tmp_path / "tok"
     folder.mkdir()
     shutil.copy(data_dir / "vocab/bert-base-uncased-vocab.txt", folder / "vocab.txt")

@@ -213,7 +213,7 @@ def test_only_a_processs_own_memory_counts(tmp_path):
         return sum(map(_own_memory, _family(os.getpid())))
 
     before = held()
-    # Straight from the system: malloc could serve it from memory that earlier tests freed and the process still holds.
+    # Allocated by the system: malloc could reuse memory that earlier tests freed and the process still has.
     filled = np.frombuffer(mmap(-1, 10**8, flags=MAP_PRIVATE | MAP_ANONYMOUS), dtype=np.uint8)
     filled[:] = 1
     filled.tofile(tmp_path / "file")
@@ -252,7 +252,7 @@ def test_both_sides_of_a_pretraining_run_learn_the_same(data_dir, minilm, tmp_pa
     assert re.search(rf"masked token loss, nats \| {logs['ours'][-2]['eval_mlm_loss']:.3f} \|", table)
     assert (tmp_path / "pretraining_run.png").stat().st_size > 10_000
 
-    # Other token counts mean other examples: no comparison.
+    # If the numbers of tokens differ, the examples differ. Then nothing is compared.
     logs["stock"][1]["tokens"] += 1
     (tmp_path / "stock.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs["stock"]))
     with pytest.raises(SystemExit, match="belong to different steps or examples"):

@@ -1,4 +1,4 @@
-"""The documentation names only what exists: commands, flags, make targets, files, decisions."""
+"""Commands, flags, make targets, files and decisions in the documentation exist."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ def read_shell_lines() -> list[str]:
 
 
 def read_command_lines() -> list[list[str]]:
-    """The words after `snugbert` of every command in the documentation."""
+    """The arguments of every `snugbert` command in the documentation."""
     words = [shlex.split(line, comments=True) for line in read_shell_lines() if re.search(r"(^|-m )snugbert ", line)]
     return [line[line.index("snugbert") + 1 :] for line in words]
 

@@ -1,4 +1,4 @@
-"""The minimum versions are those that `make test-lowest` installs. Extras and the version agree in every file."""
+"""The versions in the packaging files agree, and `make test-lowest` installs the lowest ones."""
 
 import tomllib
 from pathlib import Path

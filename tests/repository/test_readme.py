@@ -1,4 +1,4 @@
-"""README is short, and its examples use what exists. `test_docs.py` checks its links, commands and flags."""
+"""README is short, and its examples use public names. `test_docs.py` checks its links, commands and flags."""
 
 import re
 from pathlib import Path

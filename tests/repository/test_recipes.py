@@ -1,4 +1,4 @@
-"""Recipes set existing arguments, and the commands in their comments exist."""
+"""The recipes contain valid arguments, and their comments contain valid commands."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "examples").glob("pretrain_*.yaml"))
 
 
-# Sequences per step and number of GPUs, as in the comments.
+# Sequences per step and number of GPUs, from the comments.
 STEPS = {"mini": (32, 1), "base_1_gpu": (256, 1), "base_8_gpus": (1024, 8), "large": (32768, 64)}
 
 
@@ -26,8 +26,8 @@ def test_recipes_are_arguments_of_the_command(recipe, monkeypatch):
     argv = ["--config", str(recipe), "--use_cpu", "true"]  # parsing must work without a GPU
     _, data_args, training_args = parse_arguments(types, argv, "snugbert pretrain", "")
     sequences, processes = STEPS[recipe.stem.removeprefix("pretrain_")]
-    of_a_process = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
-    assert of_a_process * processes == sequences
+    per_process = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
+    assert per_process * processes == sequences
     assert data_args.lengths_and_shares[0][1] == pytest.approx(0.9)
 
 

@@ -1,4 +1,4 @@
-"""What the model cards of all commands share: the file, tables, results for the Hub."""
+"""Shared by all model cards: the file, tables, results for the Hub."""
 
 import pytest
 from huggingface_hub import ModelCard, ModelCardData

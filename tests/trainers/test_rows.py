@@ -1,4 +1,4 @@
-"""Rows of files and datasets are read alike, and huge lines are refused."""
+"""Rows of files and datasets are the same, and huge lines are refused."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ def test_a_header_is_recognized_by_its_last_column(tmp_path):
 
 
 def read_and_print_peak(files):
-    """Prints the error of each file, and then by how many megabytes the largest memory of the process has grown."""
+    """Prints the error of each file, then the growth of the peak memory in megabytes."""
 
     def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

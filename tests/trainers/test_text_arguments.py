@@ -1,4 +1,4 @@
-"""The arguments that name a text."""
+"""The arguments that select a text."""
 
 import pytest
 

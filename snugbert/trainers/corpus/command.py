@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
     missing = [part.name for part in parts if not (folder / part.name).exists()]
     if missing:
         print(
-            f"Shard {output_args.shard} is in {folder}. {len(missing)} of {len(parts)} parts are still missing: "
+            f"Shard {output_args.shard} is in {folder}. Still missing {len(missing)} of {len(parts)} parts: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
     else:

@@ -133,7 +133,7 @@ def _find_parts(folder: Path) -> list[Path]:
     if missing:
         state = "is unfinished" if (folder / f"{missing[0]}.partial").exists() else "is missing"
         raise InputError(
-            f"{folder}: {missing[0]} {state}. {len(missing)} of {len(expected)} parts are missing or unfinished. Run "
+            f"{folder}: {missing[0]} {state}. Missing or unfinished: {len(missing)} of {len(expected)} parts. Run "
             "`snugbert prepare` again for all shards."
         )
     return files

@@ -97,7 +97,7 @@ def plan_parts(text: TextArguments, num_shards: int = 1, keeps: Callable[[int], 
     if not files:
         raise InputError("no text. Give --train_file or --dataset_name.")
     if len(files) < num_shards:
-        raise InputError(f"--shard: {len(files)} files cannot be divided into {num_shards} shards. Use fewer shards.")
+        raise InputError(f"--shard: more shards ({num_shards}) than text files ({len(files)}). Use fewer shards.")
     sizes = [file.stat().st_size for file in files]
     part_bytes = max(sum(sizes) / MOST_PARTS, min(PART_BYTES, sum(sizes) / num_shards))
     # The middle of a file decides which part it belongs to.

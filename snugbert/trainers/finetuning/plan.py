@@ -1,4 +1,4 @@
-"""The output folder of a sweep or suite: which runs it holds, and whether a command may continue them.
+"""The output folder of a sweep or suite: which runs it contains, and whether a command may continue them.
 
 `plan.json` lists everything that must be the same when a command is repeated. The runs of a sweep are in the folder
 `runs`.
@@ -32,11 +32,11 @@ RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", r
 
 
 def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings that all runs in an output folder must share, by flag.
+    """Returns the settings that must not change when a command continues the runs in a folder, by flag.
 
     Args:
         model_args: the model.
-        args: settings of training.
+        args: training settings.
         data: data settings, by argument name.
     """
     plan = {
@@ -58,7 +58,7 @@ def digest_examples(task: FineTuningTask) -> dict[str, str]:
 
 
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
-    """Returns whether the command continues the runs in the output folder. Changes nothing.
+    """Returns whether the command continues the runs in the output folder. Changes no files.
 
     More seeds than before are allowed. Fewer are not: the best weights may come from a seed that would be left out.
 

@@ -1,6 +1,6 @@
 """The plots of a fine-tuning run, and their captions.
 
-Metrics of classification and tagging are fractions of 1, metrics of question answering are percent.
+Classification and tagging metrics are fractions of 1. Question answering metrics are percent.
 """
 
 import math
@@ -34,12 +34,12 @@ CAPTIONS = {
 
 
 def plot_file(folder: Path, set_name: str, plot: str) -> Path:
-    """Returns the file of a plot, a key of `CAPTIONS`. Its prefix is the evaluation set, unless that is "eval"."""
+    """Returns the path of `plot`, a key of `CAPTIONS`. Evaluation sets other than "eval" are its prefix."""
     return folder / (plot if set_name == "eval" else f"{set_name}_{plot}")
 
 
 def list_plots(output_dir: Path) -> list[Path]:
-    """Returns the plots in the folder of a run, for each kind the plot of "eval" first."""
+    """Returns the plots in the folder of a run by kind, with the plot of "eval" first."""
     plots = []
     for name in CAPTIONS:
         others = [file for file in sorted(output_dir.glob(f"*_{name}")) if PLOT.fullmatch(file.name)]
@@ -61,10 +61,10 @@ def remove_plots(output_dir: Path) -> None:
 
 
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
-    """Draws a confusion matrix: how often each label was predicted for the examples of each label.
+    """Draws a confusion matrix: how often each label was predicted for each true label.
 
-    A row is a true label, a column a predicted one. The color is the fraction of the row. Cells show counts if they
-    fit, and the fraction too if there are at most `FEW_LABELS` labels.
+    A row is a true label, a column a predicted one. The color shows the fraction of the row. Cells show counts
+    if they fit, and the fraction too if there are at most `FEW_LABELS` labels.
 
     Args:
         references: ids of the true labels. *Shape:* (N,)

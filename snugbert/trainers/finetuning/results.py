@@ -91,7 +91,8 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         baseline = {} if evaluation_set.baseline is None else evaluation_set.baseline.metrics
         cells = [_format_metric(metric, value, baseline.get(metric)) for metric, value in shown.items()]
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
-        lines.append((split_name(name).replace("_", " "), f"{evaluation_set.num_examples:,} examples: {text}"))
+        number = evaluation_set.num_examples
+        lines.append((split_name(name).replace("_", " "), f"{number:,} example{'s' * (number != 1)}: {text}"))
     answers = dict.fromkeys(s.baseline.answer for s in task.evaluation_sets if s.baseline is not None)
     if answers:
         lines.append(("baseline", ", ".join(answers)))

@@ -49,7 +49,7 @@ SETTINGS = (
     "fp16",
     "seed",
 )
-# All settings that affect the outcome. They must be the same in all runs of a sweep.
+# All settings that affect the outcome. They must not change when a sweep continues.
 OUTCOME_SETTINGS = (
     *SETTINGS,
     "do_train",

@@ -193,7 +193,7 @@ def _finish(
     summary = summarize_sweep(runs, task, args)
     tables = sweep_tables(summary, Setting._fields)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
-    _keep_best_weights(output_dir, best)  # again, because the last run may have been interrupted before it
+    _keep_best_weights(output_dir, best)  # again, because an earlier command may have stopped before this step
     _move_best_run(output_dir, best)
     repository = None
     if args.push_to_hub:
@@ -241,9 +241,9 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
     """Returns mean and standard deviation over seeds: the score of each setting, all metrics of the best setting.
 
     Returns:
-        `chosen_by`: the metric that selects, such as "eval_accuracy"; `settings`: for each setting its fields,
-        `seeds`, `scores`, `mean` and `std`; `best_setting`: one of them; `metrics`: evaluation set -> metric ->
-        `mean` and `std` of the best setting; `failures`: messages of diverged runs.
+        `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
+        its fields, `seeds`, `scores`, `mean` and `std`; `best_setting`: one of them; `metrics`: evaluation set ->
+        metric -> `mean` and `std` of the best setting; `failures`: messages of diverged runs.
     """
     set_name, metric = _selection_metric(task, args)
     settings = []

@@ -175,7 +175,7 @@ class Unfreezing(TrainerCallback):
         self.parameters, self.after_steps = parameters, after_steps
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Freezes before the first step, also of a resumed run, and unfreezes after `after_steps`."""
+        """Freezes before the first step, also in a resumed run, and unfreezes after `after_steps`."""
         trained = state.global_step >= self.after_steps
         if self.parameters[0].requires_grad != trained:
             for parameter in self.parameters:
@@ -224,7 +224,8 @@ def _frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.P
     depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers > layers:
-        raise InputError(f"--freeze_layers {args.freeze_layers} is too large. The model has {layers} layers.")
+        number = f"{layers} layer{'s' * (layers != 1)}"
+        raise InputError(f"--freeze_layers {args.freeze_layers} is too large. The model has {number}.")
     return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
 
 

@@ -80,14 +80,14 @@ def check_dataset(dataset: object) -> None:
 def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args: PretrainingArguments) -> list[Phase]:
     """Divides the steps of a run among datasets of different sequence lengths.
 
-    A step has the same number of tokens in every phase, so it has fewer examples of a longer `max_seq_length`. The
-    batch of the first phase is `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
+    A step has about the same number of tokens in every phase: the longer the examples, the fewer. The batch size
+    of the first phase is `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
 
     Args:
         datasets: one for each phase. If there are several, each needs a `max_seq_length`, like [`PretrainingDataset`].
         shares: share of the steps for each phase. They add up to 1.
-        args: gives the batch and the number of steps. If `max_steps` is not positive, `num_train_epochs` is the number
-            of passes over the data.
+        args: batch size and number of steps. If `max_steps` is not positive, `num_train_epochs` is the number of
+            passes over the data.
 
     Raises:
         InputError: a dataset is empty or has no length, one of several has no `max_seq_length`, a phase gets no step,
@@ -114,7 +114,7 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         datasets, lengths, batch_sizes, pairwise(bounds), strict=True
     ):
         if start == end:
-            raise InputError(f"--phases: length {length} gets none of the {steps} steps. Increase its share.")
+            raise InputError(f"--phases: length {length} gets no steps (the run has {steps}). Increase its share.")
         if batch_size < parts:
             raise InputError(
                 f"--phases: the batch size for length {length} is {batch_size}, less than processes x accumulation "
@@ -169,7 +169,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.first_step = first_step
 
     def __len__(self) -> int:
-        """Batches of this process in the whole run, whatever `first_step` is. Trainer derives its steps from it."""
+        """Number of batches of this process in the whole run, from which Trainer computes its number of steps."""
         return sum(phase.steps for phase in self.phases) * self.accumulation_steps
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -211,7 +211,7 @@ class RunBatches(torch.utils.data.Dataset):
         self._ends = list(accumulate(phase.steps * phase.batch_size for phase in phases))
 
     def __len__(self) -> int:
-        """Examples of the run, including repeated epochs."""
+        """Number of examples in the run, over all epochs."""
         return self._ends[-1]
 
     def __getitem__(self, numbers: list[int]) -> Batch:

@@ -35,8 +35,9 @@ class SnugBertDataCollatorForPretraining:
     Args:
         tokenizer: a fast tokenizer with [CLS], [SEP] and [MASK].
         mlm_probability: share of the tokens to predict, 0.15 in the paper (section 3.1).
-        mask_replace_prob: share of these to replace by [MASK], 0.8 in the paper (A.1).
-        random_replace_prob: share of these to replace by a random token, 0.1 in the paper. The others stay unchanged.
+        mask_replace_prob: share of the predicted tokens to replace by [MASK], 0.8 in the paper (A.1).
+        random_replace_prob: share of the predicted tokens to replace by a random token, 0.1 in the paper. The others
+            stay unchanged.
         whole_word_mask: whether to mask all tokens of a word or none.
 
     Raises:

@@ -91,5 +91,6 @@ def _describe_changes(name: str, before: Any, now: Any) -> list[str]:
     changes += [f"{entry} is new" for entry in now.keys() - before.keys()]
     changes.sort()
     if len(changes) > LISTED_CHANGES:
-        changes[LISTED_CHANGES:] = [f"{len(changes) - LISTED_CHANGES} more changes of {name}"]
+        more = len(changes) - LISTED_CHANGES
+        changes[LISTED_CHANGES:] = [f"{more} more change{'s' * (more != 1)} of {name}"]
     return changes

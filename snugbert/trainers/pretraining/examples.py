@@ -56,14 +56,14 @@ class PretrainingDataset(torch.utils.data.Dataset):
     The dataset itself is the first epoch. [`PretrainingTrainer`] takes the later epochs from [`get_example`]: each has
     new pairs and a new order. An example is a function of (corpus, settings, seed, epoch, position). So a run can
     resume at any step, with any number of data workers and processes. All epochs have the length of the first: a
-    longer one is cut, and a shorter one repeats some examples. A `Subset` or
-    `ConcatDataset` of it repeats the pairs and masks of the first epoch in every epoch.
+    longer one is cut, and a shorter one repeats some examples. A `Subset` or `ConcatDataset` of it repeats the pairs
+    and masks of the first epoch in every epoch.
 
         corpus = snugbert.open_corpus("prepared", tokenizer)
         dataset = snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128)
 
     Args:
-        corpus: a prepared corpus. Next sentences need at least two documents.
+        corpus: a prepared corpus. Next sentence prediction needs at least two documents.
         tokenizer: the tokenizer of the corpus. It gives the ids of [CLS] and [SEP].
         max_seq_length: tokens of the longest example, special tokens included, 5 to 65,535.
         objective: `"nsp"` makes pairs, half of them next sentences and half random. `"sop"` makes pairs, half of them

@@ -145,13 +145,13 @@ def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> di
         num_training_steps: steps of the run.
 
     Raises:
-        InputError: warmup and decay take more steps than the run has.
+        InputError: `num_decay_steps` is not positive, or warmup and decay take more steps than the run has.
     """
     given = (kwargs or {}).get("num_decay_steps", WSD_DECAY)
     decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)
     if decay_steps < 1 or warmup_steps + decay_steps > num_training_steps:
         raise InputError(
-            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive, and warmup ({warmup_steps} steps) and "
-            f"decay must fit into {num_training_steps} steps."
+            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive. Warmup ({warmup_steps}) and decay "
+            f"({decay_steps}) must fit into the steps of the run ({num_training_steps})."
         )
     return {**(kwargs or {}), "num_decay_steps": decay_steps, "num_training_steps": num_training_steps}

@@ -69,7 +69,7 @@ def next_sentence_pairs(
                 first_end += int(rng.random() * (chunk_end - sentence - 1))
             start, first = sentences[sentence], sentences[first_end] - sentences[sentence]
             if is_random:
-                # The pair gets the length of the pair with the real segment, and is full if that one would be.
+                # As long as the real pair, and full if the real pair is full.
                 total = target if is_alone else sentences[chunk_end] - start
                 wanted = max(min(total, longest) - first, 1)
                 other = int(rng.random() * (document_starts[-1] - 1))
@@ -102,8 +102,8 @@ def sentence_order_pairs(
 ) -> list[Example]:
     """Cuts a block into pairs of consecutive spans, in order (label 0) or swapped (1).
 
-    Documents are cut from the front or from the back at random. Otherwise lengths would reveal the order: the last
-    sentence of a chunk is longer than average, and would always be in the second span of the text.
+    Documents are cut into chunks from the front or from the back, at random. Otherwise lengths would reveal the order:
+    the last sentence of a chunk is longer than average, and would always be in the second span of the text.
 
     A document of one sentence is split in the middle of the sentence. A document of one token is left out.
 

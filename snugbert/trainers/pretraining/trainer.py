@@ -72,12 +72,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     [`SnugBertDataCollatorForPretraining`] has new examples and masks in every epoch.
 
     - Both losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
-      process equals two. Most collators that mask at random draw other masks if the batches are split
-      differently. A [`PretrainingDataset`] with our collator draws the same.
+      process equals two. A collator that masks at random may draw other masks if the batches are split differently.
+      Our collator on a [`PretrainingDataset`] draws the same.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
-    - Log lines report both losses and accuracies, tokens, padding and speed. They are also written to
-      `metrics.jsonl` in the output folder.
+    - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
+      padding.
     - On SIGTERM, which clusters send before they stop a machine, training finishes the step, writes a checkpoint and
       ends.
 
@@ -385,8 +385,8 @@ def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
     received: list[float] = []
 
     def survive(*_: Any) -> None:
-        # The launcher and the scheduler may both send a signal. But later ones end the worker: at exit,
-        # multiprocessing sends SIGTERM to the remaining workers.
+        # The launcher and the scheduler may both send a signal, so those of the first 30 seconds are ignored. Later
+        # ones end the worker: at exit, multiprocessing sends SIGTERM to the remaining workers.
         received.append(time.monotonic())
         if received[-1] - received[0] > SIGTERM_SECONDS:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

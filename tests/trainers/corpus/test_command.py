@@ -23,7 +23,7 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, tokenizer, caps
     folder = tmp_path / "corpus"
     for shard in ("3/3", "1/3"):
         assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", shard]) == 0
-    assert "1 of 3 parts are still missing: part-00001-of-00003.arrow" in capsys.readouterr().out
+    assert "Still missing 1 of 3 parts: part-00001-of-00003.arrow" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"part-00001-of-00003\.arrow is missing"):
         open_corpus(folder, tokenizer)
     assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", "2/3"]) == 0
@@ -53,7 +53,7 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, tokenizer, caps
 
 WRONG_ARGUMENTS = [
     (["--shard", "4/3"], "must be i/n with i from 1 to n"),
-    (["--shard", "1/9"], "1 files cannot be divided into 9 shards"),
+    (["--shard", "1/9"], "more shards (9) than text files (1)"),
     (["--preprocessing_num_workers", "0"], "must be at least 1"),
     (["--train_file", "nowhere.txt"], "nowhere.txt: no such file"),
     (["--output_dir", "text.txt"], "text.txt: "),

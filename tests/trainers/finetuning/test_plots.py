@@ -179,7 +179,7 @@ def test_learning_curve(plot):
     assert words(loss.get_legend().get_texts()) == ["training, last 0.0333", "validation, last 0.4000"]
     assert words(accuracy.get_legend().get_texts()) == ["validation, last 0.9000"]
 
-    # If the loss selects the model, it is the only panel. Percent have two decimals. A single point is a dot.
+    # If the loss selects the model, it is the only panel. Percentages have two decimals. A single point is a dot.
     assert len(plot(draw_learning_curve, training + validation, "loss").axes) == 1
     (panel,) = plot(draw_learning_curve, [{"eval_f1": 88.125, "epoch": 1.0}], "f1").axes
     assert words(panel.get_legend().get_texts()) == ["validation, last 88.12"] and panel.lines[0].get_marker() == "o"

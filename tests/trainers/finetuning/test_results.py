@@ -63,7 +63,7 @@ def test_undefined_metrics_in_the_summary(undefined, tmp_path):
 
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_the_summary_of_a_run_that_only_scores(is_trained, tmp_path):
-    """In the folder of a trained model, it lists only the predictions, the other files are from the training."""
+    """In the folder of a trained model, it lists only the predictions. The other files are from the training."""
     task = make_task(make_tokenizer(), 3)
     trained = ("config.json", "model.safetensors", "README.md", "learning_curve.png")
     for name in ("predictions.txt", "results.md", "confusion_matrix.png", *(trained if is_trained else ())):

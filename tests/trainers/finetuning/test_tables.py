@@ -60,7 +60,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
-def test_suite_average_is_the_published_one(model):
+def test_suite_average_equals_the_published_one(model):
     matched, mismatched, qqp, qnli, sst2, cola, stsb, mrpc, rte, _ = PUBLISHED[model]
     metrics = {
         "cola": {"eval": {"matthews_correlation": cola / 100}},
@@ -84,7 +84,7 @@ def test_suite_average_is_the_published_one(model):
     assert "Missing here: MNLI-mm, QQP, QNLI, SST-2, CoLA, STS-B, MRPC." in some
 
 
-def test_tables_of_a_sweep_show_only_f1_of_types():
+def test_tables_of_a_sweep_show_only_f1_of_entity_types():
     setting = {"batch_size": 32, "learning_rate": 3e-5, "epochs": 3.0}
     of_types = {"LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 9}
     metrics = {name: {"mean": value, "std": 0.125} for name, value in {"f1": 0.5, **of_types}.items()}

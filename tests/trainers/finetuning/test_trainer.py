@@ -226,7 +226,7 @@ def test_bf16_keeps_weights_in_32_bits(head, tokenizer, tmp_path):
 
 
 def train_and_predict(folder: Path, batch_size: int) -> None:
-    """Trains every head for some steps, the first layers frozen at first, and predicts 21 examples, an odd number."""
+    """Trains every head, with frozen layers in the first steps, and predicts 21 examples, an odd number."""
     for head in HEADS:
         weights = None if head == "ForQuestionAnswering" else WEIGHTS
         # Adam would amplify gradients that are only rounding errors.
@@ -241,7 +241,7 @@ def train_and_predict(folder: Path, batch_size: int) -> None:
             head,
             make_tokenizer(),
             folder / head,
-            examples(head, 48),  # a last batch that is not full would be filled up by accelerate
+            examples(head, 48),  # accelerate would fill up an incomplete last batch
             weights,
             per_device_train_batch_size=batch_size,
             per_device_eval_batch_size=4,

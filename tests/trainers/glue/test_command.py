@@ -348,7 +348,7 @@ def test_a_classifier_for_other_labels(run, workshop, tmp_path):
     changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
     with pytest.raises(
         InputError,
-        match=r"This data has 12 labels\. If .* labels, replace it with --ignore_mismatched_sizes",
+        match=r"Number of labels in this data: 12\. If .*, replace it with --ignore_mismatched_sizes",
     ):
         glue.main(arguments(workshop, tmp_path / "out", **changes))
     glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))

@@ -116,7 +116,7 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     assert cola_steps == list(range(4))  # once
     assert mnli_steps == [*range(18), *range(15, 40)]  # continued from the checkpoint
     assert re.search(r"skipping SST-2\. Missing files: \S+/SST-2/train\.tsv, ", caplog.text)
-    assert "skipped 2 rows with too few or too many columns, first row 6" in caplog.text
+    assert "skipped 2 rows with too few or too many columns. The first is row 6" in caplog.text
 
     metrics = json.loads((output_dir / "results.json").read_text())
     assert list(metrics) == ["cola", "mnli", "qqp"]

@@ -31,7 +31,7 @@ def test_the_examples_of_a_step_do_not_depend_on_the_processes():
     [
         ("128", "expected a length and its share of the steps, such as 128:90%, not '128'"),
         ("128:90%,512:20%", "add up to 110 %, not to 100 %"),
-        ("128:99%,512:1%", "length 512 gets none of the 12 steps"),
+        ("128:99%,512:1%", r"length 512 gets no steps \(the run has 12\)"),
         ("24:50%,432:50%", r"the batch size for length 432 is 1, less than processes x accumulation steps \(2\)"),
     ],
 )

@@ -21,7 +21,7 @@ SEP = 102
 @pytest.mark.parametrize("objective", ["nsp", "mlm"])
 @pytest.mark.parametrize("whole_word_mask", [False, True])
 def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, objective, whole_word_mask):
-    length = 512 if objective == "mlm" else 128  # long enough to hold the end of a document now and then
+    length = 512 if objective == "mlm" else 128  # long enough to contain the end of some documents
     dataset = PretrainingDataset(corpus, tokenizer, length, objective, epochs_dir=tmp_path)
     collate = SnugBertDataCollatorForPretraining(tokenizer, whole_word_mask=whole_word_mask)
     examples = [dataset[index] for index in range(64)]
@@ -38,7 +38,7 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
         assert torch.equal(batch[name][:, start:end], alone[name]), name
         assert batch[name].shape == (1, sum(lengths))
     assert alone["position_ids"].tolist() == [list(range(lengths[7]))]
-    # With its labels put back, a row is the example again.
+    # With the labels put back, a row equals the example.
     labels, ids = alone["labels"][0], alone["input_ids"][0]
     assert torch.where(labels == -100, ids, labels).tolist() == dataset[7]["input_ids"].tolist()
     for example, hidden in zip(examples, batch["labels"][0].split(lengths), strict=True):

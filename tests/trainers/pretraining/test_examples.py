@@ -54,7 +54,7 @@ def test_orders_look_random():
     # Few items: every order of the first two is equally frequent. Five standard deviations are p = 6e-7.
     pairs = Counter((shuffle_position(0, 5, str(key)), shuffle_position(1, 5, str(key))) for key in range(4000))
     assert len(pairs) == 20 and chisquare(list(pairs.values())).pvalue > 1e-4
-    # Many: neighbours part, and a tenth of the positions goes to all tenths.
+    # Many items: neighbors are separated, and each tenth of the positions is spread over all tenths.
     order = np.array([shuffle_position(position, 10_000, "key") for position in range(10_000)])
     assert (np.abs(np.diff(order)) == 1).sum() < 12  # 2 on average
     cells = np.histogram2d(np.arange(10_000), order, bins=10)[0]
@@ -110,7 +110,7 @@ def test_a_table_is_made_once(corpus, tmp_path, monkeypatch):
             one.get_example(epoch, 0)
     assert made == [0, 1, 2, 3, 4]
     assert sorted(file.stem[-2:] for file in tmp_path.glob("*.examples")) == ["-0", "-3", "-4"]
-    datasets[2].get_example(2, 0)  # a late process makes it again
+    datasets[2].get_example(2, 0)  # a slow process makes it again
     assert made.pop() == 2
     for change in ({"seed": 1}, {"max_seq_length": 64}, {"short_seq_prob": 0.2}, {"objective": "sop"}):
         dataset(**change)

@@ -45,15 +45,15 @@ def test_whole_words_are_masked():
         is_chosen = labels != -100
         assert is_chosen.sum() == round(candidates.sum() * 0.15)
         assert not is_chosen[~candidates].any()
-        inner = np.flatnonzero(continues & np.roll(candidates, 1))  # goes on with a word before it
+        inner = np.flatnonzero(continues & np.roll(candidates, 1))  # continues a word
         assert (is_chosen[inner] == is_chosen[inner - 1]).all()
         of_word.update(is_chosen[1:-1].tolist())
     assert of_word[True] / of_word.total() == pytest.approx(0.15, abs=0.005)
-    # What truncation left of a word at the beginning of a half is a word of its own.
-    halves = np.array([0, 2000, 0, 2001, 0])
-    _, labels = mask_tokens(halves, halves > 0, 103, halves, rng, continues_word=halves == 2001)
+    # If truncation cut the start of a word, the rest counts as a word.
+    cut = np.array([0, 2000, 0, 2001, 0])
+    _, labels = mask_tokens(cut, cut > 0, 103, cut, rng, continues_word=cut == 2001)
     assert (labels != -100).sum() == 1
-    # Words of three pieces do not fit into two; where no word fits, one is taken all the same.
+    # Words of three tokens exceed a budget of two. If no word fits, one is chosen anyway.
     three = np.arange(12) % 3 != 0
     for pieces, expected in ((12, 3), (3, 3)):
         ids = np.arange(2000, 2000 + pieces)

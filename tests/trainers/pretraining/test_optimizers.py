@@ -14,7 +14,7 @@ from snugbert.trainers.pretraining.optimizers import MuonWithAdamW
 
 
 def with_random_gradients(model, steps):
-    """Gives `model` new gradients, as many times as `steps`."""
+    """Sets new random gradients in each of `steps` steps."""
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         for parameter in model.parameters():
@@ -28,7 +28,7 @@ def with_random_gradients(model, steps):
 @pytest.mark.parametrize(
     ("given", "decay_steps"), [({}, 20), ({"num_decay_steps": 0.25}, 50), ({"num_decay_steps": 30}, 30)]
 )
-def test_wsd_equals_that_of_transformers(tmp_path, given, decay_steps):
+def test_wsd_equals_transformers(tmp_path, given, decay_steps):
     trainer = make_trainer(
         tmp_path,
         max_steps=200,
@@ -64,10 +64,10 @@ def test_wsd_that_is_too_long_is_an_error(tmp_path, given):
 
 
 def test_lamb_equals_the_paper(tmp_path):
-    """You et al. (2019), algorithm 2, without correction of the bias; phi is the identity."""
+    """You et al. (2019), algorithm 2, without bias correction. phi is the identity."""
     arguments = {"learning_rate": 0.01, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95}
     trainer = make_trainer(tmp_path, max_steps=1, optim="lamb", **arguments)
-    # A norm above 10, as word embeddings have; the first moments of some rows stay zero.
+    # A norm above 10, like word embeddings. The first moments of some rows stay zero.
     with torch.no_grad():
         trainer.model.bert.embeddings.word_embeddings.weight.mul_(30)
     expected = {name: parameter.detach().double() for name, parameter in trainer.model.named_parameters()}
@@ -121,7 +121,7 @@ def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path):
     optimizer = trainer.create_optimizer()
     assert isinstance(optimizer, MuonWithAdamW)
     in_groups = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    assert sorted(in_groups) == sorted(map(id, trainer.model.parameters()))  # each in one
+    assert sorted(in_groups) == sorted(map(id, trainer.model.parameters()))  # each in one group
     for _ in zip(with_random_gradients(trainer.model, 3), with_random_gradients(reference, 3), strict=True):
         optimizer.step()
         muon.step()
@@ -131,7 +131,7 @@ def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path):
 
 
 @pytest.mark.parametrize("optim", ["lamb", "muon"])
-def test_a_resumed_run_equals_a_run_without_a_stop_bit_for_bit(tmp_path, optim):
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, optim):
     arguments = {
         "optim": optim,
         "max_steps": 12,

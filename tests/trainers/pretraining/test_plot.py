@@ -43,7 +43,7 @@ def test_plots_of_training_with_and_without_validation(tmp_path, monkeypatch, li
     blue, width = pixels(picture, BLUE), Image.open(picture).width
     assert blue > 50 and pixels(picture, ORANGE) == 0
 
-    # A run that was killed leaves half a line; next sentences are a second column.
+    # A killed run leaves an incomplete line. Sentence pairs are a second column.
     training = [log_line(number, next_sentences=True) for number in range(1, lines + 1)]
     mixed = [*training, evaluated(training[-1]), {"step": lines, "train_runtime": 3.0}]
     log.write_text("".join(json.dumps(line) + "\n" for line in mixed) + '{"tokens": 4096, "mlm_lo')

@@ -17,7 +17,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
     with pytest.raises(InputError, match="was written by AdamW, but this run uses MuonWithAdamW"):
         make_trainer(tmp_path, max_steps=2, optim="muon").train(resume_from_checkpoint=str(checkpoint))
     model = tiny_model()
-    torch.save(torch.optim.AdamW(model.parameters()).state_dict(), checkpoint / "optimizer.pt")  # as Trainer has it
+    torch.save(torch.optim.AdamW(model.parameters()).state_dict(), checkpoint / "optimizer.pt")  # as Trainer writes it
     with pytest.raises(InputError, match="was written by an older version of SnugBERT"):
         make_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=str(checkpoint))
 
@@ -38,11 +38,11 @@ def test_a_full_disk_is_a_short_error(tmp_path, file):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
-    assert find_newest_checkpoint(tmp_path / "second") is None  # nothing that could pass for a checkpoint
+    assert find_newest_checkpoint(tmp_path / "second") is None  # no folder looks like a complete checkpoint
 
 
 def test_a_tokenizer_that_cannot_be_saved_is_another_error(tmp_path, monkeypatch):
-    """Its code, which is saved with it, needs a file that is not there."""
+    """Its code, which is saved with it, needs a missing file."""
     (tmp_path / "custom_tokenizer.py").write_text(
         "from snugbert import SnugBertTokenizer\n\n\nclass CustomTokenizer(SnugBertTokenizer):\n"
         "    def helper(self):\n        from .missing import helper\n"

@@ -73,12 +73,12 @@ def test_a_run_learns_and_writes_a_model(small_run, tmp_path, capsys):
         if "loss" in line:
             assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], abs=2e-3)
             assert line["tokens_per_second"] > 0 and 0 <= line["mlm_accuracy"] <= 1 and 0 <= line["nsp_accuracy"] <= 1
-    assert history[-1]["epoch"] > 3  # passes over the corpus, not over the dataset of all steps
+    assert history[-1]["epoch"] > 3  # passes over the corpus
     assert type(snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path)).__name__ == "SnugBertForMaskedLM"
 
 
 def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
-    """Against the model on one pair after the other, as ordinary batches of one."""
+    """Equals the mean over single pairs, each in an ordinary batch of one."""
     run(small_run, output_dir=tmp_path, per_device_eval_batch_size=3, save_strategy="no")
     results = json.loads((tmp_path / "eval_results.json").read_text())
     tokenizer = snugbert.SnugBertTokenizer.from_pretrained(tmp_path)
@@ -140,7 +140,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
     assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
-    assert not (tmp_path / "epochs").exists()  # of no use without the run
+    assert not (tmp_path / "epochs").exists()  # needed only during the run
 
 
 @pytest.mark.parametrize("flag", ["no_nsp", "sentence_order"])
@@ -164,7 +164,7 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
 
 
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
-    """Two lengths in one run, from `snugbert prepare`; resumed in the second phase it is the straight run."""
+    """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run."""
     text = ["--train_file", str(small_run["train_file"]), "--lines_are_sentences", "true"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
@@ -196,7 +196,7 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
         assert len(error.splitlines()) == 1 and "--allow_changed_data" in error
         return error
 
-    text.rename(tmp_path / "moved")  # as a whole it may
+    text.rename(tmp_path / "moved")  # moving the whole folder is allowed
     assert run(small_run | resume | {"train_file": tmp_path / "moved/*.txt", "max_steps": 4}) == 0
     (tmp_path / "moved").rename(text)
     assert "short_seq_prob" in refusal(short_seq_prob=0.2)
@@ -209,7 +209,7 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     missing = refusal()
     assert "b.txt" in missing and "missing" in missing
     assert run(small_run | resume, allow_changed_data="true") == 0
-    # The same batch in other pieces is no change.
+    # Accumulating the same batch in smaller parts is not a change.
     more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     assert run(small_run | resume | {"max_steps": 8}, **more) == 0
 
@@ -294,7 +294,7 @@ def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, cap
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
     assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
     assert (tmp_path / "model.safetensors").read_bytes() == weights
-    # It removes what the run wrote, and nothing of the user's with a similar name.
+    # It removes the files of the run, but no files of the user with similar names.
     mine = [tmp_path / "checkpoint-notes" / "notes.txt", tmp_path / "my_results.json", tmp_path / "checkpoint-4.txt"]
     mine[0].parent.mkdir()
     for file in mine:
@@ -326,7 +326,7 @@ def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
     ids=["newest", "best", "one that is the best", "one and the best", "the best is gone"],
 )
 def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
-    """Also where all have one time, as in a copy, which says nothing of their order."""
+    """Also if all checkpoints have the same time, as after copying."""
     trainer = make_trainer(tmp_path)
     trainer._checkpoints_kept, trainer.state.global_step = limit, 6
     trainer.state.best_model_checkpoint = best and str(tmp_path / f"checkpoint-{best}")
@@ -339,7 +339,7 @@ def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
     assert {int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*")} == kept
 
 
-def test_the_best_checkpoint_is_found_where_the_folder_is_now(small_run, tmp_path):
+def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_path):
     best = {"load_best_model_at_end": "true", "metric_for_best_model": "loss", "eval_strategy": "steps"}
     best |= {"eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
     assert run(small_run | best, output_dir=tmp_path / "before") == 0
@@ -363,8 +363,8 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(small_run, tmp_path, 
     assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
 
 
-def test_one_command_begins_and_resumes(small_run, tmp_path, capsys):
-    """For jobs that may be stopped at any time; but a finished run without checkpoints is not begun again."""
+def test_the_same_command_starts_and_resumes(small_run, tmp_path, capsys):
+    """For jobs that may be stopped at any time. A finished run without checkpoints is not started again."""
     more = {"resume_from_checkpoint": "true", "save_steps": 4, "output_dir": tmp_path}
     assert run(small_run, **more, max_steps=4) == 0
     capsys.readouterr()
@@ -479,4 +479,4 @@ def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch,
     error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # after the progress bar
     assert len(error.splitlines()) == 1
     assert message in error
-    assert not list(tmp_path.glob("[!e]*"))  # nothing but the tables of examples, "epochs"
+    assert not list(tmp_path.glob("[!e]*"))  # only the tables of examples, "epochs"

@@ -62,7 +62,7 @@ def test_pairs_follow_the_recipe(corpus, objective, max_seq_length):
         assert (second_start >= start + first)[is_next].all()
         assert (second_start == start + first)[is_next & uncut].all()
         assert (document != second_document)[~is_next].all()
-        # Random second halves come from all documents alike, and from anywhere in them but their first sentence.
+        # All documents give random second segments equally often, but never from their first sentence.
         expected = np.diff(corpus.document_starts) / corpus.num_documents * (~is_next).sum()
         assert chisquare(np.bincount(table["second_block"][~is_next]), expected).pvalue > 1e-4
         document_starts = [block.sentences[block.documents] for block in corpus.blocks]
@@ -72,7 +72,7 @@ def test_pairs_follow_the_recipe(corpus, objective, max_seq_length):
         in_order = np.where(label == 0, second_start - start - first, start - second_start - second)
         assert (document == second_document).all()
         assert (in_order >= 0).all() and (in_order[uncut] == 0).all()
-    if max_seq_length == 128:  # a short target cuts nothing off
+    if max_seq_length == 128:  # no pair with a short target is cut
         short = table_of(corpus, objective, 128, short_seq_prob=1.0)
         lengths = numbers(short, "length") + numbers(short, "second_length")
         assert lengths.mean() < 100
@@ -81,7 +81,7 @@ def test_pairs_follow_the_recipe(corpus, objective, max_seq_length):
 
 @pytest.mark.parametrize("objective", ["nsp", "sop", "mlm"])
 def test_text_is_used_once(corpus, objective):
-    """Every token is in one first half or real second half, or was cut off by the truncation of its own pair."""
+    """Every token is in one first or real second segment, unless truncation of its own pair dropped it."""
 
     def find_best_spans(table):
         for row in table:
@@ -95,7 +95,7 @@ def test_text_is_used_once(corpus, objective):
             counts[block][start : start + length] += 1
         return counts
 
-    # Longer than every document: nothing is cut off.
+    # Pairs that are longer than every document are never truncated.
     longest = max(np.diff(block.sentences[block.documents]).max() for block in corpus.blocks)
     for counts in used(table_of(corpus, objective, int(longest) + 3, short_seq_prob=0.5)):
         assert (counts == 1).all()
@@ -105,8 +105,8 @@ def test_text_is_used_once(corpus, objective):
         assert counts.mean() == 1 if objective == "mlm" else counts.mean() > 0.85
     if objective == "mlm":
         return
-    # A pair that is not full lost nothing; so only full pairs lie beside text that is not used, and only halves of
-    # full ones begin or end within a sentence.
+    # Only full pairs were truncated. So unused text is always next to a full pair, and only segments of full pairs
+    # begin or end within a sentence.
     full = numbers(table, "length") + numbers(table, "second_length") == 125
     assert 0.5 < full.mean() < 1
     owners = [
@@ -121,7 +121,7 @@ def test_text_is_used_once(corpus, objective):
 
 @pytest.mark.parametrize(("name", "tolerance"), [("books_en", 0.005), ("wiki_en", 0.02), ("wikitext2", 0.02)])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
-def test_labels_are_halves_and_pairs_are_full(corpora, name, tolerance, objective):
+def test_labels_are_balanced_and_pairs_are_full(corpora, name, tolerance, objective):
     table = table_of(corpora[name], objective)
     assert abs(table["label"].mean() - 0.5) < (tolerance if objective == "nsp" else 0.02)
     assert (numbers(table, "length") + numbers(table, "second_length") + 3).mean() > 0.9 * 128
@@ -130,7 +130,7 @@ def test_labels_are_halves_and_pairs_are_full(corpora, name, tolerance, objectiv
 @pytest.mark.parametrize("max_seq_length", [64, 128, 512])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_lengths_barely_reveal_the_label(corpora, objective, max_seq_length):
-    """A classifier that sees both lengths and their sum hardly beats the more frequent label."""
+    """A classifier on both lengths and their sum barely beats always predicting the more frequent label."""
     epochs = [
         table_of(corpora["books_en"], objective, max_seq_length, seed=seed) for seed in range(max_seq_length // 48 + 1)
     ]
@@ -140,9 +140,9 @@ def test_lengths_barely_reveal_the_label(corpora, objective, max_seq_length):
     accuracy = cross_val_score(
         HistGradientBoostingClassifier(max_iter=40, early_stopping=False), lengths, label, cv=3
     ).mean()
-    # Sentences near each other are of similar length, which two or three of them show most: 1.2 to 1.5 points of 64.
+    # Neighboring sentences have similar lengths. Pairs of 64 tokens reveal most: 1.2 to 1.5 points.
     assert accuracy - max(label.mean(), 1 - label.mean()) < (0.02 if max_seq_length == 64 else 0.015)
-    # Nor from whether the second half ends within a sentence.
+    # Whether the second segment ends within a sentence does not reveal the label either.
     ends = second + numbers(table, "second_start")
     at_end = np.zeros(len(table), dtype=bool)
     for number, block in enumerate(corpora["books_en"].blocks):
@@ -159,7 +159,7 @@ def test_short_documents():
     halves = table_of(alone, "sop")
     assert len(halves) == 20 and (halves["length"] == 2).all() and (halves["second_length"] == 2).all()
     assert len(table_of(make_corpus([[[[7]], [sentence]]]), "sop")) == 1  # a single token cannot be split
-    # A sentence longer than a pair is cut, beside others and alone.
+    # A sentence longer than a pair is cut, with others or alone.
     long = make_corpus([[[list(range(1000, 1500))] * 3, [sentence], [list(range(1000, 1500))]]] * 2)
     for objective in ("nsp", "sop"):
         for seed in range(20):
@@ -168,7 +168,7 @@ def test_short_documents():
             assert min(table["length"].min(), table["second_length"].min()) >= 1
 
 
-def test_labels_stay_halves_where_many_pairs_are_forced():
+def test_labels_stay_balanced_if_many_pairs_are_forced():
     rng = np.random.default_rng(0)
     documents = [[[1000] * rng.integers(5, 40) for _ in range(rng.integers(1, 4))] for _ in range(3000)]
     assert abs(table_of(make_corpus([documents]), "nsp", 32)["label"].mean() - 0.5) < 0.01

@@ -10,7 +10,7 @@ from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
 
 def test_flops_of_a_batch_equal_what_torch_counts():
-    # Every token but [CLS] has a label, so the last layer reads all; sequences are equally long, so eager pads none.
+    # Every token except [CLS] has a label, so the last layer computes all tokens. No sequence is padded.
     config = SnugBertConfig.from_size("tiny", vocab_size=50, attn_implementation="eager")
     model = SnugBertForPreTraining(config)
     batch = pack({name: [np.arange(1, 8)] * 4 for name in ("input_ids", "labels")})
@@ -22,10 +22,10 @@ def test_flops_of_a_batch_equal_what_torch_counts():
 
     # The next-sentence head: [CLS] through the last layer, pooler and classifier.
     H, inner, length = config.hidden_size, config.intermediate_size, 7
-    of_cls = 2 * (2 * H * H + 2 * H * inner) + 4 * H * length + 2 * (H * H + H * 2)
+    cls_flops = 2 * (2 * H * H + 2 * H * inner) + 4 * H * length + 2 * (H * H + H * 2)
     with_head = training_flops(config, batch)
     del batch["next_sentence_label"]
-    assert with_head - training_flops(config, batch) == 3 * 4 * of_cls
+    assert with_head - training_flops(config, batch) == 3 * 4 * cls_flops
 
 
 def test_measuring_peak_flops_keeps_the_random_state():

@@ -22,7 +22,7 @@ def tokenizer():
 
 
 def make_features(tokenizer, size=50) -> list[dict]:
-    """Texts of 4 to 14 words, with a column that no model takes."""
+    """Texts of 4 to 14 words, with a column that no model accepts."""
     texts = [" ".join(f"w{(7 * index + 3 * word) % 190}" for word in range(4 + index % 11)) for index in range(size)]
     return [tokenizer(text).data | {"text": text} for text in texts]
 
@@ -72,8 +72,8 @@ class Texts(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("kind", [list, Texts, datasets.Dataset.from_list])
-def test_a_resumed_run_on_any_dataset_equals_a_run_without_a_stop(tokenizer, tmp_path, kind):
-    """Stopped in an epoch; masks at random, which a data worker of another number would draw, too."""
+def test_a_resumed_run_on_any_dataset_equals_an_uninterrupted_one(tokenizer, tmp_path, kind):
+    """Resumes within an epoch. Random masks do not depend on the number of data workers."""
     features = make_features(tokenizer)
     straight = make_trainer(tokenizer, tmp_path, kind(features))
     straight.train()
