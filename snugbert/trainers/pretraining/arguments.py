@@ -105,7 +105,7 @@ class PretrainingDataArguments(PreparationArguments):
         metadata={"help": "Maximum tokens per example and share of the steps, for each phase: 128:90%%,512:10%%."},
     )
     short_seq_prob: float = field(
-        default=0.1, metadata={"help": "Share of sentence pairs cut to a shorter random length."}
+        default=0.1, metadata={"help": "Share of sentence pairs with a random shorter target length."}
     )
     no_nsp: bool = field(
         default=False, metadata={"help": "Predict only masked tokens, in full sentences without pairs (RoBERTa)."}

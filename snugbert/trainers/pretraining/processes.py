@@ -3,7 +3,7 @@
 Checkpoints have one format, whether one process wrote them, several with DDP, or several with FSDP2.
 `model.safetensors` holds complete weights, and `optimizer.pt` the complete optimizer state by parameter name. So any
 run can resume any checkpoint, and `from_pretrained` opens all of them. BERT is small enough to gather in one process:
-BERT-large has 340M parameters, 4 GB with AdamW's state.
+BERT-large has 335M parameters, 4 GB with AdamW's state.
 """
 
 import errno
