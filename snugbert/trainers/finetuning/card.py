@@ -88,10 +88,10 @@ def write_finetuning_card(
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was fine-tuned on {dataset} with SnugBERT, starting from "
         f"{escape(base_name)}.",
-        how_to_load(name, head),
     ]
     if task.labels is not None:
         sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
+    sections.append(how_to_load(name, head))
     if any(results["metrics"].values()):
         tables = results_table(results["metrics"], results["baselines"], results["examples"])
         sections.append(f"## Results\n\n{tables}")

@@ -22,7 +22,7 @@ class GlueTask(NamedTuple):
         main_metric: the metric in table 1 of Devlin et al. (2018).
         renamed_columns: column in the TSV files -> name in the datasets library, where the two differ.
         headerless_columns: the columns of TSV files without a header.
-        skips_torn_rows: skip TSV rows with missing columns.
+        skips_torn_rows: skip TSV rows with too few or too many columns.
         writes_label_ids: the TSV files and the leaderboard use label ids instead of names.
         files: split -> names of its TSV file without ".tsv". The first file that exists is read.
         leaderboard: test split -> name of the leaderboard's file without ".tsv". Default: `folder`.

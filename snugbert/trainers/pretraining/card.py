@@ -104,14 +104,18 @@ def _eval_results(metrics: Mapping[str, float], validation_name: str) -> list[Ev
 
 
 def _format_results(metrics: Mapping[str, float], baselines: Mapping[str, float]) -> str:
-    rows = []
-    for name, description in METRICS.items():
-        if name in metrics:
-            form = FORMATS[name.partition("_")[2]]
-            baseline = format(baselines[name], form) if name in baselines else ""
-            rows.append((description, format(metrics[name], form), baseline))
+    def cell(values: Mapping[str, float], name: str) -> str:
+        return format(values[name], FORMATS[name.partition("_")[2]]) if name in values else ""
+
+    rows = [
+        (description, cell(metrics, name), cell(baselines, name))
+        for name, description in METRICS.items()
+        if name in metrics
+    ]
+    if not baselines:  # in a card that is pushed during training
+        return f"Metrics on the validation text.\n\n{table(('', 'this model'), [row[:2] for row in rows])}"
+    pairs = ", and the more frequent label for all sentence pairs" if "nsp_accuracy" in baselines else ""
     return (
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
-        "training text, and the more frequent label for all sentence pairs.\n\n"
-        + table(("", "this model", "baseline"), rows)
+        f"training text{pairs}.\n\n{table(('', 'this model', 'baseline'), rows)}"
     )

@@ -43,3 +43,17 @@ def test_a_card_that_the_user_wrote_is_kept(tmp_path):
     file.write_text("# My words\n")
     write_pretraining_card(tmp_path, name="third", **facts)
     assert file.read_text() == "# My words\n"
+
+
+def test_a_card_during_training_has_no_baselines(tmp_path):
+    write_pretraining_card(
+        tmp_path,
+        name="me/mini",
+        language=None,
+        data=DATA,
+        settings=SETTINGS,
+        metrics={"mlm_loss": 5.9194},
+        baselines={},
+    )
+    text = (tmp_path / "README.md").read_text()
+    assert "| masked token loss, nats | 5.919 |\n" in text and "baseline" not in text
