@@ -48,10 +48,10 @@ def prepare_in_cache(
     """Prepares a text in the cache, or reuses it from there if the text has not changed.
 
     Args:
-        text: Files or a dataset.
-        tokenizer, language, num_workers, documents, show_progress: See [`prepare_parts`].
-        cache_dir: The folder of the cache. Default: `HF_HOME`.
-        keeps: See [`plan_parts`].
+        text: files or a dataset.
+        tokenizer, language, num_workers, documents, show_progress: see [`prepare_parts`].
+        cache_dir: the folder of the cache. Default: `HF_HOME`.
+        keeps: see [`plan_parts`].
 
     Returns:
         The folder in the cache, and the corpus in it. The folder's name is a digest of the file names or dataset, the
@@ -90,8 +90,8 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
     """Removes prepared text from the folder `cache`, and prints what was removed.
 
     Args:
-        cache: The folder.
-        names: Names of folders in it, or `["all"]`.
+        cache: the folder.
+        names: names of folders in it, or `["all"]`.
 
     Raises:
         InputError: A name is unknown; then nothing is removed. Or a folder was kept because a process is preparing it,

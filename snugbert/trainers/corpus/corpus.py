@@ -21,13 +21,13 @@ class Corpus:
     """The blocks of a prepared corpus.
 
     Attributes:
-        blocks: The text. Blocks from a folder are memory-mapped and use no memory of their own.
-        digest: Changes when the text, the tokenizer or a setting changes.
-        folder: The folder of the files, or None if the corpus was made in memory.
-        sources: The digest of each text file, or of the dataset, by name.
-        settings: Everything else that decides the content: the digest of the tokenizer, the language, and which
+        blocks: the text. Blocks from a folder are memory-mapped and use no memory of their own.
+        digest: changes when the text, the tokenizer or a setting changes.
+        folder: the folder of the files, or None if the corpus was made in memory.
+        sources: the digest of each text file, or of the dataset, by name.
+        settings: everything else that decides the content: the digest of the tokenizer, the language, and which
             documents were kept.
-        document_starts: Number of documents before each block, and in total. *Shape:* (blocks + 1,)
+        document_starts: number of documents before each block, and in total. *Shape:* (blocks + 1,)
     """
 
     def __init__(
@@ -74,8 +74,8 @@ def open_corpus(folder: str | Path, tokenizer: PreTrainedTokenizerBase) -> Corpu
         corpus = snugbert.open_corpus("prepared", tokenizer)
 
     Args:
-        folder: The folder of the corpus.
-        tokenizer: The tokenizer that it was prepared with.
+        folder: the folder of the corpus.
+        tokenizer: the tokenizer that it was prepared with.
 
     Returns:
         The corpus. It is memory-mapped, so it may be larger than the memory.

@@ -23,11 +23,11 @@ class TokenizedDocuments:
     """A batch of tokenized documents. Documents and sentences without tokens are left out.
 
     Attributes:
-        documents_read: Number of documents in the batch, including empty ones.
-        numbers: Indices of the documents that are left. *Shape:* (documents,)
-        document_lengths: Number of sentences per document. *Shape:* (documents,)
-        sentence_lengths: Number of tokens per sentence. *Shape:* (sentences,)
-        tokens: Token ids. *Shape:* (tokens,)
+        documents_read: number of documents in the batch, including empty ones.
+        numbers: indices of the documents that are left. *Shape:* (documents,)
+        document_lengths: number of sentences per document. *Shape:* (documents,)
+        sentence_lengths: number of tokens per sentence. *Shape:* (sentences,)
+        tokens: token ids. *Shape:* (tokens,)
     """
 
     documents_read: int
@@ -44,12 +44,12 @@ class DocumentTokenizer:
     pre-tokenizer and WordPiece never look across a space. Other tokenizers get whole sentences.
 
     Args:
-        tokenizer: A fast tokenizer.
+        tokenizer: a fast tokenizer.
         language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
             sentence.
 
     Attributes:
-        vocab_size: Number of tokens, including added tokens.
+        vocab_size: number of tokens, including added tokens.
         dtype: uint16 or uint32, the type of the token ids.
     """
 
@@ -77,7 +77,7 @@ class DocumentTokenizer:
         """Tokenizes documents.
 
         Args:
-            batch: The index and the lines of each document.
+            batch: the index and the lines of each document.
         """
         documents = [
             document if self.language is None else split_sentences(document, self.language) for _, document in batch

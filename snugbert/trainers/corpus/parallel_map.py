@@ -19,9 +19,9 @@ def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_
     """Like `map`, in several processes. A single item, or a call inside a data worker, starts no process.
 
     Args:
-        function: Must be picklable where processes are not forked.
-        items: Read only a little ahead of the results, so they need not fit into memory. Never None.
-        num_workers: Number of processes.
+        function: must be picklable where processes are not forked.
+        items: read only a little ahead of the results, so they need not fit into memory. Never None.
+        num_workers: number of processes.
 
     Raises:
         BrokenProcessPool: A process was killed.

@@ -30,9 +30,9 @@ class Block:
     """Consecutive documents of a corpus. No sentence and no document is empty.
 
     Attributes:
-        tokens: Token ids, without special tokens. *Shape:* (tokens,)
-        sentences: Offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
-        documents: Offset in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
+        tokens: token ids, without special tokens. *Shape:* (tokens,)
+        sentences: offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
+        documents: offset in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
     """
 
     tokens: np.ndarray
@@ -44,9 +44,9 @@ class Source(TypedDict):
     """A text file or a dataset.
 
     Attributes:
-        name: Path of the file, or `dataset` and its name.
-        digest: Changes when the text changes.
-        identity: Device, inode, size and times of the file. While they stay the same, the file is not read again.
+        name: path of the file, or `dataset` and its name.
+        digest: changes when the text changes.
+        identity: device, inode, size and times of the file. While they stay the same, the file is not read again.
     """
 
     name: str
@@ -66,7 +66,7 @@ def corpus_schema(dtype: DTypeLike, origin: Origin | None = None) -> pa.Schema:
 
     Args:
         dtype: uint16 or uint32, the type of token ids.
-        origin: Stored in the metadata.
+        origin: stored in the metadata.
     """
     metadata = None if origin is None else {b"snugbert": json.dumps(origin).encode()}
     sentences = pa.list_(pa.list_(pa.from_numpy_dtype(dtype)))
@@ -110,8 +110,8 @@ def read_blocks(file: Path, vocab_size: int | None) -> list[Block]:
     """Maps the blocks of a part into memory.
 
     Args:
-        file: The part.
-        vocab_size: If given, every block is validated, and token ids must be below this.
+        file: the part.
+        vocab_size: if given, every block is validated, and token ids must be below this.
 
     Raises:
         InputError: The file is damaged.
@@ -142,9 +142,9 @@ def validate_block(batch: pa.RecordBatch, last_document: int, vocab_size: int) -
     """Checks that a block from a file has the properties that [`Block`] promises.
 
     Args:
-        batch: The block as Arrow read it.
-        last_document: Index of the document before the block in the same part, or -1.
-        vocab_size: All token ids must be below this.
+        batch: the block as Arrow read it.
+        last_document: index of the document before the block in the same part, or -1.
+        vocab_size: all token ids must be below this.
 
     Returns:
         The index of the last document of the block.

@@ -62,16 +62,16 @@ def prepare_corpus(
         corpus = snugbert.prepare_corpus(["corpus/*.txt.gz"], tokenizer, "prepared")
 
     Args:
-        files: Paths and glob patterns of .txt, .jsonl (both also .gz and .zst) and .parquet files. In .txt files, a
+        files: paths and glob patterns of .txt, .jsonl (both also .gz and .zst) and .parquet files. In .txt files, a
             blank line ends a document. In the other files, each row is a document.
-        tokenizer: A fast tokenizer.
-        folder: Where to write the corpus. It is created if it does not exist.
-        text_column_name: The column of .jsonl and .parquet files that holds the text.
-        lines_are_sentences: Whether each line is one sentence. By default, lines are split into sentences.
+        tokenizer: a fast tokenizer.
+        folder: where to write the corpus. It is created if it does not exist.
+        text_column_name: the column of .jsonl and .parquet files that holds the text.
+        lines_are_sentences: whether each line is one sentence. By default, lines are split into sentences.
         language: ISO 639-1 code of the language whose rules split lines into sentences.
-        preprocessing_num_workers: Number of processes that tokenize. Default: one per core.
-        overwrite_output_dir: Whether to replace a corpus with a different text, tokenizer or settings in `folder`.
-        show_progress: Whether to show progress bars on a terminal.
+        preprocessing_num_workers: number of processes that tokenize. Default: one per core.
+        overwrite_output_dir: whether to replace a corpus with a different text, tokenizer or settings in `folder`.
+        show_progress: whether to show progress bars on a terminal.
 
     Returns:
         The corpus, as [`open_corpus`] opens it.
@@ -110,15 +110,15 @@ def prepare_parts(
     Several processes may call this at the same time. Each part is written by one of them, and the others wait.
 
     Args:
-        folder: Where to write the corpus. It is created if it does not exist.
-        parts: All parts from [`plan_parts`], or the parts of one shard.
-        tokenizer: A fast tokenizer.
+        folder: where to write the corpus. It is created if it does not exist.
+        parts: all parts from [`plan_parts`], or the parts of one shard.
+        tokenizer: a fast tokenizer.
         language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
             sentence.
-        documents: A description of the documents that the parts keep. It is one of the settings of the corpus.
-        num_workers: Number of processes that tokenize. Default: one per core that this process may use.
-        replace: Whether to replace parts with a different text, division, tokenizer or settings in `folder`.
-        show_progress: Whether to show a progress bar per part on a terminal, in documents.
+        documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
+        num_workers: number of processes that tokenize. Default: one per core that this process may use.
+        replace: whether to replace parts with a different text, division, tokenizer or settings in `folder`.
+        show_progress: whether to show a progress bar per part on a terminal, in documents.
 
     Raises:
         InputError: The text cannot be read, or changes while it is read; `folder` holds a part with a different text,

@@ -26,10 +26,10 @@ class Part:
     """The text of one file of a corpus: some of the text files, or a share of a dataset.
 
     Attributes:
-        number, num_parts: Index of the part, and the number of parts.
-        text: Where the text is.
-        files: The text files of this part. Empty for a dataset.
-        keeps: Returns whether to keep a document, by its index in the part's text.
+        number, num_parts: index of the part, and the number of parts.
+        text: where the text is.
+        files: the text files of this part. Empty for a dataset.
+        keeps: returns whether to keep a document, by its index in the part's text.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Part:
         """Returns the names and digests of the part's text files, or of the dataset.
 
         Args:
-            known: An earlier result. Files that have not changed since are not read again.
+            known: an earlier result. Files that have not changed since are not read again.
         """
         if not self.files:
             return [{"name": self.source_names[0], "digest": dataset_version(self.text)}]
@@ -84,9 +84,9 @@ def plan_parts(text: TextArguments, num_shards: int = 1, keeps: Callable[[int], 
     """Divides text into parts of consecutive files, at least one part per shard.
 
     Args:
-        text: Files or a dataset.
-        num_shards: Number of machines that share the work.
-        keeps: Returns whether to keep a document, by its index in its part's text.
+        text: files or a dataset.
+        num_shards: number of machines that share the work.
+        keeps: returns whether to keep a document, by its index in its part's text.
 
     Raises:
         InputError: There is no text, or there are fewer files than shards.

@@ -28,10 +28,10 @@ class Extension(NamedTuple):
     """New tokens for a tokenizer.
 
     Attributes:
-        tokens: The new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
-        first_id: Id of the first new token.
-        num_words: Number of words without unknown characters, counting repetitions. Tokens were learned from these.
-        merges: For BPE, the new merges. They are applied in this order, after the old merges.
+        tokens: the new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
+        first_id: id of the first new token.
+        num_words: number of words without unknown characters, counting repetitions. Tokens were learned from these.
+        merges: for BPE, the new merges. They are applied in this order, after the old merges.
     """
 
     tokens: dict[str, list[int]]
@@ -44,8 +44,8 @@ def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, 
     """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
 
     Args:
-        tokenizer: A fast tokenizer.
-        name: Its name, for messages.
+        tokenizer: a fast tokenizer.
+        name: its name, for messages.
 
     Returns:
         The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
@@ -83,8 +83,8 @@ def tokenize_words(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> d
     """Returns the token ids of each word. Words with an unknown character are left out.
 
     Args:
-        words: From [`count_words`] with the same tokenizer.
-        tokenizer: A fast tokenizer.
+        words: from [`count_words`] with the same tokenizer.
+        tokenizer: a fast tokenizer.
     """
     model, unknown = tokenizer.backend_tokenizer.model, tokenizer.unk_token_id
     tokenized = {word: [token.id for token in model.tokenize(word)] for word in words}
@@ -101,11 +101,11 @@ def learn_extension(
     """Learns new tokens for `words`. Each is a sequence of old tokens.
 
     Args:
-        words: Number of occurrences of each word, from [`count_words`].
-        tokenizer: The old tokenizer. Its ids must have no gaps.
-        num_tokens: Maximum number of new tokens.
-        min_frequency: Minimum occurrences of a pair that becomes a token.
-        show_progress: Whether to show progress bars on a terminal.
+        words: number of occurrences of each word, from [`count_words`].
+        tokenizer: the old tokenizer. Its ids must have no gaps.
+        num_tokens: maximum number of new tokens.
+        min_frequency: minimum occurrences of a pair that becomes a token.
+        show_progress: whether to show progress bars on a terminal.
     """
     sequences = Counter({_encode_ids(ids): words[word] for word, ids in tokenize_words(words, tokenizer).items()})
     alphabet = sorted(set().union(*sequences))
@@ -146,9 +146,9 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
     All old tokens keep their ids, including tokens that were added to the vocabulary.
 
     Args:
-        tokenizer: The old tokenizer. It is not changed.
-        extension: From [`learn_extension`].
-        name: Name of the old tokenizer, for messages.
+        tokenizer: the old tokenizer. It is not changed.
+        extension: from [`learn_extension`].
+        name: name of the old tokenizer, for messages.
     """
     kind, settings = read_settings(tokenizer, name)
     new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}
@@ -174,7 +174,7 @@ def load_init_model(name: str) -> PreTrainedModel | None:
     """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model.
 
     Args:
-        name: Folder or Hub name.
+        name: folder or Hub name.
 
     Raises:
         InputError: See [`read_checkpoint`].
@@ -192,9 +192,9 @@ def extend_model(model: PreTrainedModel, extension: Extension) -> None:
     """Adds an embedding and an output bias per new token: the means over the old tokens that it consists of.
 
     Args:
-        model: A SnugBERT model with any head. It is changed in place. It may have more embeddings than the old
+        model: a SnugBERT model with any head. It is changed in place. It may have more embeddings than the old
             tokenizer has tokens.
-        extension: From [`learn_extension`].
+        extension: from [`learn_extension`].
     """
     vocab_size = extension.first_id + len(extension.tokens)
     if vocab_size > model.config.vocab_size:

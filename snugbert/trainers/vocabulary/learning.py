@@ -72,12 +72,12 @@ def make_tokenizer(
     - [MASK] stands for a word and the space before it.
 
     Args:
-        kind: How words are split into tokens.
-        tokens: The vocabulary in the order of ids, including [`SPECIAL_TOKENS`].
-        merges: For BPE, the pairs to merge, in order.
-        do_lower_case: Whether to lowercase text. Default: true, but false for byte-level BPE.
-        strip_accents: Whether to remove accents. Default: as `do_lower_case`.
-        tokenize_chinese_chars: Whether each Chinese character is a word.
+        kind: how words are split into tokens.
+        tokens: the vocabulary in the order of ids, including [`SPECIAL_TOKENS`].
+        merges: for BPE, the pairs to merge, in order.
+        do_lower_case: whether to lowercase text. Default: true, but false for byte-level BPE.
+        strip_accents: whether to remove accents. Default: as `do_lower_case`.
+        tokenize_chinese_chars: whether each Chinese character is a word.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if do_lower_case is None:
@@ -143,10 +143,10 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, show_p
     depends only on the counts.
 
     Args:
-        lines: Lines of text, as [`read_lines`] yields them. They are streamed.
-        tokenizer: From [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is
+        lines: lines of text, as [`read_lines`] yields them. They are streamed.
+        tokenizer: from [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is
             not used.
-        show_progress: Whether to show a progress bar on a terminal, in lines.
+        show_progress: whether to show a progress bar on a terminal, in lines.
     """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
@@ -194,12 +194,12 @@ def learn_tokens(
     `vocab_size` tokens. Tokens inside a word begin with `##`, except in byte-level BPE.
 
     Args:
-        words: Number of occurrences of each word, from [`count_words`]. If they exceed 10^9 in total, all counts are
+        words: number of occurrences of each word, from [`count_words`]. If they exceed 10^9 in total, all counts are
             scaled down.
-        vocab_size: Number of tokens, including special tokens and single characters.
-        min_frequency: Minimum occurrences of a pair that becomes a token.
-        kind: The kind of tokenizer that counted the words.
-        show_progress: Whether to show progress bars on a terminal.
+        vocab_size: number of tokens, including special tokens and single characters.
+        min_frequency: minimum occurrences of a pair that becomes a token.
+        kind: the kind of tokenizer that counted the words.
+        show_progress: whether to show progress bars on a terminal.
 
     Returns:
         The tokens in the order of their ids, and the merged pairs in order. The tokens are: the five special tokens,
@@ -241,12 +241,12 @@ def merge_pairs(
     Of equally frequent pairs, the pair with the lowest ids is merged first.
 
     Args:
-        words: Number of occurrences of each word. Words contain no spaces.
-        initial: The tokens to start with, in the order of their ids, including all characters of the words.
-        vocab_size: Number of tokens to end with.
-        min_frequency: Minimum occurrences of a pair that becomes a token.
-        prefix: Prefix of tokens inside a word.
-        show_progress: Whether to show progress bars on a terminal.
+        words: number of occurrences of each word. Words contain no spaces.
+        initial: the tokens to start with, in the order of their ids, including all characters of the words.
+        vocab_size: number of tokens to end with.
+        min_frequency: minimum occurrences of a pair that becomes a token.
+        prefix: prefix of tokens inside a word.
+        show_progress: whether to show progress bars on a terminal.
 
     Returns:
         All tokens in the order of their ids, and the merged pairs in order.
