@@ -209,7 +209,7 @@ def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
 def find_base_model(name: str | None) -> tuple[str | None, str]:
     """Returns the Hub id, if there is one, and the name of the checkpoint that training started from.
 
-    Of a folder's path, only the last part is returned, because cards are published.
+    For a folder, the name is only the last part of the path, because cards are published.
 
     Args:
         name: a folder or a name on the Hub. None: random weights.

@@ -66,7 +66,7 @@ def write_finetuning_card(
     if task.pipeline_tag == "text-classification" and task.labels is None:
         head = REGRESSION
     base_id, base_name = find_base_model(base_model)
-    # Names of files and folders, and numbers of workers, tell other users nothing.
+    # File names, folders and numbers of workers mean nothing to other users.
     settings = {
         key: value
         for key, value in results["settings"].items()

@@ -34,7 +34,7 @@ CAPTIONS = {
 
 
 def plot_file(folder: Path, set_name: str, plot: str) -> Path:
-    """Returns the path of `plot`, a key of `CAPTIONS`. Evaluation sets other than "eval" are its prefix."""
+    """Returns the path of `plot`, a key of `CAPTIONS`. The prefix is the evaluation set, except for "eval"."""
     return folder / (plot if set_name == "eval" else f"{set_name}_{plot}")
 
 

@@ -38,7 +38,7 @@ def make_windows(
 ) -> NerWindows:
     """Cuts sentences into windows: [CLS] tokens [SEP].
 
-    A sentence that fits is one window. Each window of a longer sentence labels words for about half its length, with
+    A sentence that fits is one window. Each window of a longer sentence labels the words in about half of it, with
     context from the sentence on both sides. With `document_context`, a window labels sentences that fill half of it,
     or one longer sentence, and is filled with the sentences before and after. Each word is labeled in exactly one
     window.
