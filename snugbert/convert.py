@@ -4,7 +4,7 @@
     snugbert convert distilbert-base-uncased distil --to snugbert
 
 The output is written only if the new model and the source give the same outputs on an example batch. Stock
-transformers runs the source if it supports it. Both run in float64, which takes twice the memory of float32.
+transformers runs the source if it supports it. For the comparison, both models are in memory in float64.
 """
 
 import functools

@@ -12,8 +12,8 @@ def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     number, so no file is written if there are gaps in the ids.
 
     Args:
-        tokenizer: A fast WordPiece tokenizer. Tokens added after its vocabulary are left out.
-        folder: An existing folder.
+        tokenizer: a fast WordPiece tokenizer. Tokens added after its vocabulary are left out.
+        folder: an existing folder.
     """
     tokens = {index: token for token, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
     if tokens.keys() == set(range(len(tokens))):

@@ -76,7 +76,7 @@ def _rendering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of public corpora that CONTRIBUTING.md describes. It is not part of the repository."""
+    """The folder of public corpora and task data that CONTRIBUTING.md describes. It is not in the repository."""
     folder = Path(os.environ.get("SNUGBERT_TEST_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no test data: {folder} does not exist (set SNUGBERT_TEST_DATA to the folder)")

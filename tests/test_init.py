@@ -96,7 +96,9 @@ def test_importing_imports_nothing_heavy():
     process = run(sys.executable, IMPORTS)
     assert process.returncode == 0, process.stderr
     package, commands = (set(line.split()) for line in process.stdout.splitlines())
-    assert "snugbert" in package and "snugbert.trainers.pretraining.arguments" in commands
+    # No further parts of heavy packages either.
+    assert "snugbert" in package and not {name.partition(".")[0] for name in package} & {*HEAVY, "pandas"}
+    assert "snugbert.trainers.pretraining.arguments" in commands
     assert not commands & {*HEAVY, "joblib", "pandas", "transformers.trainer"}
 
 

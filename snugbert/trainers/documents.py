@@ -28,7 +28,7 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
     """Finds the text files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once.
 
     Raises:
-        InputError: A pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
+        InputError: a pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
     """
     files: dict[Path, None] = {}
     for pattern in patterns:
@@ -57,13 +57,13 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
 
     Args:
         files: .txt and .jsonl files (both also .gz and .zst) and .parquet files, see [`find_files`].
-        text_column: The column of .jsonl and .parquet rows that holds the text.
+        text_column: the column of .jsonl and .parquet rows that holds the text.
 
     Yields:
         The stripped lines of a document. Empty lines and empty documents are left out.
 
     Raises:
-        InputError: Bytes are not UTF-8, or a row is not a JSON object or has no text column. The message names the
+        InputError: bytes are not UTF-8, or a row is not a JSON object or has no text column. The message names the
             file and the line or row.
     """
     for file in files:
@@ -80,7 +80,7 @@ def read_dataset_documents(text: TextArguments) -> Iterator[list[str]]:
     """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
 
     Raises:
-        InputError: The dataset, the configuration, the split or the column does not exist.
+        InputError: the dataset, the configuration, the split or the column does not exist.
     """
     rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
     yield from _split_rows(enumerate(rows, start=1), text.text_column_name, f"dataset {text.dataset_name}")
@@ -90,7 +90,7 @@ def dataset_version(text: TextArguments) -> str:
     """Returns a string that changes with the dataset's commit on the Hub, or with the times of its local files.
 
     Raises:
-        InputError: See [`read_dataset_documents`].
+        InputError: see [`read_dataset_documents`].
     """
     # The path of the dataset in the cache: name, configuration, version and hash.
     return "/".join(Path(_load_builder(text).cache_dir).parts[-4:])
@@ -155,7 +155,7 @@ def split_sentences(document: Sequence[str], language: str) -> list[str]:
     """Splits a document into sentences. The end of a line ends a sentence.
 
     Args:
-        document: The lines of the document, as [`read_documents`] yields them.
+        document: the lines of the document, as [`read_documents`] yields them.
         language: ISO 639-1 code of the language whose rules the sentencex library applies.
     """
     return [

@@ -52,8 +52,8 @@ class ProgressBar(ProgressCallback):
 def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:
     """Formats the metrics of a step, or of an evaluation, whose names begin with `eval_`.
 
-    step    200/1000  epoch 0.61  loss  6.5210  learning rate 9.0e-05
-    eval    200/1000  epoch 0.61  loss  6.3021  accuracy  0.1250
+    step  200/1000  epoch 0.61  loss 6.5210  learning rate 9.0e-05
+    eval  200/1000  epoch 0.61  loss 6.3021  accuracy 0.1250
     """
     kind = "eval" if any(name.startswith("eval_") for name in logs) else "step"
     width = len(str(max_steps))
@@ -77,7 +77,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _format_name(name: str) -> str:
-    """The printed name of a metric, which may begin with the name of its evaluation set."""
+    """Returns the printed name of a metric. It may begin with the name of an evaluation set."""
     for metric, printed in LOG_NAMES.items():
         if f"_{name}".endswith(f"_{metric}"):
             return name.removesuffix(metric).replace("_", " ") + printed

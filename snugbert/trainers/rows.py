@@ -29,11 +29,11 @@ def read_text_lines(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """Streams the lines of a UTF-8 file, with their line ends.
 
     Args:
-        file: Plain text, .gz or .zst.
-        longest: The longest line allowed, in bytes.
+        file: plain text, .gz or .zst.
+        longest: the longest line allowed, in bytes.
 
     Raises:
-        InputError: Bytes are not UTF-8, a line is too long, or a compressed file is damaged or incomplete. The message
+        InputError: bytes are not UTF-8, a line is too long, or a compressed file is damaged or incomplete. The message
             names the file and the line.
     """
     number = 0
@@ -75,10 +75,10 @@ def read_rows(
     object per line, or a single list of objects.
 
     Args:
-        source: The dataset, or an existing file.
-        headerless_columns: Column names of a TSV or CSV file without a header. The file has a header if its first row
+        source: the dataset, or an existing file.
+        headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
             contains the last of these names, or if none are given.
-        skip_torn_rows: Skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
+        skip_torn_rows: skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
 
     Yields:
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
@@ -86,7 +86,7 @@ def read_rows(
         is missing.
 
     Raises:
-        InputError: The suffix is unknown, bytes are not UTF-8, or a row is broken or has too few or too many
+        InputError: the suffix is unknown, bytes are not UTF-8, or a row is broken or has too few or too many
             columns. The message names the file and the row.
     """
     if isinstance(source, Dataset):
@@ -155,7 +155,7 @@ def read_json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a JSON file, also compressed, as [`read_rows`] does. Lines are streamed; a list is not.
 
     Raises:
-        InputError: Bytes are not UTF-8, or a line is not JSON or not an object. The message names the file and the
+        InputError: bytes are not UTF-8, or a line is not JSON or not an object. The message names the file and the
             row.
     """
     for row, value in _read_json_values(file):

@@ -14,7 +14,9 @@ from snugbert.errors import InputError
 
 
 def set_up(training_args: TrainingArguments) -> None:
-    """Checks the arguments and the login to the Hub. Sets up logging to standard error, and one GPU per process.
+    """Checks the arguments, sets up logging and one GPU per process, and checks the login to the Hub.
+
+    The main process logs to standard error. The others log only errors.
 
     Raises:
         InputError: the learning rate or a seed is negative; or with `--push_to_hub`, the Hub cannot be reached or

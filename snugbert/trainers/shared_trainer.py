@@ -183,10 +183,10 @@ def _remove_folder_name(file: Path) -> None:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Checks the shapes of a loaded optimizer state. torch's fused kernels do not, and would write out of bounds.
+    """Checks the shapes of a loaded optimizer state. torch's fused kernels would access memory out of bounds.
 
     Raises:
-        ValueError: a state has another shape than its parameter, or the learning rate is not a number.
+        ValueError: a state and its parameter differ in shape, or the learning rate is not a number.
     """
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], int | float | torch.Tensor):

@@ -21,11 +21,11 @@ def check_sources(files: Mapping[str, Iterable[Path]], dataset_name: str | None)
     """Checks that the user gave either existing files or a dataset.
 
     Args:
-        files: The files of each split.
+        files: the files of each split.
         dataset_name: Hub name or folder of the dataset.
 
     Raises:
-        InputError: A file does not exist, or both files and a dataset were given, or neither.
+        InputError: a file does not exist, or both files and a dataset were given, or neither.
     """
     for split, split_files in files.items():
         for file in split_files:
@@ -42,11 +42,11 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
 
     Args:
         name: Hub name, or a folder that the datasets library reads.
-        config_name: The configuration of the dataset. None if it has only one.
-        download: Passed on to `datasets.load_dataset`.
+        config_name: the configuration of the dataset. None if it has only one.
+        download: passed on to `datasets.load_dataset`.
 
     Raises:
-        InputError: The dataset cannot be loaded.
+        InputError: the dataset cannot be loaded.
     """
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
@@ -65,14 +65,14 @@ def choose_splits(
     """Chooses the splits to read.
 
     Args:
-        requested: The splits that the run needs. None for all splits that are useful.
-        available: The splits that exist.
-        from_files: Whether the splits are files. By default, a test file is read, but the test split of a dataset is
+        requested: the splits that the run needs. None for all splits that are useful.
+        available: the splits that exist.
+        from_files: whether the splits are files. By default, a test file is read, but the test split of a dataset is
             not.
-        examples: What the task calls its examples, for messages.
+        examples: what the task calls its examples, for messages.
 
     Raises:
-        InputError: A requested split is not available, or there are no splits.
+        InputError: a requested split is not available, or there are no splits.
     """
     if requested is None:
         requested = tuple(split for split in SPLITS if split in available and (split != "test" or from_files))

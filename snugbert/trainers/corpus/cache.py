@@ -58,7 +58,7 @@ def prepare_in_cache(
         tokenizer and the settings.
 
     Raises:
-        InputError: See [`plan_parts`] and [`prepare_parts`].
+        InputError: see [`plan_parts`] and [`prepare_parts`].
     """
     parts = plan_parts(text, keeps=keeps)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
@@ -94,7 +94,7 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
         names: names of folders in it, or `["all"]`.
 
     Raises:
-        InputError: A name is unknown; then nothing is removed. Or a folder was kept because a process is preparing it,
+        InputError: a name is unknown; then nothing is removed. Or a folder was kept because a process is preparing it,
             or because it holds a file that SnugBERT did not write; then the other folders are removed.
     """
     cached = {folder.name: folder for folder in _cached_folders(cache)}

@@ -81,8 +81,8 @@ def open_corpus(folder: str | Path, tokenizer: PreTrainedTokenizerBase) -> Corpu
         The corpus. It is memory-mapped, so it may be larger than the memory.
 
     Raises:
-        InputError: `folder` holds no corpus; a part is missing, unfinished or damaged; the parts were prepared with
-            different settings; or with a different tokenizer.
+        InputError: `folder` holds no corpus; a part is missing, unfinished or damaged; the settings of the parts
+            differ; or the corpus was prepared with a different tokenizer.
     """
     folder = Path(folder)
     files = _find_parts(folder)
@@ -119,7 +119,7 @@ def _find_parts(folder: Path) -> list[Path]:
     """Returns the files of a corpus, in order.
 
     Raises:
-        InputError: There are none, one is missing, or one does not belong to the others.
+        InputError: there are none, one is missing, or one does not belong to the others.
     """
     files = sorted(folder.glob("part-*.arrow"))
     if not files:

@@ -13,7 +13,7 @@ def hash_json(value: object) -> str:
 
 
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of everything that affects how a fast tokenizer splits text, not of padding and truncation."""
+    """Returns a digest of everything that affects how a fast tokenizer splits text, without padding and truncation."""
     return hash_json(tokenizer_definition(tokenizer))
 
 

@@ -24,7 +24,7 @@ def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_
         num_workers: number of processes.
 
     Raises:
-        BrokenProcessPool: A process was killed.
+        BrokenProcessPool: a process was killed.
     """
     first, second = next(items, None), next(items, None)
     if first is None:

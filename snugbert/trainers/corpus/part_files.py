@@ -77,7 +77,7 @@ def read_origin(file: Path) -> Origin:
     """Reads the origin of a part from its metadata.
 
     Raises:
-        InputError: The file is damaged.
+        InputError: the file is damaged.
     """
     try:
         with pa.memory_map(str(file)) as stream:
@@ -114,7 +114,7 @@ def read_blocks(file: Path, vocab_size: int | None) -> list[Block]:
         vocab_size: if given, every block is validated, and token ids must be below this.
 
     Raises:
-        InputError: The file is damaged.
+        InputError: the file is damaged.
     """
     blocks = []
     last_document = -1
@@ -150,7 +150,7 @@ def validate_block(batch: pa.RecordBatch, last_document: int, vocab_size: int) -
         The index of the last document of the block.
 
     Raises:
-        pyarrow.ArrowInvalid: The file is damaged.
+        pyarrow.ArrowInvalid: the file is damaged.
     """
     batch.validate(full=True)  # must come first, because it makes the buffers safe to read
     numbers, documents = batch.columns

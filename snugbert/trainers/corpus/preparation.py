@@ -77,7 +77,7 @@ def prepare_corpus(
         The corpus, as [`open_corpus`] opens it.
 
     Raises:
-        InputError: A file does not exist, cannot be read, or changes while it is read; `folder` holds a corpus with a
+        InputError: a file does not exist, cannot be read, or changes while it is read; `folder` holds a corpus with a
             different text, tokenizer or settings; the disk is full; or a worker process was killed.
     """
     patterns = [files] if isinstance(files, str | Path) else files
@@ -121,7 +121,7 @@ def prepare_parts(
         show_progress: whether to show a progress bar per part on a terminal, in documents.
 
     Raises:
-        InputError: The text cannot be read, or changes while it is read; `folder` holds a part with a different text,
+        InputError: the text cannot be read, or changes while it is read; `folder` holds a part with a different text,
             tokenizer or settings; the disk is full; or a worker process was killed.
     """
     settings = {

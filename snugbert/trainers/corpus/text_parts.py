@@ -89,7 +89,7 @@ def plan_parts(text: TextArguments, num_shards: int = 1, keeps: Callable[[int], 
         keeps: returns whether to keep a document, by its index in its part's text.
 
     Raises:
-        InputError: There is no text, or there are fewer files than shards.
+        InputError: there is no text, or there are fewer files than shards.
     """
     if text.dataset_name is not None:
         return [Part(number, num_shards, text, (), keeps) for number in range(num_shards)]

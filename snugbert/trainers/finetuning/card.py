@@ -109,7 +109,7 @@ def write_finetuning_card(
 
 def _eval_results(task: FineTuningTask, results: RunResults, settings: dict[str, Any]) -> list[EvalResult]:
     """Returns the metrics that the Hub has an id for."""
-    # The header must tell if only the first examples were scored.
+    # The header must show whether only the first examples were scored.
     limits = {kind: settings.get(f"max_{kind}_samples") for kind in ("eval", "predict")}
     return [
         eval_result(

@@ -179,7 +179,7 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
             words = f"{low}" if low == high else f"{low} or more" if high == math.inf else f"{low}-{high:g}"
             groups[f"{words if high else 'no answer'}\n({len(group):,})"] = group
     means = np.array([group.mean() for group in groups.values()])
-    # 1.96 standard errors, undefined for a single question. Intervals are cut to 0 to 100.
+    # 1.96 standard errors, undefined for a single question. Intervals end at 0 and 100.
     margins = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
     figure = new_figure(max(5.0, 1.5 + 0.85 * len(groups)), 4.2)
     panel = figure.subplots()

@@ -239,7 +239,7 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
         saved = {**(output.metrics or {}), **{f"{name}_{metric}": value for metric, value in metrics.items()}}
         saved[f"{name}_samples"] = evaluation_set.num_examples
         if evaluation_set.baseline is not None:
-            # The correlation of a constant is NaN. It cannot be compared with.
+            # The correlation of a constant is NaN, so there is nothing to compare with.
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)

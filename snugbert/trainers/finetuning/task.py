@@ -19,7 +19,7 @@ Predictions = TypeVar("Predictions")
 
 
 class Baseline(NamedTuple):
-    """The metrics of giving the same simple answer to every example.
+    """The metrics of one simple answer to every example.
 
     Attributes:
         answer: the answer, as displayed: "always 'positive'".

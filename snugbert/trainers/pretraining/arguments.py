@@ -155,7 +155,7 @@ def parse_phases(text: str) -> list[tuple[int, float]]:
     """Parses `--phases`: "128:90%,512:10%" -> [(128, 0.9), (512, 0.1)].
 
     Raises:
-        InputError: the text has another form, or the shares do not add up to 100 %.
+        InputError: the text is not in this format, or the shares do not add up to 100 %.
     """
     phases = []
     for part in text.split(","):

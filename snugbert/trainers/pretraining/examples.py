@@ -81,7 +81,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
     `"mlm"`), and `mask_seed`, which determines its masks.
 
     Raises:
-        InputError: the corpus was prepared with another tokenizer.
+        InputError: the corpus was prepared with a different tokenizer.
         ValueError: the settings yield no example, or `epochs_dir` is missing for a corpus without a folder.
         OSError: a table cannot be written.
     """
@@ -106,7 +106,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             )
         if "tokenizer" in corpus.settings and corpus.settings["tokenizer"] != hash_tokenizer(tokenizer):
             raise InputError(
-                "The corpus was prepared with another tokenizer. Pass that tokenizer, or prepare the text again."
+                "The corpus was prepared with a different tokenizer. Use that one, or prepare the text again."
             )
         if epochs_dir is None:
             if corpus.folder is None:

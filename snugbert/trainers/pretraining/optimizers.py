@@ -151,7 +151,7 @@ def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> di
     decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)
     if decay_steps < 1 or warmup_steps + decay_steps > num_training_steps:
         raise InputError(
-            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive. Warmup ({warmup_steps}) and decay "
-            f"({decay_steps}) must fit into the steps of the run ({num_training_steps})."
+            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive, and warmup and decay ({warmup_steps} + "
+            f"{decay_steps} steps) must fit into the run ({num_training_steps} steps)."
         )
     return {**(kwargs or {}), "num_decay_steps": decay_steps, "num_training_steps": num_training_steps}

@@ -385,8 +385,8 @@ def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
     received: list[float] = []
 
     def survive(*_: Any) -> None:
-        # The launcher and the scheduler may both send a signal, so those of the first 30 seconds are ignored. Later
-        # ones end the worker: at exit, multiprocessing sends SIGTERM to the remaining workers.
+        # The launcher and the scheduler may both send a signal. So the worker ignores signals for 30 seconds after the
+        # first. A later one ends it: at exit, multiprocessing sends SIGTERM to the remaining workers.
         received.append(time.monotonic())
         if received[-1] - received[0] > SIGTERM_SECONDS:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

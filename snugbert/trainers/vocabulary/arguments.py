@@ -16,7 +16,7 @@ class VocabularyArguments(TextArguments):
     """The text, the vocabulary to learn from it, and where to write it.
 
     Raises:
-        InputError: No text is given, a number is not positive, a flag and its opposite are given, or the folder of
+        InputError: no text is given, a number is not positive, a flag and its opposite are given, or the folder of
             `init` does not exist.
     """
 

@@ -17,7 +17,7 @@ def main(argv: list[str]) -> None:
     """Runs `snugbert vocabulary` with the arguments `argv`.
 
     Raises:
-        InputError: An argument or the text cannot be used, see [`VocabularyArguments`] and [`run`].
+        InputError: an argument or the text cannot be used, see [`VocabularyArguments`] and [`run`].
     """
     (args,) = parse_arguments(
         (VocabularyArguments,),

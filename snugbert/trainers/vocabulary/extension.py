@@ -51,7 +51,7 @@ def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, 
         The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
 
     Raises:
-        InputError: There are no such arguments.
+        InputError: there are no such arguments.
     """
     definition = _read_definition(tokenizer)
     normalizer = definition["normalizer"] or {"lowercase": False, "strip_accents": False}
@@ -177,7 +177,7 @@ def load_init_model(name: str) -> PreTrainedModel | None:
         name: folder or Hub name.
 
     Raises:
-        InputError: See [`read_checkpoint`].
+        InputError: see [`read_checkpoint`].
     """
     folder = fetch_checkpoint(name)
     if folder.is_dir() and not (folder / "config.json").exists() and not any(folder.glob("*.ckpt*.index")):

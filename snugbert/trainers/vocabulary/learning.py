@@ -42,7 +42,7 @@ CHARACTER_COVERAGE = 0.9995
 LONGEST_WORD = 100  # characters; WordPiece makes longer words [UNK] (max_input_chars_per_word)
 # While the library trains, each word takes 1.1 kB, so this many take 2.3 GB (measured). 81 English books have 70,000.
 MOST_DISTINCT_WORDS = 2_000_000
-CHARACTERS_AT_ONCE = 4_000_000  # between two updates of the word table; their words take tens of MB
+CHARACTERS_AT_ONCE = 4_000_000  # of text, between two updates of the word table. Their words take tens of MB
 # The library counts pairs in 32 bits, and silently loses a pair that overflows. 8 % of English words begin with "th".
 MOST_TRAINING_WORDS = 1_000_000_000
 
@@ -207,7 +207,7 @@ def learn_tokens(
         which they were learned. There are fewer than `vocab_size` if the words yield no more.
 
     Raises:
-        InputError: There are no words, or `vocab_size` is below the number of special tokens and characters.
+        InputError: there are no words, or `vocab_size` is below the number of special tokens and characters.
     """
     if kind == "byte-bpe":
         prefix = None

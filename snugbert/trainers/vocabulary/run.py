@@ -32,7 +32,7 @@ def run(args: VocabularyArguments) -> None:
     """Learns or extends a tokenizer, saves it, and prints a summary and the next command.
 
     Raises:
-        InputError: The text is empty or cannot be read; the output folder already holds a tokenizer or a model;
+        InputError: the text is empty or cannot be read; the output folder already holds a tokenizer or a model;
             `vocab_size` is too small; or the tokenizer or model of `init` cannot be extended.
     """
     output_dir = Path(args.output_dir)
