@@ -50,7 +50,7 @@ class GlueDataArguments(ExampleLimits):
     # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
     do_regression: bool = field(  # type: ignore[assignment]
         default=None,
-        metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels are fractions."},
+        metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels have decimals."},
     )
     max_seq_length: int = field(
         default=128, metadata={"help": "Maximum tokens of an example. Longer examples are truncated."}

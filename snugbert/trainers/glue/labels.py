@@ -22,7 +22,7 @@ def choose_labels(
     """Returns the labels in the order of their ids, or None for regression.
 
     The labels come from the task, otherwise from the dataset's class names, otherwise from the training examples,
-    sorted. If all training labels are numbers and some are fractions, the problem is a regression.
+    sorted. If all training labels are numbers and some have a decimal point, it is a regression.
 
     Args:
         task: the GLUE task. None: your own data.
@@ -34,7 +34,7 @@ def choose_labels(
 
     Raises:
         InputError: the training examples have fewer than two labels; a regression has lists of labels; or most
-            labels, but not all, are numbers, some of them fractions.
+            labels, but not all, are numbers, some with a decimal point.
     """
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
