@@ -55,7 +55,7 @@ class Answer(NamedTuple):
     Attributes:
         text: a part of the context, or "" for "no answer".
         null_odds: the score of "no answer" minus the score of the best span. None without `version_2`.
-        best_span: the text of the best span, whatever the odds of "no answer". "" if the context has no tokens.
+        best_span: the text of the best span, even if "no answer" scores higher. "" if the context has no tokens.
         n_best: at least one candidate, best first.
     """
 

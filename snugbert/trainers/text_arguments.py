@@ -1,6 +1,6 @@
 """The arguments that select the text for `snugbert vocabulary`, `prepare` and `pretrain`.
 
-This module imports nothing heavy, so that `--help` is fast.
+`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
 """
 
 from dataclasses import dataclass, field

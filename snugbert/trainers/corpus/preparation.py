@@ -2,7 +2,7 @@
 
 Each part is written block by block to `....arrow.partial`, and renamed when it is complete. After a full disk or a
 killed process, the blocks that were written stay valid, and the next call continues after them. Memory holds a few
-batches of text and one block of about 4 million tokens, whatever the size of the corpus.
+batches of text and one block of about 4 million tokens. It does not grow with the corpus.
 """
 
 import os

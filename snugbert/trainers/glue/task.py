@@ -182,7 +182,7 @@ def make_score(task_name: str | None, labels: list[str] | None, problem: Problem
     """
     own = {"single_label_classification": "classification", "multi_label_classification": "multi_label"}
     metric = GlueMetric(task_name or own.get(problem, problem), keep_in_memory=True)
-    # F1 is the F1 of the task's label 1, whatever its id in this checkpoint.
+    # F1 is the F1 of the task's label 1, which may have another id in this checkpoint.
     task_labels = TASKS[task_name].labels if task_name in TASKS else ()
     task_ids = np.array([task_labels.index(label) for label in labels]) if labels and task_labels else None
 

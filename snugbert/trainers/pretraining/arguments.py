@@ -1,6 +1,6 @@
 """The arguments of `snugbert pretrain`, and of PretrainingTrainer.
 
-This module imports nothing heavy, so that `--help` is fast.
+`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
 """
 
 import re

@@ -176,8 +176,8 @@ def threshold_curve(
     """Computes exact match and F1 of SQuAD v2.0 at every threshold.
 
     Args:
-        exact, f1, predictions, golds, null_odds: see [`squad_v2_metrics`]. Predictions should be the best spans
-            whatever their odds; the curve is flat where they are "".
+        exact, f1, predictions, golds, null_odds: see [`squad_v2_metrics`]. Predictions should be the best spans,
+            even where "no answer" scores higher. The curve is flat where they are "".
 
     Returns:
         Thresholds in ascending order from -inf, and exact match and F1 in percent if questions with larger odds are

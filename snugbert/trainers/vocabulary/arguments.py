@@ -1,4 +1,7 @@
-"""The arguments of `snugbert vocabulary`. This module imports nothing heavy, so that `--help` is fast."""
+"""The arguments of `snugbert vocabulary`.
+
+`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
