@@ -25,6 +25,10 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def catch_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def visit(port: int) -> list[int]:
     """Opens the page. Returns the status of two calls with another host name, the second from a foreign page."""
     with urlopen(f"http://127.0.0.1:{port}/") as response:
@@ -35,7 +39,9 @@ def visit(port: int) -> list[int]:
 def test_a_process_serves_all_hosts_until_ctrl_c(checkpoints):
     model, port = str(checkpoints["tags"]), free_port()
     command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", "0.0.0.0", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # Tests that run in the background of a shell ignore SIGINT, and so would the process.
+    with subprocess.Popen(command, **pipes, preexec_fn=catch_interrupts) as process:
         try:
             assert process.stdout.readline() == f"Serving {model} at http://localhost:{port}/ (Ctrl-C to stop)\n"
             assert visit(port) == [200, 403]

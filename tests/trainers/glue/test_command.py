@@ -365,7 +365,7 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
     )
     for name, more, message in (
         ("tagger", {}, r"tagger has no weights for bert.pooler.dense.bias, bert.pooler.dense.weight"),
-        ("other", {}, r"weights of .*other do not fit .*. Choose a model that was fine-tuned for the 2 labels"),
+        ("other", {}, r"weights of .*other do not fit .* fine-tuned for this data \(number of labels: 2\)"),
         ("other", {"ignore_mismatched_sizes": True}, r"other has no weights for classifier.bias, classifier.weight"),
     ):
         changes = {**checkpoint_of(tmp_path / name), "tokenizer_name": workshop / "tokenizer", **data, **more}
