@@ -1,6 +1,7 @@
 """Fixtures that several test files share."""
 
 import gc
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -60,6 +61,15 @@ def _freeze_after_long_files(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.path in {ROOT / "tests" / file for file in LONG_FILES}:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Restores the log level of transformers, which commands change."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -42,14 +42,6 @@ DTYPES = (torch.float64, torch.float32)
 TEXT = "The Cats sat on the [MASK], é!"
 
 
-@pytest.fixture(autouse=True)
-def _verbosity():
-    """Restores the log level, because the command makes transformers quiet."""
-    before = transformers.utils.logging.get_verbosity()
-    yield
-    transformers.utils.logging.set_verbosity(before)
-
-
 def distilbert(head: str, **fields):
     torch.manual_seed(0)
     labels = {"num_labels": 2} if head == "ForQuestionAnswering" else {}
