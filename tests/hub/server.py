@@ -151,6 +151,7 @@ class Handler(BaseHTTPRequestHandler):
 
     hub: Hub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # it delays each answer by 40 ms, because header and content are sent separately
 
     def respond(self) -> None:
         """Finds the method of the route and sends its answer."""
