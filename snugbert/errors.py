@@ -1,4 +1,4 @@
-"""The error that the command line prints without a traceback."""
+"""The error that the command line prints without a traceback, and counts in messages."""
 
 
 class InputError(ValueError):
@@ -6,3 +6,8 @@ class InputError(ValueError):
 
     The command line prints the message. Other exceptions keep their traceback.
     """
+
+
+def format_count(number: int, noun: str) -> str:
+    """Formats a count: "1 row", "1,000 rows"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

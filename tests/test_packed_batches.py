@@ -262,7 +262,7 @@ def metrics(trainer):
 
 
 def test_accumulated_token_budgets_are_one_padded_batch(sst2, tokenizer, tmp_path):
-    """One step on all examples: the loss and gradient of uneven token budgets equal those of one padded batch."""
+    """Accumulated batches with uneven token budgets give the loss and gradient of one padded batch."""
     rows = sst2.select(range(64))
     budget = snugbert.TokenBudgetDataset(rows, max_tokens=200)
     assert len({len(item) for item in budget}) > 1

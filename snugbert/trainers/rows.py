@@ -15,7 +15,7 @@ from typing import IO, Any
 import pyarrow
 from datasets import ClassLabel, Dataset
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.json_files import parse_json
 
 logger = logging.getLogger(__name__)
@@ -127,11 +127,11 @@ def _name_cells(
         elif skip_torn_rows:
             torn.append(row)
         else:
-            columns = f"{len(header)} column{'s' * (len(header) != 1)}"
+            columns = format_count(len(header), "column")
             raise InputError(f"{file}, row {row}: expected {columns}, found {len(cells)}.")
     if torn:
-        rows = "1 row" if len(torn) == 1 else f"{len(torn):,} rows"
-        logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, rows, torn[0])
+        skipped = format_count(len(torn), "row")
+        logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
 
 
 def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:

@@ -23,8 +23,8 @@ TSV = {"delimiter": "\t", "quoting": 3, "keep_default_na": False}  # GLUE has un
 def example() -> Callable[[str], str]:
     """Returns a function: title of a `##` section of the page -> the code of its first ```python block.
 
-    Run the code with `exec(example("PEFT"), names)`. Before, `names` contains the variables that the section assumes,
-    and after, those of the example.
+    Run the code with `exec(example("PEFT"), names)`. `names` must contain the variables that the section assumes. The
+    example adds its own.
     """
     text = PAGE.read_text("utf-8")
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))

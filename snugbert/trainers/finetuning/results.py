@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from snugbert.card_snugbert import escape
+from snugbert.errors import format_count
 from snugbert.trainers.finetuning.plots import list_plots
 from snugbert.trainers.finetuning.tables import count_decimals, format_number, results_table, split_name
 from snugbert.trainers.finetuning.task import FineTuningTask
@@ -80,8 +81,8 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
     title = f"{task.name}: scored"
     if training:
         duration = format_duration(training["train_runtime"])
-        epochs, steps = training["epoch"], training["train_steps"]
-        amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps:,} step{'s' * (steps != 1)})"
+        epochs, steps = training["epoch"], format_count(int(training["train_steps"]), "step")
+        amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps})"
         title = f"{task.name}: trained {amount} in {duration}"
     lines = []
     for evaluation_set in task.evaluation_sets:
@@ -91,8 +92,8 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         baseline = {} if evaluation_set.baseline is None else evaluation_set.baseline.metrics
         cells = [_format_metric(metric, value, baseline.get(metric)) for metric, value in shown.items()]
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
-        number = evaluation_set.num_examples
-        lines.append((split_name(name).replace("_", " "), f"{number:,} example{'s' * (number != 1)}: {text}"))
+        examples = format_count(evaluation_set.num_examples, "example")
+        lines.append((split_name(name).replace("_", " "), f"{examples}: {text}"))
     answers = dict.fromkeys(s.baseline.answer for s in task.evaluation_sets if s.baseline is not None)
     if answers:
         lines.append(("baseline", ", ".join(answers)))

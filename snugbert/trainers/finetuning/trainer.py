@@ -15,7 +15,7 @@ from torch import nn
 from transformers import EvalPrediction, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import count_tokens
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
@@ -224,8 +224,9 @@ def _frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.P
     depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers > layers:
-        number = f"{layers} layer{'s' * (layers != 1)}"
-        raise InputError(f"--freeze_layers {args.freeze_layers} is too large. The model has {number}.")
+        raise InputError(
+            f"--freeze_layers {args.freeze_layers} is too large. The model has {format_count(layers, 'layer')}."
+        )
     return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
 
 

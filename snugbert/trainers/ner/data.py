@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from datasets import ClassLabel, Dataset, List
 
 from snugbert.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.trainers.ner.arguments import DOCUMENT_COLUMNS, NerDataArguments
 from snugbert.trainers.rows import read_rows, read_text_lines
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
@@ -175,8 +175,8 @@ def read_conll(file: Path, data_args: NerDataArguments, labeled: bool) -> Iterat
                 )
         if len(cells) != columns:
             raise InputError(
-                f"{file}, line {number}: expected {_count(columns, 'column')} as in line {first}, found {len(cells)}: "
-                f"{line!r}."
+                f"{file}, line {number}: expected {format_count(columns, 'column')} as in line {first}, found "
+                f"{len(cells)}: {line!r}."
             )
         words.append(cells[(text or 1) - 1])
         if columns > 1 and (label or columns) <= columns:
@@ -187,10 +187,6 @@ def _column_number(flag: str, value: str | None) -> int | None:
     if value is not None and (not value.isdecimal() or value == "0"):
         raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Give a number, from 1.")
     return None if value is None else int(value)
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}{'s' if number != 1 else ''}"
 
 
 def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
@@ -301,7 +297,7 @@ def check_tags(splits: dict[str, NerSplit], scheme: str, on_bad_tag: str) -> dic
         message = (
             f"{split.describe_place(sentence, word)}: tag {tags[word]!r} {before} is invalid in {scheme.upper()}"
             f"{', the best fitting scheme' if len(invalid) > 1 else ''}. conlleval reads {expected!r} "
-            f"({_count(len(invalid[scheme]), 'such tag')})."
+            f"({format_count(len(invalid[scheme]), 'such tag')})."
         )
         if on_bad_tag == "stop":
             raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.batches import Phase
@@ -91,6 +91,6 @@ def _describe_changes(name: str, before: Any, now: Any) -> list[str]:
     changes += [f"{entry} is new" for entry in now.keys() - before.keys()]
     changes.sort()
     if len(changes) > LISTED_CHANGES:
-        more = len(changes) - LISTED_CHANGES
-        changes[LISTED_CHANGES:] = [f"{more} more change{'s' * (more != 1)} of {name}"]
+        more = format_count(len(changes) - LISTED_CHANGES, "more change")
+        changes[LISTED_CHANGES:] = [f"{more} of {name}"]
     return changes

@@ -69,7 +69,7 @@ def make_tokenizer(
       lost its accents.
     - A word's first token includes the space before it, even at the start of a text. So a word always gets the same
       tokens, even in lists of words (`is_split_into_words=True`).
-    - [MASK] stands for a word and the space before it.
+    - [MASK] replaces a word and the space before it.
 
     Args:
         kind: how words are split into tokens.

@@ -216,7 +216,7 @@ def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir, tmp_path):
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
         assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(tokenizer("  two")["input_ids"], skip_special_tokens=True) == " two"  # as documented
-    # [MASK] stands for a word and the space before it. The next word keeps its space.
+    # [MASK] replaces a word and the space before it. The next word keeps its space.
     cat = tokenizer("cat")["input_ids"][1:-1]
     for text in ("The cat sat.", "The cat.", "cat, sat"):
         before, after = tokenizer(text)["input_ids"], tokenizer(text.replace("cat", "[MASK]"))["input_ids"]
