@@ -24,6 +24,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.trainers.corpus.corpus import Corpus, open_corpus
 from snugbert.trainers.corpus.digests import hash_tokenizer
 from snugbert.trainers.corpus.document_tokenizer import DocumentTokenizer, TokenizedDocuments
+from snugbert.trainers.corpus.languages import check_language
 from snugbert.trainers.corpus.parallel_map import map_in_order
 from snugbert.trainers.corpus.part_files import (
     DAMAGE,
@@ -73,7 +74,7 @@ def prepare_corpus(
         folder: where to write the corpus. It is created if it does not exist.
         text_column_name: the column of .jsonl and .parquet files that holds the text.
         lines_are_sentences: whether each line is one sentence. By default, lines are split into sentences.
-        language: ISO 639-1 code of the language whose rules split lines into sentences.
+        language: code of the language whose rules split lines into sentences, such as "en".
         on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
             raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
@@ -84,10 +85,11 @@ def prepare_corpus(
         The corpus, as [`open_corpus`] opens it.
 
     Raises:
-        InputError: a file does not exist, cannot be read, or changes while it is read; the text is empty; `folder`
-            holds a corpus with a different text, tokenizer or settings; the disk is full; or a worker process was
-            killed.
+        InputError: the language is unknown; a file does not exist, cannot be read, or changes while it is read; the
+            text is empty; `folder` holds a corpus with a different text, tokenizer or settings; the disk is full; or
+            a worker process was killed.
     """
+    check_language(language)
     patterns = [files] if isinstance(files, str | Path) else files
     text = TextArguments(
         train_file=[str(pattern) for pattern in patterns], text_column_name=text_column_name, on_bad_text=on_bad_text
