@@ -35,6 +35,7 @@ from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
+from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
@@ -54,7 +55,6 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
-    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     _check_lengths(data_args, config)
@@ -68,7 +68,19 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     if data_args.show:
         show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
+    with lock_output_dir(training_args):
+        _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, collator)
 
+
+def _train_and_evaluate(
+    model_args: ModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    collator: SnugBertDataCollatorForPretraining,
+) -> None:
+    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
