@@ -35,12 +35,8 @@ TRAINING_SETTINGS = (
     "seed",
     "load_best_model_at_end",
 )
-BEST_MODEL_SETTINGS = (
-    "metric_for_best_model",
-    "greater_is_better",
-    "eval_strategy",
-    "eval_steps",
-)  # they choose the best model
+# With `load_best_model_at_end`, these choose the model.
+BEST_MODEL_SETTINGS = ("metric_for_best_model", "greater_is_better", "eval_strategy", "eval_steps")
 # Training itself sets these, the first two to tokens that BERT does not use.
 SET_BY_TRAINING = ("bos_token_id", "eos_token_id", "problem_type")
 MODEL_SETTINGS = tuple(name for name in SnugBertConfig.__annotations__ if name not in SET_BY_TRAINING)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
@@ -28,6 +28,7 @@ from snugbert.trainers.run_settings import (
     read_settings,
 )
 from snugbert.trainers.run_setup import move_hub_token
+from snugbert.trainers.stopping import StoppableTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
-class SharedTrainer(Trainer):
+class SharedTrainer(StoppableTrainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes

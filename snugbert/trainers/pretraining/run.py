@@ -38,6 +38,7 @@ from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
 from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
 
     Raises:
         InputError: an argument or a file cannot be used.
+        RunStopped: SIGTERM or SIGINT ended the training.
     """
     # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
@@ -117,8 +119,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         if checkpoint is None:
             trainer.add_callback(ClearOutputDir())
         result = trainer.train(resume_from_checkpoint=checkpoint)
-        if trainer.interrupted:
-            return
+        raise_if_interrupted(trainer)
         seconds = result.metrics["train_runtime"]
         trainer.save_model(_internal_call=True)  # an external call would push before the card is written
         trainer.save_metrics("train", result.metrics)

@@ -213,12 +213,10 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     # Accumulating the same batch in smaller parts is not a change.
     more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     assert run(small_run | resume | {"max_steps": 8}, **more) == 0
-    card = (tmp_path / "run/README.md").read_text()
-    for change in (
-        "after step 4: b.txt is missing",
-        "after step 6: 8 steps instead of 6, next learning rate 2.86e-05",
-    ):
-        assert change in card.partition("| changed on resume |")[2].partition("\n")[0]
+    (changed,) = re.findall(r"\| changed on resume \| (.*) \|", (tmp_path / "run/README.md").read_text())
+    steps = "6 steps instead of 4, next learning rate 4e-05 instead of 0"
+    more_steps = "8 steps instead of 6, next learning rate 2.86e-05 instead of 0"
+    assert changed == f"after step 4: b.txt is missing; after step 4: {steps}; after step 6: {more_steps}"
 
 
 def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_checkpoint, monkeypatch, capsys):
@@ -464,8 +462,10 @@ BAD = [
     ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor is not supported in pretraining"),
     ({"tokenizer_name": "latin1_vocab"}, "vocab.txt, line 6: not UTF-8"),
     ({"report_to": "tensorboardx"}, "tensorboardx"),
-    ({"learning_rate": -1}, "--learning_rate -1.0 must not be negative"),
-    ({"mlm_probability": 2}, "mlm_probability 2.0 must be between 0 and 1"),
+    ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps 0 must be at least 1"),
+    ({"mlm_probability": 0}, "--mlm_probability 0.0 must be above 0 and at most 1"),
+    ({"language": "klingon"}, "--language 'klingon' is not a known language code"),
+    ({"accelerator_config": '{"a": 1}'}, "unexpected keyword argument 'a'"),
     ({"random_replace_prob": 0.3}, "must add up to at most 1"),
     ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order exclude each other"),
     ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
