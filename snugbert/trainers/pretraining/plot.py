@@ -40,14 +40,9 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     unit, unit_name = _choose_unit(max(line["tokens"] for line in lines))
     conditions = [name for name in CONDITIONS if any(name in line for line in lines)]
     figure = new_figure(6 * len(tasks) + 0.5, 7 + 1.2 * len(conditions))
-    panels = figure.subplot_mosaic(
-        [
-            *([f"{task}_{measure}" for task in tasks] for measure in MEASURES),
-            *([name] * len(tasks) for name in conditions),
-        ],
-        sharex=True,
-        height_ratios=[4, 4, *([1.3] * len(conditions))],
-    )
+    rows: list[Any] = [[f"{task}_{measure}" for task in tasks] for measure in MEASURES]
+    rows += [[name] * len(tasks) for name in conditions]
+    panels = figure.subplot_mosaic(rows, sharex=True, height_ratios=[4, 4, *([1.3] * len(conditions))])
     for task in tasks:
         for measure, label in MEASURES.items():
             name = f"{task}_{measure}"
