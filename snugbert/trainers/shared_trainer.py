@@ -22,9 +22,11 @@ from snugbert.trainers.output_folder import find_newest_checkpoint, list_checkpo
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
     SETTINGS_NAME,
+    ApplyIntervals,
     apply_new_steps,
     check_training_settings,
     collect_training_settings,
+    hide_trainer_comparison,
     read_settings,
 )
 from snugbert.trainers.run_setup import move_hub_token
@@ -60,6 +62,7 @@ class SharedTrainer(StoppableTrainer):
         self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         move_hub_token(self.args)
         self.add_callback(FindBestCheckpoint)
+        self.add_callback(ApplyIntervals)
         self.remove_callback(PrinterCallback)
         self.add_callback(LogLines)
         if self.pop_callback(ProgressCallback) is not None:
@@ -81,7 +84,8 @@ class SharedTrainer(StoppableTrainer):
         # Trainer would also remove other folders that begin with "checkpoint-".
         self.args.save_total_limit = None
         try:
-            return super().train(checkpoint, *args, **kwargs)
+            with hide_trainer_comparison():
+                return super().train(checkpoint, *args, **kwargs)
         finally:
             self.args.save_total_limit = limit
 
