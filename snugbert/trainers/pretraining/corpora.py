@@ -14,6 +14,7 @@ from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
 from snugbert.trainers.text_arguments import TextArguments
+from snugbert.trainers.text_lines import ReadingLog
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,6 @@ def load_corpora(
             data_args.sentence_language,
             cache_dir,
             data_args.preprocessing_num_workers,
-            show_progress=training_args.should_log,
             **documents,
         )
         logger.info("%s: %s (%s)", name, corpus, folder)
@@ -61,7 +61,11 @@ def load_corpora(
 
     train = validation = None
     if data_args.validation_file:  # first, because the training text can take hours
-        text = TextArguments(train_file=data_args.validation_file, text_column_name=data_args.text_column_name)
+        text = TextArguments(
+            train_file=data_args.validation_file,
+            text_column_name=data_args.text_column_name,
+            on_bad_text=data_args.on_bad_text,
+        )
         validation = prepare(text, "validation text")
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
@@ -90,7 +94,7 @@ def check_files(data_args: PretrainingDataArguments) -> None:
     for flag, patterns in (("train_file", data_args.train_file), ("validation_file", data_args.validation_file)):
         try:
             for file in find_files(patterns):
-                next(read_lines([file], data_args.text_column_name), None)
+                next(read_lines([file], data_args.text_column_name, ReadingLog(data_args.on_bad_text)), None)
         except InputError as error:
             raise InputError(f"--{flag}: {error}") from error
 
