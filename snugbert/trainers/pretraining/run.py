@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
+from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
@@ -39,7 +40,9 @@ from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
+from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
 
     Raises:
         InputError: an argument or a file cannot be used.
+        RunStopped: SIGTERM or SIGINT ended the training.
     """
     # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
@@ -73,6 +77,8 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         return
 
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
+    if checkpoint is not None:  # now, before text is prepared; the trainer compares again
+        check_training_settings(checkpoint, collect_training_settings(training_args, config))
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
@@ -110,6 +116,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         processing_class=tokenizer,
         data_settings=data_settings,
     )
+    trainer.command_settings = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
     write_card = partial(write_run_card, trainer, model_args, data_args, train_corpus, validation_corpus)
     seconds = 0.0
     if do_train:
@@ -117,8 +124,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         if checkpoint is None:
             trainer.add_callback(ClearOutputDir())
         result = trainer.train(resume_from_checkpoint=checkpoint)
-        if trainer.interrupted:
-            return
+        raise_if_interrupted(trainer)
         seconds = result.metrics["train_runtime"]
         trainer.save_model(_internal_call=True)  # an external call would push before the card is written
         trainer.save_metrics("train", result.metrics)
