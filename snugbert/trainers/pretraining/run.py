@@ -4,6 +4,7 @@ import copy
 import logging
 import shlex
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
+    TrainerState,
     TrainingArguments,
     set_seed,
 )
@@ -123,6 +125,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
         if checkpoint is None:
             trainer.add_callback(ClearOutputDir())
+        trainer.add_callback(DrawTraining())
         result = trainer.train(resume_from_checkpoint=checkpoint)
         raise_if_interrupted(trainer)
         seconds = result.metrics["train_runtime"]
@@ -138,7 +141,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         shutil.rmtree(epochs_dir, ignore_errors=True)
     if training_args.should_save:
         if do_train:
-            draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
+            _draw(output_dir, baselines)
             write_card(metrics, baselines)
             steps, duration = f"{trainer.state.global_step:,} steps", format_duration(seconds)
             if checkpoint is None:
@@ -158,6 +161,23 @@ class ClearOutputDir(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step."""
         clear_output_dir(args)
+
+
+class DrawTraining(TrainerCallback):
+    """Draws `training.png` when a checkpoint is saved, in about a second. The end of the run draws it again."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer after a checkpoint was saved."""
+        if state.is_world_process_zero and state.log_history and state.global_step < state.max_steps:
+            _draw(Path(args.output_dir or ""))
+
+
+def _draw(output_dir: Path, baselines: Mapping[str, float] | None = None) -> None:
+    """Draws the log. A plot that cannot be drawn does not stop a run."""
+    try:
+        draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
+    except Exception as error:
+        logger.warning("%s was not drawn (%s: %s)", output_dir / PLOT_NAME, type(error).__name__, error)
 
 
 def _check_training_arguments(args: PretrainingArguments, model: PreTrainedModel) -> None:

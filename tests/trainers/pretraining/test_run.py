@@ -21,6 +21,7 @@ import snugbert
 from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.plot import draw_training
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert_cli import main as snugbert_command
 
@@ -132,13 +133,24 @@ def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
-    run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4)
+def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog):
+    steps_drawn = []
+
+    def draw(log, picture, baselines):
+        steps_drawn.append(json.loads(log.read_text().splitlines()[-1])["step"])
+        if len(steps_drawn) == 1:
+            raise ValueError("no font")  # does not stop the run
+        draw_training(log, picture, baselines)
+        assert picture.stat().st_size > 10_000
+
+    monkeypatch.setattr("snugbert.trainers.pretraining.run.draw_training", draw)
+    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3) == 0
+    assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
+    assert "training.png was not drawn (ValueError: no font)" in caplog.text
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
     assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
-    assert (tmp_path / "training.png").stat().st_size > 10_000
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
     assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
