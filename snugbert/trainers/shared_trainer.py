@@ -89,6 +89,19 @@ class SharedTrainer(StoppableTrainer):
         finally:
             self.args.save_total_limit = limit
 
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """As in Trainer. An invalid option is a short error."""
+        optim = getattr(self.args.optim, "value", self.args.optim)
+        with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
+            return super().create_optimizer(model)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """As in Trainer. An invalid option is a short error."""
+        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
+            return super().create_scheduler(num_training_steps, optimizer)
+
     def find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
         """Returns the checkpoint that the argument of `train` means: a folder, or True for the newest."""
         if resume_from_checkpoint is not True:
@@ -254,6 +267,17 @@ def _check_optimizer(optimizer: Any) -> None:
                     raise ValueError(
                         f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
                     )
+
+
+@contextmanager
+def _naming(flags: str) -> Iterator[None]:
+    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names the flags."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        raise InputError(f"{flags}: {error}") from error
 
 
 @contextmanager
