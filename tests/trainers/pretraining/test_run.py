@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -450,7 +451,7 @@ BAD = [
     ({"dataset_name": "x"}, "--train_file and --dataset_name exclude each other"),
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
-    ({"train_file": "empty.txt"}, "training text: no documents"),
+    ({"train_file": "empty.txt"}, "empty.txt: no documents"),
     ({"train_file": "one_document.txt"}, "but the text has only one"),
     ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
     ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
@@ -510,6 +511,30 @@ def bad_files(tmp_path_factory):
     (folder / "latin1_vocab").mkdir()
     (folder / "latin1_vocab/vocab.txt").write_bytes(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncaf\xe9\n")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"validation_file": "nowhere.txt"}, "--validation_file: nowhere.txt: no such file"),
+        ({"validation_file": "table.csv"}, "--validation_file: table.csv: unknown suffix"),
+        ({"validation_file": "other.jsonl"}, "--validation_file: other.jsonl, row 1: no column 'text'"),
+        ({"lr_scheduler_kwargs": '{"a": 1}'}, "--lr_scheduler_kwargs {'a': 1}: "),
+        ({"optim": "muon", "optim_args": "a=1"}, "--optim_args a=1: "),
+        (
+            {"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+            "length 40 is",
+        ),
+        ({"save_total_limit": 1}, " GB free, but a checkpoint takes "),
+    ],
+)
+def test_errors_come_before_text_is_prepared(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(bad_files)
+    monkeypatch.setattr("snugbert.trainers.pretraining.corpora.prepare_in_cache", None)
+    if "save_total_limit" in change:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=0))
+    assert run(small_run | change, output_dir=tmp_path) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
