@@ -18,7 +18,17 @@ from transformers.utils import PushInProgress
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
 from snugbert.trainers.log_lines import LogLines, ProgressBar
-from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.output_folder import find_newest_checkpoint, list_checkpoints
+from snugbert.trainers.run_settings import (
+    BEST_MODEL_SETTINGS,
+    SETTINGS_NAME,
+    ApplyIntervals,
+    apply_new_steps,
+    check_training_settings,
+    collect_training_settings,
+    hide_trainer_comparison,
+    read_settings,
+)
 from snugbert.trainers.run_setup import move_hub_token
 from snugbert.trainers.stopping import StoppableTrainer
 
@@ -32,19 +42,27 @@ class SharedTrainer(StoppableTrainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
-    only folders named `checkpoint-<step>`.
+    only folders named `checkpoint-<step>`. A run resumes with the settings that it started with. Only the number of
+    steps may change.
 
     Attributes:
         write_card: writes a model card with the current metrics into the output folder.
+        command_settings: settings beyond the training arguments and the configuration that must not change either.
+        changes: what changed when the run resumed, for the model card.
     """
 
     write_card: Callable[[], None] | None = None
+    compared_names: tuple[str, ...] = ()  # training arguments that must not change, beyond those of every Trainer
     push_in_progress: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.command_settings: dict[str, Any] = {}
+        self.changes: list[str] = []
+        self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         move_hub_token(self.args)
         self.add_callback(FindBestCheckpoint)
+        self.add_callback(ApplyIntervals)
         self.remove_callback(PrinterCallback)
         self.add_callback(LogLines)
         if self.pop_callback(ProgressCallback) is not None:
@@ -54,9 +72,11 @@ class SharedTrainer(StoppableTrainer):
         """As in Trainer. Logs how many checkpoints are kept.
 
         Raises:
-            InputError: a file of the checkpoint is damaged, contains objects that could run code, or does not fit the
-                run.
+            InputError: a setting changed since the checkpoint, or one of its files is damaged, contains objects that
+                could run code, or does not fit the run.
         """
+        checkpoint = self.find_checkpoint(resume_from_checkpoint)
+        self.compare_settings(checkpoint)
         limit = self.args.save_total_limit
         self._checkpoints_kept = max(limit or 0, 0)  # 0: all
         if self.args.save_strategy != SaveStrategy.NO:
@@ -64,9 +84,53 @@ class SharedTrainer(StoppableTrainer):
         # Trainer would also remove other folders that begin with "checkpoint-".
         self.args.save_total_limit = None
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            with hide_trainer_comparison():
+                return super().train(checkpoint, *args, **kwargs)
         finally:
             self.args.save_total_limit = limit
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """As in Trainer. An invalid option is a short error."""
+        optim = getattr(self.args.optim, "value", self.args.optim)
+        with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
+            return super().create_optimizer(model)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """As in Trainer. An invalid option is a short error."""
+        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
+            return super().create_scheduler(num_training_steps, optimizer)
+
+    def find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        """Returns the checkpoint that the argument of `train` means: a folder, or True for the newest."""
+        if resume_from_checkpoint is not True:
+            return str(resume_from_checkpoint) if resume_from_checkpoint else None
+        newest = find_newest_checkpoint(Path(self.args.output_dir or ""))
+        if newest is None:
+            raise ValueError(f"{self.args.output_dir} has no complete checkpoint to resume from.")
+        return str(newest)
+
+    def compare_settings(self, checkpoint: str | None) -> None:
+        """Collects the settings of this run, and compares them with those in the checkpoint that it resumes.
+
+        Raises:
+            InputError: a setting changed.
+        """
+        best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
+        settings = collect_training_settings(self.args, self._model_config, (*self.compared_names, *best))
+        self._settings = settings | self.command_settings
+        self.changes = []
+        if checkpoint is not None:
+            check_training_settings(checkpoint, self._settings)
+            record = read_settings(checkpoint)
+            self.changes = record.get("changes", [])
+            if not record:
+                logger.warning("%s stores no settings. They are not compared with those of this run.", checkpoint)
+
+    def _report_change(self, change: str) -> None:
+        logger.warning("changed %s", change)
+        self.changes.append(change)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with _resuming_from(resume_from_checkpoint, "the model"):
@@ -86,6 +150,8 @@ class SharedTrainer(StoppableTrainer):
             # Loading a schedule can set any attribute, and so replace its methods.
             if replaced := (vars(self.lr_scheduler).keys() - before) & set(dir(type(self.lr_scheduler))):
                 raise ValueError(f"unknown schedule state {min(replaced)}")
+            if checkpoint is not None and (change := apply_new_steps(self, checkpoint)):
+                self._report_change(change)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with _resuming_from(checkpoint, "rng_state.pth"):
@@ -104,6 +170,9 @@ class SharedTrainer(StoppableTrainer):
         self.state.best_model_checkpoint = best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.state.stateful_callbacks |= {  # type: ignore[operator]
+            SETTINGS_NAME: {"settings": self._settings, "changes": self.changes}
+        }
         super()._save_checkpoint(model, trial)
         if self.args.should_save and self._checkpoints_kept:
             self._remove_old_checkpoints(Path(self._get_output_dir(trial)))
@@ -198,6 +267,17 @@ def _check_optimizer(optimizer: Any) -> None:
                     raise ValueError(
                         f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
                     )
+
+
+@contextmanager
+def _naming(flags: str) -> Iterator[None]:
+    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names the flags."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        raise InputError(f"{flags}: {error}") from error
 
 
 @contextmanager

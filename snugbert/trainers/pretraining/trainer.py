@@ -31,7 +31,6 @@ from transformers.trainer_utils import (
 from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.batches import (
     Batch,
@@ -44,7 +43,7 @@ from snugbert.trainers.pretraining.batches import (
     plan_phases,
     seed_random_state,
 )
-from snugbert.trainers.pretraining.data_settings import RECORD_NAME, read_record
+from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
@@ -123,7 +122,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
-        self._model_config = self.model.config  # a sharded model may not have it
         self._step_pairs: torch.Tensor | None = None
         self._metrics_file: MetricsFile | None = None
         self._begin(TrainerState())
@@ -133,12 +131,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer, with the log of a checkpoint."""
         output_dir = Path(self.args.output_dir or "")
-        checkpoint = str(resume_from_checkpoint) if resume_from_checkpoint else None
-        if resume_from_checkpoint is True:
-            newest = find_newest_checkpoint(output_dir)
-            if newest is None:
-                raise ValueError(f"{output_dir} has no complete checkpoint to resume from.")
-            checkpoint = str(newest)
+        checkpoint = self.find_checkpoint(resume_from_checkpoint)
         state = TrainerState()
         if checkpoint is not None:
             state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
@@ -149,6 +142,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         if self.is_world_process_zero():
             self._metrics_file = MetricsFile(output_dir / METRICS_NAME, state.log_history)
         return super().train(checkpoint, *args, **kwargs)
+
+    def compare_settings(self, checkpoint: str | None) -> None:
+        """As in the base class, but changed data settings are only reported. The command refuses them earlier."""
+        super().compare_settings(checkpoint)
+        if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
+            self._report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
 
     def _begin(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import snugbert
 from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.plot import draw_training
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert_cli import main as snugbert_command
 
@@ -131,13 +133,24 @@ def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
-    run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4)
+def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog):
+    steps_drawn = []
+
+    def draw(log, picture, baselines):
+        steps_drawn.append(json.loads(log.read_text().splitlines()[-1])["step"])
+        if len(steps_drawn) == 1:
+            raise ValueError("no font")  # does not stop the run
+        draw_training(log, picture, baselines)
+        assert picture.stat().st_size > 10_000
+
+    monkeypatch.setattr("snugbert.trainers.pretraining.run.draw_training", draw)
+    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3) == 0
+    assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
+    assert "training.png was not drawn (ValueError: no font)" in caplog.text
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
     assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
-    assert (tmp_path / "training.png").stat().st_size > 10_000
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
     assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
@@ -201,7 +214,7 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     assert run(small_run | resume | {"train_file": tmp_path / "moved/*.txt", "max_steps": 4}) == 0
     (tmp_path / "moved").rename(text)
     assert "short_seq_prob" in refusal(short_seq_prob=0.2)
-    assert "seed" in refusal(seed=7)
+    assert "seed" in refusal(data_seed=7)
     assert "batch" in refusal(per_device_train_batch_size=8)
     (text / "b.txt").write_text(lines.replace("w0a", "w0b"))
     changed = refusal()
@@ -213,6 +226,30 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     # Accumulating the same batch in smaller parts is not a change.
     more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     assert run(small_run | resume | {"max_steps": 8}, **more) == 0
+    (changed,) = re.findall(r"\| changed on resume \| (.*) \|", (tmp_path / "run/README.md").read_text())
+    steps = "6 steps instead of 4, next learning rate 4e-05 instead of 0"
+    more_steps = "8 steps instead of 6, next learning rate 2.86e-05 instead of 0"
+    assert changed == f"after step 4: b.txt is missing; after step 4: {steps}; after step 6: {more_steps}"
+
+
+def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_checkpoint, monkeypatch, capsys):
+    monkeypatch.setattr("snugbert.trainers.pretraining.run.load_corpora", None)
+    resume = {"resume_from_checkpoint": "true", "output_dir": with_checkpoint, "max_steps": 6}
+    for changes, message in (
+        ({"config_name": "mini"}, "hidden_size was 128 and is 256; num_hidden_layers was 2 and is 4"),
+        ({"config_overrides": "hidden_dropout_prob=0.0"}, "hidden_dropout_prob was 0.1 and is 0.0"),
+        ({"learning_rate": 5e-4}, "--learning_rate was 0.0001 and is 0.0005"),
+    ):
+        assert run(small_run | resume | changes) == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert f"settings changed since {with_checkpoint}/checkpoint-4: {message}" in error
+
+
+def test_a_resumed_run_keeps_its_initial_weights(small_run, with_checkpoint, capsys):
+    """Otherwise, the card would name other weights than the run started from."""
+    resume = {"resume_from_checkpoint": "true", "output_dir": with_checkpoint, "validation_file": None}
+    assert run(small_run | resume, config_name=None, model_name_or_path=with_checkpoint / "checkpoint-4") == 2
+    assert '--model_name_or_path was "random weights" and is "checkpoint-4"' in capsys.readouterr().err
 
 
 def damage(file: Path, how: str) -> None:
@@ -342,13 +379,14 @@ def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
 
 def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_path):
     best = {"load_best_model_at_end": "true", "metric_for_best_model": "loss", "eval_strategy": "steps"}
-    best |= {"eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
+    best |= {"eval_steps": 2, "save_steps": 2, "save_total_limit": 1, "greater_is_better": "true"}  # best: the first
     assert run(small_run | best, output_dir=tmp_path / "before") == 0
     (tmp_path / "before/checkpoint-2-notes").mkdir()  # Trainer would remove it at the end of training
     (tmp_path / "before").rename(tmp_path / "now")
-    more = {"resume_from_checkpoint": "true", "max_steps": 10, "learning_rate": 0}  # the best cannot change
+    more = {"resume_from_checkpoint": "true", "max_steps": 10}
     assert run(small_run | best | more, output_dir=tmp_path / "now") == 0
     state = json.loads((tmp_path / "now/trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == "checkpoint-2"
     assert (tmp_path / "now" / state["best_model_checkpoint"] / "model.safetensors").exists()
     assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
 
@@ -413,7 +451,7 @@ BAD = [
     ({"dataset_name": "x"}, "--train_file and --dataset_name exclude each other"),
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
-    ({"train_file": "empty.txt"}, "training text: no documents"),
+    ({"train_file": "empty.txt"}, "empty.txt: no documents"),
     ({"train_file": "one_document.txt"}, "but the text has only one"),
     ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
     ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
@@ -473,6 +511,30 @@ def bad_files(tmp_path_factory):
     (folder / "latin1_vocab").mkdir()
     (folder / "latin1_vocab/vocab.txt").write_bytes(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncaf\xe9\n")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"validation_file": "nowhere.txt"}, "--validation_file: nowhere.txt: no such file"),
+        ({"validation_file": "table.csv"}, "--validation_file: table.csv: unknown suffix"),
+        ({"validation_file": "other.jsonl"}, "--validation_file: other.jsonl, row 1: no column 'text'"),
+        ({"lr_scheduler_kwargs": '{"a": 1}'}, "--lr_scheduler_kwargs {'a': 1}: "),
+        ({"optim": "muon", "optim_args": "a=1"}, "--optim_args a=1: "),
+        (
+            {"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+            "length 40 is",
+        ),
+        ({"save_total_limit": 1}, " GB free, but a checkpoint takes "),
+    ],
+)
+def test_errors_come_before_text_is_prepared(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(bad_files)
+    monkeypatch.setattr("snugbert.trainers.pretraining.corpora.prepare_in_cache", None)
+    if "save_total_limit" in change:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=0))
+    assert run(small_run | change, output_dir=tmp_path) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
