@@ -1,6 +1,7 @@
 """Pretraining without text: a corpus of given token ids, and a tiny model on random examples."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 import snugbert
 from snugbert.trainers.corpus.corpus import Block, Corpus
+from snugbert.trainers.manifest import MANIFEST_KEY, MANIFEST_NAME
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
@@ -93,3 +95,12 @@ def make_trainer(
         train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
         data_collator=packed,
     )
+
+
+def remove_manifest(checkpoint: Path) -> None:
+    """Makes a checkpoint look like one that Trainer itself wrote. Its content cannot be verified."""
+    (checkpoint / MANIFEST_NAME).unlink()
+    file = checkpoint / "trainer_state.json"
+    state = json.loads(file.read_text())
+    del state["stateful_callbacks"][MANIFEST_KEY]
+    file.write_text(json.dumps(state))

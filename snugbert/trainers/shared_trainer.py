@@ -1,24 +1,29 @@
 """The Trainer that pretraining and fine-tuning share: log lines, checkpoints, resuming and pushing to the Hub."""
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from huggingface_hub import HfApi
+from safetensors import SafetensorError
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
-from transformers.utils import PushInProgress
+from transformers.utils import CONFIG_NAME, PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
 from snugbert.trainers.log_lines import LogLines, ProgressBar
-from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.manifest import MANIFEST_KEY, MANIFEST_NAME, publish
+from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints
 from snugbert.trainers.run_setup import move_hub_token
 
 logger = logging.getLogger(__name__)
@@ -31,7 +36,7 @@ class SharedTrainer(Trainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
-    only folders named `checkpoint-<step>`.
+    only folders named `checkpoint-<step>`. A checkpoint gets this name when all its files are on the disk.
 
     Attributes:
         write_card: writes a model card with the current metrics into the output folder.
@@ -39,9 +44,15 @@ class SharedTrainer(Trainer):
 
     write_card: Callable[[], None] | None = None
     push_in_progress: Any
+    _writes_checkpoint = False  # into the temporary folder
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        if self.args.save_on_each_node:
+            raise InputError(
+                "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
+                "Use an --output_dir that all machines share."
+            )
         move_hub_token(self.args)
         self.add_callback(FindBestCheckpoint)
         self.remove_callback(PrinterCallback)
@@ -50,12 +61,17 @@ class SharedTrainer(Trainer):
             self.add_callback(ProgressBar)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. Logs how many checkpoints are kept.
+        """As in Trainer. Verifies the checkpoint, and logs how many are kept.
 
         Raises:
             InputError: a file of the checkpoint is damaged, contains objects that could run code, or does not fit the
-                run.
+                run; or `resume_from_checkpoint` is True and there is no whole checkpoint.
         """
+        checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+        state = TrainerState()
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+        self._begin(state)
         limit = self.args.save_total_limit
         self._checkpoints_kept = max(limit or 0, 0)  # 0: all
         if self.args.save_strategy != SaveStrategy.NO:
@@ -63,9 +79,12 @@ class SharedTrainer(Trainer):
         # Trainer would also remove other folders that begin with "checkpoint-".
         self.args.save_total_limit = None
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            return super().train(checkpoint, *args, **kwargs)
         finally:
             self.args.save_total_limit = limit
+
+    def _begin(self, state: TrainerState) -> None:
+        """Called before training with the `state` of the checkpoint, or of a new run."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with _resuming_from(resume_from_checkpoint, "the model"):
@@ -102,10 +121,56 @@ class SharedTrainer(Trainer):
         super().save_state()
         self.state.best_model_checkpoint = best
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer. A full disk is a short error."""
+        with nullcontext() if self._writes_checkpoint else _writing(Path(output_dir or self.args.output_dir or "")):
+            super().save_model(output_dir, _internal_call)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self._writes_checkpoint else folder
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+        """As in Trainer, but writes into a temporary folder, which is renamed when all its files are on the disk."""
+        output_dir = Path(self._get_output_dir(trial))
+        checkpoint = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self.state.stateful_callbacks |= {MANIFEST_KEY: {"manifest": MANIFEST_NAME}}  # type: ignore[operator]
+        with _writing(checkpoint), self._unfinished(output_dir / UNFINISHED) as unfinished:
+            super()._save_checkpoint(model, trial)
+            self._collect_random_states(unfinished / checkpoint.name)
+            if self.args.should_save:
+                _forget_best(unfinished / checkpoint.name / TRAINER_STATE_NAME)
+                publish(unfinished / checkpoint.name, checkpoint)
+            self.accelerator.wait_for_everyone()
+        _find_best(self.state, output_dir)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint))
         if self.args.should_save and self._checkpoints_kept:
-            self._remove_old_checkpoints(Path(self._get_output_dir(trial)))
+            self._remove_old_checkpoints(output_dir)
+
+    def _collect_random_states(self, folder: Path) -> None:
+        """Sends the random state of every process to the first one, because machines may not share a disk."""
+        mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{self.args.process_index}.pth")]
+        for name, content in gather_object(mine):
+            if self.args.should_save:
+                (folder / name).write_bytes(content)
+
+    @contextmanager
+    def _unfinished(self, folder: Path) -> Iterator[Path]:
+        """Makes Trainer write its checkpoint into `folder`, and removes what is left in it before and after."""
+
+        def clear() -> None:
+            if self.args.local_process_index == 0:  # machines without a shared disk have their own folders
+                shutil.rmtree(folder, ignore_errors=True)
+
+        clear()
+        self.accelerator.wait_for_everyone()
+        self._writes_checkpoint = True
+        try:
+            yield folder
+        finally:
+            self._writes_checkpoint = False
+            clear()
 
     def _remove_old_checkpoints(self, output_dir: Path) -> None:
         """Keeps `save_total_limit` checkpoints: the last, the best, and the newest of the others."""
@@ -119,15 +184,23 @@ class SharedTrainer(Trainer):
         ranked = sorted(list_checkpoints(output_dir), key=rank, reverse=True)
         protected = sum(folder.name in (last, best) for folder in ranked)
         for folder in ranked[max(self._checkpoints_kept, protected) :]:
-            shutil.rmtree(folder, ignore_errors=True)
+            (output_dir / UNFINISHED).mkdir(exist_ok=True)
+            folder.rename(output_dir / UNFINISHED / folder.name)  # a kill leaves no incomplete checkpoint
+        shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """As in Trainer, without `training_args.bin`, a pickle of all arguments that contains local paths."""
         super()._save(output_dir, state_dict)
-        (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        folder = Path(output_dir or str(self.args.output_dir))
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        if self.args.should_save:
+            for file in folder.glob("*.safetensors"):
+                shutil.copymode(folder / CONFIG_NAME, file)  # safetensors ignores the umask
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes as Trainer does (`hub_strategy`), with the card and the model's code, without `training_args.bin`."""
+        if self._writes_checkpoint:  # Trainer calls this before the checkpoint has its name
+            return
         args, checkpoint, output_dir = self.args, Path(checkpoint_folder), Path(str(self.args.output_dir))
         busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
@@ -136,7 +209,7 @@ class SharedTrainer(Trainer):
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
         for file in checkpoint.iterdir():
-            if file.suffix in MODEL_SUFFIXES and file.name != TRAINER_STATE_NAME:
+            if file.suffix in MODEL_SUFFIXES and file.name not in (TRAINER_STATE_NAME, MANIFEST_NAME):
                 shutil.copy(file, output_dir)
         if self.write_card is not None:
             self.write_card()
@@ -149,7 +222,6 @@ class SharedTrainer(Trainer):
         ignored = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME]
         jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=ignored)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            _remove_folder_name(checkpoint / TRAINER_STATE_NAME)
             folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             message += ", checkpoint"
             jobs.append(upload(folder_path=checkpoint, path_in_repo=folder, commit_message=message))
@@ -169,16 +241,24 @@ class FindBestCheckpoint(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step."""
-        best = Path(args.output_dir) / Path(state.best_model_checkpoint or "none").name
-        if state.best_model_checkpoint is not None and best.is_dir():
-            state.best_model_checkpoint = str(best)
+        _find_best(state, Path(args.output_dir))
 
 
-def _remove_folder_name(file: Path) -> None:
-    """Shortens the path of the best checkpoint in a `trainer_state.json` to its name, before it is published."""
+def _find_best(state: TrainerState, output_dir: Path) -> None:
+    """Sets the path of the best checkpoint if it exists."""
+    best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+    if state.best_global_step and best.is_dir():
+        state.best_model_checkpoint = str(best)
+
+
+def _forget_best(file: Path) -> None:
+    """Removes the path of the best checkpoint from a `trainer_state.json`, because the folder may move.
+
+    [`FindBestCheckpoint`] finds it by its step. Trainer warns about a path that does not exist.
+    """
     state = TrainerState.load_from_json(str(file))
     if state.best_model_checkpoint is not None:
-        state.best_model_checkpoint = Path(state.best_model_checkpoint).name
+        state.best_model_checkpoint = None
         state.save_to_json(str(file))
 
 
@@ -214,4 +294,24 @@ def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
         raise InputError(
             f"{checkpoint}: {files} does not fit this run ({type(error).__name__}: {error}). Resume from another "
             f"checkpoint, or start a new run from its weights with --model_name_or_path {checkpoint}."
+        ) from error
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turns an error while writing `folder` into an [`InputError`]."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # torch reports any failure to write as a RuntimeError without a reason.
+        is_torch_writer = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
+        if isinstance(error, RuntimeError) and not is_torch_writer:
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "Fix this"
+        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
+        if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            remedy = "The disk is probably full. Free some space"
+        raise InputError(
+            f"{folder} could not be written: {reason}. {remedy} and resume with --resume_from_checkpoint true."
         ) from error

@@ -120,7 +120,8 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     training: dict[str, float] = {}
     if task.train_features is not None:
         if checkpoint is None:
-            clear_output_dir(args)
+            if args.overwrite_output_dir:
+                clear_output_dir(args)
             if args.should_save:
                 remove_plots(output_dir)
         trainer.write_card = lambda: _write_interim_card(task, model_args, trainer)
