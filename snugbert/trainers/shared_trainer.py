@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import gather_object
 from huggingface_hub import HfApi
 from safetensors import SafetensorError
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import CONFIG_NAME, PushInProgress
@@ -25,6 +25,7 @@ from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_KEY, MANIFEST_NAME, publish
 from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints
 from snugbert.trainers.run_setup import move_hub_token
+from snugbert.trainers.stopping import StoppableTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
-class SharedTrainer(Trainer):
+class SharedTrainer(StoppableTrainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes

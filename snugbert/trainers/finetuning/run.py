@@ -25,6 +25,7 @@ from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.splits import describe_dataset
+from snugbert.trainers.stopping import raise_if_interrupted
 
 LOWER_IS_BETTER = ("loss", "mse")
 # The training settings in results.json and in the model card.
@@ -111,6 +112,7 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     Raises:
         InputError: the output folder contains another run, the settings do not fit the model, or the loss is not
             finite.
+        RunStopped: SIGTERM or SIGINT ended the training.
     """
     choose_metric(task, args)
     checkpoint = check_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
@@ -218,6 +220,7 @@ def class_weights(text: str, task: FineTuningTask) -> torch.Tensor:
 def train(trainer: FineTuningTrainer, checkpoint: str | None) -> dict[str, float]:
     """Trains from `checkpoint` or from the start, saves model, tokenizer and metrics, and returns the metrics."""
     result = trainer.train(resume_from_checkpoint=checkpoint)
+    raise_if_interrupted(trainer)
     trainer.save_model(_internal_call=True)  # an external call would push before the card is written
     samples = len(trainer.train_dataset)  # type: ignore[arg-type]
     metrics = {**result.metrics, "train_samples": samples, "train_steps": trainer.state.global_step}

@@ -27,8 +27,8 @@ from snugbert.trainers.finetuning.results import RunResults, format_summary, wri
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
 from snugbert.trainers.finetuning.tables import sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
-from snugbert.trainers.finetuning.trainer import DivergedError
 from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.stopping import DivergedError
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +133,9 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
                 results = fine_tune(task, model_args, _run_arguments(args, run))
                 logger.info("%s: %s %.4f", run.name, metric, results["metrics"][set_name].get(metric, np.nan))
             except DivergedError as error:
-                if args.world_size > 1:  # the other processes have started the next step
-                    raise
                 logger.warning("%s: %s", run.name, error)
-                _write_failure(run, str(error))
+                if args.should_save:
+                    _write_failure(run, str(error))
             PartialState().wait_for_everyone()  # the main process writes the results, every process reads them
             if args.should_save:
                 # A continued sweep may have finished runs after this one.
@@ -169,7 +168,9 @@ def _run_arguments(args: FineTuningArguments, run: PlannedRun) -> FineTuningArgu
     run_args.per_device_train_batch_size = run.setting.batch_size // divisor
     run_args.learning_rate, run_args.num_train_epochs = run.setting.learning_rate, run.setting.epochs
     run_args.seed, run_args.output_dir = run.seed, str(run.folder)
-    run_args.overwrite_output_dir, run_args.resume_from_checkpoint = True, None
+    # The folder was checked: an interrupted run in it belongs to this sweep.
+    run_args.overwrite_output_dir = True
+    run_args.resume_from_checkpoint = "true"
     run_args.push_to_hub, run_args.sweep, run_args.seeds = False, None, 1
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]

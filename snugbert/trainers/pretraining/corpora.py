@@ -50,7 +50,6 @@ def load_corpora(
             data_args.sentence_language,
             cache_dir,
             data_args.preprocessing_num_workers,
-            show_progress=training_args.should_log,
             **documents,
         )
         logger.info("%s: %s (%s)", name, corpus, folder)
@@ -74,7 +73,11 @@ def load_corpora(
     elif has_text:
         train = prepare(data_args, "training text")
     if data_args.validation_file:
-        text = TextArguments(train_file=data_args.validation_file, text_column_name=data_args.text_column_name)
+        text = TextArguments(
+            train_file=data_args.validation_file,
+            text_column_name=data_args.text_column_name,
+            on_bad_text=data_args.on_bad_text,
+        )
         validation = prepare(text, "validation text")
     return train, validation
 

@@ -36,6 +36,7 @@ from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
 from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
 
     Raises:
         InputError: an argument or a file cannot be used.
+        RunStopped: SIGTERM or SIGINT ended the training.
     """
     # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
@@ -112,8 +114,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         if checkpoint is None and data_args.overwrite_output_dir:
             trainer.add_callback(ClearOutputDir())
         result = trainer.train(resume_from_checkpoint=checkpoint)
-        if trainer.interrupted:
-            return
+        raise_if_interrupted(trainer)
         seconds = result.metrics["train_runtime"]
         trainer.save_model(_internal_call=True)  # an external call would push before the card is written
         trainer.save_metrics("train", result.metrics)

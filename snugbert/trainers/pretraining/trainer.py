@@ -10,11 +10,8 @@ Shapes: a batch has N sequences.
 import copy
 import functools
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,8 +23,6 @@ from transformers.trainer_utils import (
     EvalLoopOutput,
     IntervalStrategy,
     SaveStrategy,
-    TrainOutput,
-    seed_worker,
 )
 from transformers.utils import ModelOutput
 
@@ -55,8 +50,6 @@ from snugbert.trainers.shared_trainer import SharedTrainer
 
 logger = logging.getLogger(__name__)
 
-SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
-
 _peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
@@ -74,8 +67,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
       padding.
-    - On SIGTERM, which clusters send before they stop a machine, training finishes the step, writes a checkpoint and
-      ends.
+    - On SIGTERM, which clusters send before they stop a machine, and on SIGINT (Ctrl-C), training finishes the step,
+      writes a checkpoint and ends. A second SIGINT ends it at once.
+    - A loss or gradient norm that is not finite is an error, before the optimizer step.
 
     Example:
 
@@ -98,7 +92,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     Attributes:
         phases: phases of the run.
-        interrupted: whether SIGTERM ended the last call of `train` before its last step.
+        interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
 
     Raises:
         InputError: `train_dataset` is empty or has no length.
@@ -124,25 +118,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
-        self.interrupted = False
         self._model_config = self.model.config  # a sharded model may not have it
         self._step_pairs: torch.Tensor | None = None
         self._metrics_file: MetricsFile | None = None
         self._load_log(TrainerState())
 
     # --- start and end of a run ---------------------------------------------------------------------------------
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. On SIGTERM it writes a checkpoint and stops, see `interrupted`."""
-        with self._catch_sigterm():
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
-        if self.interrupted:
-            logger.warning(
-                "SIGTERM: stopped after step %d of %d. Continue with --resume_from_checkpoint true.",
-                self.state.global_step,
-                self.state.max_steps,
-            )
-        return result
 
     def _begin(self, state: TrainerState) -> None:
         self._load_log(state)
@@ -159,8 +140,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         )
         if record := read_record(state):
             self.training_log.load_state_dict(record)
-        self._first_step = self._saved_step = state.global_step
-        self._stop_requested = self.interrupted = False
+        self._first_step = state.global_step
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As in Trainer, with the state of the log and the data settings."""
@@ -169,21 +149,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self.state.num_input_tokens_seen = self.training_log.tokens_seen
         self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
         super()._save_checkpoint(model, trial)
-        self._saved_step = self.state.global_step
-
-    @contextmanager
-    def _catch_sigterm(self) -> Iterator[None]:
-        def request_stop(*_: Any) -> None:
-            self._stop_requested = True
-
-        if threading.current_thread() is not threading.main_thread():  # Python allows signal handlers only there
-            yield
-            return
-        previous = signal.signal(signal.SIGTERM, request_stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """As in Trainer, with LAMB and Muon in addition."""
@@ -234,25 +199,15 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=self._worker_init,
+            worker_init_fn=self.start_worker,
             # Its own generator, so that the additional loader of a resumed run does not change dropout.
             generator=torch.Generator().manual_seed(self.args.seed),
         )
 
-    @property
-    def _worker_init(self) -> Callable[[int], None]:
-        arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
-        return functools.partial(_start_worker, **arguments)
-
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor | None]:
-        """Returns the batches of a step, and its labeled tokens over all processes. After SIGTERM: [] and None."""
-        if self._agree_to_stop(device):
-            self.interrupted = True
-            self.control.should_training_stop = True
-            self.control.should_save = self.state.global_step != self._saved_step
-            return [], None
+        """Returns the batches of a step, and its labeled tokens over all processes."""
         self.training_log.start_step()
         batches = list(islice(epoch_iterator, num_batches))
         max_seq_length = find_phase(self.phases, self.state.global_step).max_seq_length
@@ -267,13 +222,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             in_step = self.accelerator.reduce(in_step)
         labeled, self._step_pairs = in_step.unbind()
         return [send_to_device(batch, device, non_blocking=True) for batch in batches], labeled
-
-    def _agree_to_stop(self, device: torch.device) -> bool:
-        """Whether any process received SIGTERM. All must stop after the same step."""
-        if self.args.world_size == 1:
-            return self._stop_requested
-        requests = self.accelerator.reduce(torch.full((), float(self._stop_requested), device=device))
-        return requests.item() > 0
 
     def compute_loss(
         self,
@@ -302,9 +250,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             logs.update(self.training_log.next_line())
         elif "train_loss" in logs:  # over the whole run; Trainer's covers only the steps since resuming
             logs.update(self.training_log.summarize(self.state.global_step))
-            if self.interrupted:
-                # Trainer would now load the best checkpoint and, with a limit of one, remove the one to resume from.
-                self.state.best_model_checkpoint = None
         if "loss" in logs or "train_loss" in logs:
             self.state.num_input_tokens_seen = self.training_log.tokens_seen
         super().log(logs, start_time)
@@ -312,12 +257,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             self._metrics_file.append(self.state.log_history[-1])
 
     # --- evaluation ---------------------------------------------------------------------------------------------
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
-        """As in Trainer. Its workers survive SIGTERM, as the training workers do."""
-        loader = super().get_eval_dataloader(eval_dataset)
-        getattr(loader, "base_dataloader", loader).worker_init_fn = self._worker_init
-        return loader
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As in Trainer. Masks that the collator draws at random are the same in every evaluation.
@@ -360,19 +299,3 @@ def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> Pretra
                 setattr(args, f"{name}_strategy", strategy)
                 setattr(args, f"{name}_steps", steps_per_epoch)
     return args
-
-
-def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker as Trainer does. On SIGTERM it keeps working, because the trainer ends the run."""
-    seed_worker(worker_id, num_workers, rank)
-    received: list[float] = []
-
-    def survive(*_: Any) -> None:
-        # The launcher and the scheduler may both send a signal. So the worker ignores signals for 30 seconds after the
-        # first. A later one ends it: at exit, multiprocessing sends SIGTERM to the remaining workers.
-        received.append(time.monotonic())
-        if received[-1] - received[0] > SIGTERM_SECONDS:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, survive)

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from snugbert.errors import InputError
 from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import find_files, read_dataset_documents, read_lines
+from snugbert.trainers.text_lines import ReadingLog
 from snugbert.trainers.vocabulary.arguments import VocabularyArguments
 from snugbert.trainers.vocabulary.extension import (
     extend_model,
@@ -37,10 +38,12 @@ def run(args: VocabularyArguments) -> None:
     """
     output_dir = Path(args.output_dir)
     _check_output_dir(output_dir, args.overwrite_output_dir)
-    lines = _read_lines(args)
+    log = ReadingLog(args.on_bad_text)
+    lines = _read_lines(args, log)
     first_line = next(lines, None)
     if first_line is None:
-        raise InputError(f"{_format_text_arguments(args)}: the text is empty.")
+        summary = f" {log.summarize()}" if log.summarize() else ""
+        raise InputError(f"{_format_text_arguments(args)}: the text is empty.{summary}")
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
 
     learn = _learn if args.init is None else _extend
@@ -52,6 +55,8 @@ def run(args: VocabularyArguments) -> None:
             f"Note: the vocabulary has fewer than {args.vocab_size:,} tokens. No other pair of tokens occurs "
             f"{args.min_frequency} times in this text (--min_frequency)."
         )
+    if summary := log.summarize():
+        print(f"Note: {summary}")
     example = first_line[:100]
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     written = [name for name in WRITTEN_FILES if (output_dir / name).exists()]
@@ -142,10 +147,10 @@ def _format_counts(words: Counter[str]) -> str:
     return f"{words.total():,} words ({len(words):,} distinct)"
 
 
-def _read_lines(args: VocabularyArguments) -> Iterator[str]:
+def _read_lines(args: VocabularyArguments, log: ReadingLog) -> Iterator[str]:
     if args.dataset_name:
-        return chain.from_iterable(read_dataset_documents(args))
-    return read_lines(find_files(args.train_file), args.text_column_name)
+        return chain.from_iterable(read_dataset_documents(args, log))
+    return read_lines(find_files(args.train_file), args.text_column_name, log)
 
 
 def _format_text_arguments(args: VocabularyArguments) -> str:

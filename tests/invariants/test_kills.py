@@ -1,0 +1,26 @@
+"""A run that is killed again and again, and whose checkpoints are damaged, ends like an unkilled run.
+
+`python tests/torture.py --kills 50 --seed 2` kills at other random moments.
+"""
+
+from torture import Kill, assert_same_end, make_arguments, make_material, start
+
+KILLS = [
+    Kill(r"os.rename .*\.arrow$"),  # the text is tokenized, but its file is not renamed
+    Kill(r"os.rename .*\.examples$"),
+    Kill(r"open .*/metrics.jsonl$", nth=6),
+    Kill(r"shutil.rmtree .*/checkpoint-4$"),
+    Kill(r"open .*/run/config.json$"),
+]
+
+
+def test_a_run_that_is_killed_at_every_stage_ends_like_an_unkilled_run(tmp_path):
+    """Text, table, first checkpoint, renaming and removing checkpoints, a step, the final model; one data worker."""
+    make_material(tmp_path, documents=10)
+    straight, killed = (make_arguments(tmp_path, tmp_path / name, steps=20) for name in ("straight", "killed"))
+    start(straight, None)
+    for kill in KILLS:
+        reached, _ = start([*killed, "--dataloader_num_workers", "1"], kill)
+        assert reached is not None, f"{kill}: the run ended before"
+    start(killed, None)
+    assert_same_end(tmp_path / "killed", tmp_path / "straight")
