@@ -8,9 +8,9 @@ Each seed and length gives several epochs of pairs. The columns of the table, me
 - How often a token is shown in one epoch: the maximum, and standard deviation / mean.
 - Fill: tokens including special tokens / (pairs x length). Share of the pairs with label "next".
 - Points above 50 % of classifiers that see only a part of the pair, ± standard deviation over the seeds: the words of
-  the second segment B; the length of its document; both; the lengths of both segments; their first and last tokens.
-  0 means that the part does not reveal the label. Words and tokens go into logistic regression, the other numbers into
-  gradient boosting.
+  the second segment B; the length of its document; both; the lengths of both segments; B's first and last token. 0
+  means that the part does not reveal the label. Words and tokens go into logistic regression, lengths into gradient
+  boosting.
 
 A classifier learns from even epochs, on pairs whose second segment comes from one random half of the documents. It is
 scored on odd epochs, with as many pairs of each label: first on the documents that it learned from, then on the other
@@ -53,8 +53,9 @@ MOST_PAIRS = 40_000  # to train a classifier, and to score it
 DOCUMENT_LENGTH_BINS = 20  # for logistic regression
 HEADER = (
     "| length | recipe | seen after 1 epoch, % | seen after 4 epochs, % | most shown | deviation / mean | fill, % "
-    "| next, % | words of B | document length of B | both | segment lengths | segment ends |\n|" + " --- |" * 13
+    "| next, % | words of B | document length of B | both | segment lengths | ends of B |\n|" + " --- |" * 13
 )
+DIGITS = (2, 2, 0, 2, 1, 1)  # of the columns before the classifiers
 
 
 @dataclass
@@ -206,21 +207,17 @@ def classify(epochs: list[Pairs], text: Text, seed: int) -> list[float]:
     def segment_lengths(pairs: Pairs) -> np.ndarray:
         return np.stack([pairs.first_length, pairs.second_length, pairs.first_length + pairs.second_length], axis=1)
 
-    def segment_ends(pairs: Pairs) -> csr_matrix:
-        spans = (pairs.first, pairs.first_length), (pairs.second, pairs.second_length)
-        ends = text.tokens[
-            np.stack([place for start, length in spans for place in (start, start + length - 1)], axis=1)
-        ]
-        size = int(text.tokens.max()) + 1
-        columns = (ends + size * np.arange(4)).ravel()
-        return csr_matrix((np.ones(len(columns)), columns, range(0, len(columns) + 1, 4)), (len(ends), 4 * size))
+    def ends(pairs: Pairs) -> csr_matrix:
+        first, last = text.tokens[[pairs.second, pairs.second + pairs.second_length - 1]].astype(np.int64)
+        size, number = int(text.tokens.max()) + 1, len(first)
+        columns = np.stack([first, size + last], axis=1).ravel()
+        return csr_matrix((np.ones(2 * number), columns, range(0, 2 * number + 1, 2)), (number, 2 * size))
 
     points = []
-    for features in (words, document_length, both, segment_lengths, segment_ends):
-        is_sparse = features in (words, both, segment_ends)
-        classifier = (
-            LogisticRegression(max_iter=1000) if is_sparse else HistGradientBoostingClassifier(random_state=seed)
-        )
+    for features in (words, document_length, both, segment_lengths, ends):
+        classifier = LogisticRegression(max_iter=1000)
+        if features in (document_length, segment_lengths):
+            classifier = HistGradientBoostingClassifier(random_state=seed)
         classifier.fit(features(train), train.label)
         points += [100 * classifier.score(features(test), test.label) - 50 for test in tests]
     return points
@@ -240,30 +237,46 @@ def select(epochs: list[Pairs], text: Text, is_chosen: np.ndarray, rng: np.rando
 # --- table ------------------------------------------------------------------------------------------------------
 
 
-def row(length: int, recipe: str, results: np.ndarray) -> str:
-    """Formats a row. *Shape of the results:* (seeds, columns)"""
-    mean, deviation = results.mean(axis=0), results.std(axis=0)
-    points = [f"{mean[at]:.1f} ± {deviation[at]:.1f}" for at in range(6, len(mean))]
-    cells = [
-        f"{mean[0]:.1f}",
-        f"{mean[1]:.2f}",
-        f"{mean[2]:.0f}",
-        f"{mean[3]:.2f}",
-        f"{mean[4]:.1f}",
-        f"{mean[5]:.1f}",
-    ]
-    cells += [f"{seen}, {unseen}" for seen, unseen in zip(points[::2], points[1::2], strict=True)]
-    return f"| {length} | {recipe} | {' | '.join(cells)} |"
+def measure_recipes(args: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """Prepares the text, and yields the lines of the table."""
+    tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
+    files, options = args.train_file, {"language": args.language, "show_progress": False}
+    if args.document_sentences:
+        files = [str(folder / "documents.txt")]
+        options["lines_are_sentences"] = True
+        cut_documents(args, Path(files[0]))
+    corpus = prepare_corpus(files, tokenizer, folder / "prepared", **options)
+    text = join_blocks(corpus)
+    longest = max(int(np.diff(offsets).max()) for offsets in text.sentences)
+    yield f"{corpus}; longest sentence: {longest:,} tokens\n\n{HEADER}"
+    for length in args.lengths:
+        for recipe in args.recipes:
+            make_epochs = RECIPES[recipe]
+            results = [
+                measure(make_epochs(corpus, text, tokenizer, length, seed), text, length, seed)
+                for seed in range(args.seeds)
+            ]
+            yield row(length, recipe, np.array(results))
 
 
 def cut_documents(args: argparse.Namespace, file: Path) -> None:
-    """Writes documents of `--document_sentences` sentences."""
+    """Writes documents of `--document_sentences` sentences, a sentence per line."""
     size = args.document_sentences
     with file.open("w") as lines:
         for document in read_documents(find_files(args.train_file)):
             sentences = split_sentences(document, args.language)
             for start in range(0, len(sentences), size):
                 lines.write("\n".join(sentences[start : start + size]) + "\n\n")
+
+
+def row(length: int, recipe: str, results: np.ndarray) -> str:
+    """Formats a row. *Shape of the results:* (seeds, columns)"""
+    mean, deviation = results.mean(axis=0), results.std(axis=0)
+    cells = [f"{value:.{digits}f}" for value, digits in zip(mean, DIGITS, strict=False)]
+    # Adding 0 turns -0.0 into 0.0.
+    points = [f"{round(mean[at], 1) + 0:.1f} ± {deviation[at]:.1f}" for at in range(len(DIGITS), len(mean))]
+    cells += [f"{seen}, {unseen}" for seen, unseen in zip(points[::2], points[1::2], strict=True)]
+    return f"| {length} | {recipe} | {' | '.join(cells)} |"
 
 
 def main(argv: list[str]) -> None:
@@ -273,30 +286,8 @@ def main(argv: list[str]) -> None:
         print(", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items()))
         print(f"\n    python benchmarks/sentence_pairs.py {shlex.join(argv)}\n", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
-            files = args.train_file
-            if args.document_sentences:
-                files = [str(Path(folder) / "documents.txt")]
-                cut_documents(args, Path(files[0]))
-            corpus = prepare_corpus(
-                files,
-                tokenizer,
-                Path(folder) / "prepared",
-                language=args.language,
-                show_progress=False,
-                lines_are_sentences=bool(args.document_sentences),
-            )
-            text = join_blocks(corpus)
-            longest = max(int(np.diff(offsets).max()) for offsets in text.sentences)
-            print(f"{corpus}; longest sentence: {longest:,} tokens\n\n{HEADER}", flush=True)
-            for length in args.lengths:
-                for recipe in args.recipes:
-                    epochs = RECIPES[recipe]
-                    results = [
-                        measure(epochs(corpus, text, tokenizer, length, seed), text, length, seed)
-                        for seed in range(args.seeds)
-                    ]
-                    print(row(length, recipe, np.array(results)), flush=True)
+            for line in measure_recipes(args, Path(folder)):
+                print(line, flush=True)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
 

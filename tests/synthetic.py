@@ -9,7 +9,7 @@ import torch
 
 import snugbert
 from snugbert.trainers.corpus.corpus import Block, Corpus
-from snugbert.trainers.manifest import MANIFEST_KEY, MANIFEST_NAME
+from snugbert.trainers.manifest import MANIFEST_NAME, publish
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
@@ -97,10 +97,7 @@ def make_trainer(
     )
 
 
-def remove_manifest(checkpoint: Path) -> None:
-    """Makes a checkpoint look like one that Trainer itself wrote. Its content cannot be verified."""
+def renew_manifest(checkpoint: Path) -> None:
+    """Makes the manifest match the files of the checkpoint, as somebody would who changes them on purpose."""
     (checkpoint / MANIFEST_NAME).unlink()
-    file = checkpoint / "trainer_state.json"
-    state = json.loads(file.read_text())
-    del state["stateful_callbacks"][MANIFEST_KEY]
-    file.write_text(json.dumps(state))
+    publish(checkpoint.rename(checkpoint.with_name("changed")), checkpoint)

@@ -15,10 +15,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
+from snugbert.trainers.run_settings import SETTINGS_NAME
 
 MANIFEST_NAME = "manifest.json"
-# A checkpoint with this key in `trainer_state.json` is damaged if it has no manifest. Trainer itself writes neither.
-MANIFEST_KEY = "SharedTrainer"
 
 
 def publish(folder: Path, checkpoint: Path) -> None:
@@ -57,7 +56,7 @@ def check_checkpoint(checkpoint: Path, checksums: bool = True) -> None:
         raise InputError(f"{error.filename} is missing.") from error
     except OSError as error:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
-    if MANIFEST_KEY in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):
+    if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):  # Trainer writes neither
         raise InputError(f"{checkpoint / MANIFEST_NAME} is missing.")
     if not any(True for pattern in ("optimizer*", "global_step*") for _ in checkpoint.glob(pattern)):
         raise InputError(f"{checkpoint / 'optimizer.pt'} is missing.")  # --save_only_model

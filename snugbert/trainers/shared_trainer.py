@@ -1,29 +1,34 @@
 """The Trainer that pretraining and fine-tuning share: log lines, checkpoints, resuming and pushing to the Hub."""
 
-import errno
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from huggingface_hub import HfApi
-from safetensors import SafetensorError
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
-from transformers.utils import CONFIG_NAME, PushInProgress
+from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
+from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, find_best
 from snugbert.trainers.log_lines import LogLines, ProgressBar
-from snugbert.trainers.manifest import MANIFEST_KEY, MANIFEST_NAME, publish
+from snugbert.trainers.manifest import MANIFEST_NAME
 from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints
+from snugbert.trainers.run_settings import (
+    BEST_MODEL_SETTINGS,
+    SETTINGS_NAME,
+    apply_new_steps,
+    check_training_settings,
+    collect_training_settings,
+    read_settings,
+)
 from snugbert.trainers.run_setup import move_hub_token
 from snugbert.trainers.stopping import StoppableTrainer
 
@@ -33,29 +38,29 @@ logger = logging.getLogger(__name__)
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
-class SharedTrainer(StoppableTrainer):
+class SharedTrainer(StoppableTrainer, CheckpointTrainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
-    only folders named `checkpoint-<step>`. A checkpoint gets this name when all its files are on the disk.
+    only folders named `checkpoint-<step>`. A run resumes with the settings that it started with. Only the number of
+    steps may change.
 
     Attributes:
         write_card: writes a model card with the current metrics into the output folder.
+        command_settings: settings beyond the training arguments and the configuration that must not change either.
+        changes: what changed when the run resumed, for the model card.
     """
 
     write_card: Callable[[], None] | None = None
+    compared_names: tuple[str, ...] = ()  # training arguments that must not change, beyond those of every Trainer
     push_in_progress: Any
-    _writes_checkpoint = False  # into the temporary folder
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if self.args.save_on_each_node:
-            raise InputError(
-                "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
-                "Use an --output_dir that all machines share."
-            )
+        self.command_settings: dict[str, Any] = {}
+        self.changes: list[str] = []
+        self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         move_hub_token(self.args)
-        self.add_callback(FindBestCheckpoint)
         self.remove_callback(PrinterCallback)
         self.add_callback(LogLines)
         if self.pop_callback(ProgressCallback) is not None:
@@ -65,14 +70,16 @@ class SharedTrainer(StoppableTrainer):
         """As in Trainer. Verifies the checkpoint, and logs how many are kept.
 
         Raises:
-            InputError: a file of the checkpoint is damaged, contains objects that could run code, or does not fit the
-                run; or `resume_from_checkpoint` is True and there is no whole checkpoint.
+            InputError: a setting changed since the checkpoint, or one of its files is damaged, contains objects that
+                could run code, or does not fit the run; or `resume_from_checkpoint` is True and there is no whole
+                checkpoint.
         """
         checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
         state = TrainerState()
         if checkpoint is not None:
             state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         self._begin(state)
+        self.compare_settings(checkpoint)
         limit = self.args.save_total_limit
         self._checkpoints_kept = max(limit or 0, 0)  # 0: all
         if self.args.save_strategy != SaveStrategy.NO:
@@ -86,6 +93,27 @@ class SharedTrainer(StoppableTrainer):
 
     def _begin(self, state: TrainerState) -> None:
         """Called before training with the `state` of the checkpoint, or of a new run."""
+
+    def compare_settings(self, checkpoint: str | None) -> None:
+        """Collects the settings of this run, and compares them with those in the checkpoint that it resumes.
+
+        Raises:
+            InputError: a setting changed.
+        """
+        best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
+        settings = collect_training_settings(self.args, self._model_config, (*self.compared_names, *best))
+        self._settings = settings | self.command_settings
+        self.changes = []
+        if checkpoint is not None:
+            check_training_settings(checkpoint, self._settings)
+            record = read_settings(checkpoint)
+            self.changes = record.get("changes", [])
+            if not record:
+                logger.warning("%s stores no settings. They are not compared with those of this run.", checkpoint)
+
+    def _report_change(self, change: str) -> None:
+        logger.warning("changed %s", change)
+        self.changes.append(change)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with _resuming_from(resume_from_checkpoint, "the model"):
@@ -105,6 +133,8 @@ class SharedTrainer(StoppableTrainer):
             # Loading a schedule can set any attribute, and so replace its methods.
             if replaced := (vars(self.lr_scheduler).keys() - before) & set(dir(type(self.lr_scheduler))):
                 raise ValueError(f"unknown schedule state {min(replaced)}")
+            if checkpoint is not None and (change := apply_new_steps(self, checkpoint)):
+                self._report_change(change)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with _resuming_from(checkpoint, "rng_state.pth"):
@@ -122,56 +152,17 @@ class SharedTrainer(StoppableTrainer):
         super().save_state()
         self.state.best_model_checkpoint = best
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer. A full disk is a short error."""
-        with nullcontext() if self._writes_checkpoint else _writing(Path(output_dir or self.args.output_dir or "")):
-            super().save_model(output_dir, _internal_call)
-
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return str(Path(folder) / UNFINISHED) if self._writes_checkpoint else folder
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As in Trainer, but writes into a temporary folder, which is renamed when all its files are on the disk."""
         output_dir = Path(self._get_output_dir(trial))
-        checkpoint = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        self.state.stateful_callbacks |= {MANIFEST_KEY: {"manifest": MANIFEST_NAME}}  # type: ignore[operator]
-        with _writing(checkpoint), self._unfinished(output_dir / UNFINISHED) as unfinished:
-            super()._save_checkpoint(model, trial)
-            self._collect_random_states(unfinished / checkpoint.name)
-            if self.args.should_save:
-                _forget_best(unfinished / checkpoint.name / TRAINER_STATE_NAME)
-                publish(unfinished / checkpoint.name, checkpoint)
-            self.accelerator.wait_for_everyone()
-        _find_best(self.state, output_dir)
+        self.state.stateful_callbacks |= {  # type: ignore[operator]
+            SETTINGS_NAME: {"settings": self._settings, "changes": self.changes}
+        }
+        super()._save_checkpoint(model, trial)
+        find_best(self.state, output_dir)
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(checkpoint))
+            self._push_from_checkpoint(str(output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"))
         if self.args.should_save and self._checkpoints_kept:
             self._remove_old_checkpoints(output_dir)
-
-    def _collect_random_states(self, folder: Path) -> None:
-        """Sends the random state of every process to the first one, because machines may not share a disk."""
-        mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{self.args.process_index}.pth")]
-        for name, content in gather_object(mine):
-            if self.args.should_save:
-                (folder / name).write_bytes(content)
-
-    @contextmanager
-    def _unfinished(self, folder: Path) -> Iterator[Path]:
-        """Makes Trainer write its checkpoint into `folder`, and removes what is left in it before and after."""
-
-        def clear() -> None:
-            if self.args.local_process_index == 0:  # machines without a shared disk have their own folders
-                shutil.rmtree(folder, ignore_errors=True)
-
-        clear()
-        self.accelerator.wait_for_everyone()
-        self._writes_checkpoint = True
-        try:
-            yield folder
-        finally:
-            self._writes_checkpoint = False
-            clear()
 
     def _remove_old_checkpoints(self, output_dir: Path) -> None:
         """Keeps `save_total_limit` checkpoints: the last, the best, and the newest of the others."""
@@ -192,15 +183,11 @@ class SharedTrainer(StoppableTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """As in Trainer, without `training_args.bin`, a pickle of all arguments that contains local paths."""
         super()._save(output_dir, state_dict)
-        folder = Path(output_dir or str(self.args.output_dir))
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-        if self.args.should_save:
-            for file in folder.glob("*.safetensors"):
-                shutil.copymode(folder / CONFIG_NAME, file)  # safetensors ignores the umask
+        (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes as Trainer does (`hub_strategy`), with the card and the model's code, without `training_args.bin`."""
-        if self._writes_checkpoint:  # Trainer calls this before the checkpoint has its name
+        if self.writes_checkpoint:  # Trainer calls this before the checkpoint has its name
             return
         args, checkpoint, output_dir = self.args, Path(checkpoint_folder), Path(str(self.args.output_dir))
         busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
@@ -237,32 +224,6 @@ class SharedTrainer(StoppableTrainer):
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
 
 
-class FindBestCheckpoint(TrainerCallback):
-    """Finds the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step."""
-        _find_best(state, Path(args.output_dir))
-
-
-def _find_best(state: TrainerState, output_dir: Path) -> None:
-    """Sets the path of the best checkpoint if it exists."""
-    best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-    if state.best_global_step and best.is_dir():
-        state.best_model_checkpoint = str(best)
-
-
-def _forget_best(file: Path) -> None:
-    """Removes the path of the best checkpoint from a `trainer_state.json`, because the folder may move.
-
-    [`FindBestCheckpoint`] finds it by its step. Trainer warns about a path that does not exist.
-    """
-    state = TrainerState.load_from_json(str(file))
-    if state.best_model_checkpoint is not None:
-        state.best_model_checkpoint = None
-        state.save_to_json(str(file))
-
-
 def _check_optimizer(optimizer: Any) -> None:
     """Checks the shapes of a loaded optimizer state. torch's fused kernels would access memory out of bounds.
 
@@ -295,24 +256,4 @@ def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
         raise InputError(
             f"{checkpoint}: {files} does not fit this run ({type(error).__name__}: {error}). Resume from another "
             f"checkpoint, or start a new run from its weights with --model_name_or_path {checkpoint}."
-        ) from error
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turns an error while writing `folder` into an [`InputError`]."""
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # torch reports any failure to write as a RuntimeError without a reason.
-        is_torch_writer = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
-        if isinstance(error, RuntimeError) and not is_torch_writer:
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = "Fix this"
-        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
-        if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            remedy = "The disk is probably full. Free some space"
-        raise InputError(
-            f"{folder} could not be written: {reason}. {remedy} and resume with --resume_from_checkpoint true."
         ) from error

@@ -264,7 +264,7 @@ def test_measurements_of_sentence_pairs():
     def chance(pairs):
         return pairs.label
 
-    def words(pairs):  # the last token is part of the words, and of the ends
+    def words(pairs):  # of B; the last token is also one of its ends
         return text.tokens[pairs.second + pairs.second_length - 1] < 100
 
     def document_length(pairs):

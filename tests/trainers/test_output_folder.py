@@ -11,7 +11,7 @@ import forked
 import pytest
 import torch
 from accelerate import PartialState
-from synthetic import make_trainer, remove_manifest
+from synthetic import make_trainer
 from transformers import TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
@@ -149,7 +149,10 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run
 def test_a_checkpoint_of_trainer_itself_is_resumed_with_a_warning(run, tmp_path, caplog):
     checkpoint = tmp_path / "checkpoint-1"
     shutil.copytree(run / checkpoint.name, checkpoint)
-    remove_manifest(checkpoint)
+    (checkpoint / "manifest.json").unlink()
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    del state["stateful_callbacks"]["RunSettings"]
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no")
     trainer.train(resume_from_checkpoint=True)
     assert f"{checkpoint} cannot be verified, because it has no manifest.json" in caplog.text

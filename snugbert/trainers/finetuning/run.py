@@ -1,5 +1,6 @@
 """One fine-tuning run: train, score, predict, and write the results into the output folder."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -19,11 +20,13 @@ from snugbert.trainers.finetuning.arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
+from snugbert.trainers.finetuning.digests import digest_features
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
+from snugbert.trainers.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
 from snugbert.trainers.splits import describe_dataset
 from snugbert.trainers.stopping import raise_if_interrupted
 
@@ -53,25 +56,14 @@ SETTINGS = (
 # All settings that affect the outcome. They must not change when a sweep continues.
 OUTCOME_SETTINGS = (
     *SETTINGS,
+    *TRAINING_SETTINGS,
+    *BEST_MODEL_SETTINGS,
+    *FineTuningTrainer.compared_names,
     "do_train",
     "do_eval",
     "do_predict",
     "sweep",
-    "metric_for_best_model",
-    "load_best_model_at_end",
-    "eval_strategy",
-    "eval_steps",
-    "early_stopping_threshold",
     "pad_to_max_length",
-    "data_seed",
-    "train_sampling_strategy",
-    "max_grad_norm",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "optim_args",
-    "lr_scheduler_kwargs",
-    "neftune_noise_alpha",
 )
 
 
@@ -126,10 +118,11 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
                 clear_output_dir(args)
             if args.should_save:
                 remove_plots(output_dir)
+        trainer.command_settings = _compared_settings(task, model_args, args)
         trainer.write_card = lambda: _write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint)
     metrics = {s.name: evaluate(trainer, s) for s in task.evaluation_sets}
-    results = collect_results(task, model_args, args, training, metrics)
+    results = collect_results(task, model_args, args, training, metrics, trainer.changes)
     if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:
             learning_curve = output_dir / "learning_curve.png"
@@ -281,8 +274,12 @@ def collect_results(
     args: FineTuningArguments,
     training: dict[str, float],
     metrics: dict[str, dict[str, float]],
+    changes: Sequence[str] = (),
 ) -> RunResults:
-    """Returns the content of `results.json`. `training` is empty if the run did not train."""
+    """Returns the content of `results.json`. `training` is empty if the run did not train.
+
+    `changes` lists what changed when the run resumed.
+    """
     baselines = {s.name: s.baseline for s in task.evaluation_sets if s.baseline is not None}
     return {
         "task": task.name,
@@ -293,8 +290,26 @@ def collect_results(
         "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
         "examples": {s.name: s.num_examples for s in task.evaluation_sets},
         "training": training,
-        "settings": {**task.settings, **(collect_settings(args) if training else {})},
+        "settings": {
+            **task.settings,
+            **(collect_settings(args) if training else {}),
+            **({"changed_on_resume": "; ".join(changes)} if changes else {}),
+        },
         "versions": package_versions(),
+    }
+
+
+def _compared_settings(
+    task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
+) -> dict[str, Any]:
+    """Returns what must not change when the run resumes, beyond training arguments and configuration."""
+    data = {"the training data": task.train_features}
+    if args.load_best_model_at_end and task.validation_set is not None:
+        data["the validation data"] = task.validation_set.features
+    return {
+        "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
+        "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "data": {name: digest_features(features) for name, features in data.items() if features is not None},
     }
 
 
@@ -304,7 +319,7 @@ def _write_interim_card(task: FineTuningTask, model_args: FineTunedModelArgument
     state, last = trainer.state, trainer.last_metrics()
     metrics = {name: last[name] for name in task.metrics if name in last}
     by_set = {} if task.validation_set is None else {task.validation_set.name: metrics}
-    results = collect_results(task, model_args, args, {"step": state.global_step}, by_set)
+    results = collect_results(task, model_args, args, {"step": state.global_step}, by_set, trainer.changes)
     results["settings"]["steps_done"] = f"{state.global_step:,} of {state.max_steps:,}"
     folder = Path(str(args.output_dir))
     write_finetuning_card(folder, task, results, model_args.model_name_or_path, _hub_name(trainer))

@@ -52,6 +52,18 @@ class FineTuningTrainer(SharedTrainer):
         InputError: `freeze_layers` is more than the model's number of layers.
     """
 
+    compared_names = (
+        "layerwise_lr_decay",
+        "freeze_embeddings",
+        "freeze_layers",
+        "unfreeze_after_steps",
+        "class_weights",
+        "early_stopping_patience",
+        "early_stopping_threshold",
+        "data_seed",
+        "train_sampling_strategy",
+    )
+
     def __init__(
         self,
         *,

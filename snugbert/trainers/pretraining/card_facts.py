@@ -69,6 +69,7 @@ def _describe_training(
         f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} attention "
         f"heads, {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens"
     )
+    changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
         "initial weights": find_base_model(model_args.model_name_or_path)[1],
@@ -89,6 +90,7 @@ def _describe_training(
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
         "seed": args.seed,
         "processes": args.world_size,
+        **changes,
     }
 
 

@@ -121,7 +121,7 @@ class ProcessesTrainer(Trainer):
         optimizer = _bare(self.optimizer)
         state = {}
         if self.args.process_index == 0:
-            state = _load_optimizer_state(Path(checkpoint) / "optimizer.pt", optimizer)
+            state = _load_optimizer_state(Path(checkpoint) / "optimizer.pt")
         set_optimizer_state_dict(self.model, optimizer, state, options=self._broadcast)
         self.lr_scheduler.load_state_dict(read_torch_file(Path(checkpoint) / "scheduler.pt"))
 
@@ -150,22 +150,16 @@ def _unsharded(model: Any, weights: Any) -> PreTrainedModel:
     return whole
 
 
-def _load_optimizer_state(file: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _load_optimizer_state(file: Path) -> dict[str, Any]:
     """Reads the optimizer state that [`ProcessesTrainer`] wrote.
 
     Raises:
-        InputError: the file is missing, has another format, or is of another optimizer.
+        InputError: the file is missing or has another format.
     """
     content = read_torch_file(file) if file.is_file() else {}
-    name = content.pop("optimizer", None)
-    if name is None:
+    if content.pop("optimizer", None) is None:
         raise InputError(
             f"{file} is missing, or was written by an older version of SnugBERT. Start a new run from the weights: "
             f"--model_name_or_path {file.parent}."
-        )
-    if name != type(optimizer).__name__:
-        raise InputError(
-            f"--optim: {file} was written by {name}, but this run uses {type(optimizer).__name__}. Resume with the "
-            "same --optim."
         )
     return content

@@ -18,6 +18,7 @@ from transformers import (
     set_seed,
 )
 
+from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
@@ -35,6 +36,7 @@ from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
+from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
@@ -70,6 +72,8 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         return
 
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
+    if checkpoint is not None:  # now, before text is prepared; the trainer compares again
+        check_training_settings(checkpoint, collect_training_settings(training_args, config))
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
@@ -107,6 +111,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         )
     except (ValueError, RuntimeError) as error:  # arguments that Trainer rejects, such as a reporter not installed
         raise InputError(str(error)) from error
+    trainer.command_settings = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
     write_card = partial(write_run_card, trainer, model_args, data_args, train_corpus, validation_corpus)
     seconds = 0.0
     if do_train:

@@ -39,7 +39,7 @@ from snugbert.trainers.pretraining.batches import (
     plan_phases,
     seed_random_state,
 )
-from snugbert.trainers.pretraining.data_settings import RECORD_NAME, read_record
+from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
@@ -118,7 +118,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
-        self._model_config = self.model.config  # a sharded model may not have it
         self._step_pairs: torch.Tensor | None = None
         self._metrics_file: MetricsFile | None = None
         self._load_log(TrainerState())
@@ -132,6 +131,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
         if self.is_world_process_zero():
             self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
+
+    def compare_settings(self, checkpoint: str | None) -> None:
+        """As in the base class, but changed data settings are only reported. The command refuses them earlier."""
+        super().compare_settings(checkpoint)
+        if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
+            self._report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""

@@ -5,20 +5,18 @@ import resource
 
 import pytest
 import torch
-from synthetic import make_trainer, remove_manifest, tiny_model
+from synthetic import make_trainer, renew_manifest, tiny_model
 
 from snugbert.errors import InputError
 from snugbert.trainers.output_folder import UNFINISHED, find_newest_checkpoint
 
 
-def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
+def test_an_optimizer_state_of_trainer_is_refused(tmp_path):
     make_trainer(tmp_path, max_steps=1, save_steps=1).train()
     checkpoint = tmp_path / "checkpoint-1"
-    with pytest.raises(InputError, match="was written by AdamW, but this run uses MuonWithAdamW"):
-        make_trainer(tmp_path, max_steps=2, optim="muon").train(resume_from_checkpoint=str(checkpoint))
-    remove_manifest(checkpoint)
     model = tiny_model()
     torch.save(torch.optim.AdamW(model.parameters()).state_dict(), checkpoint / "optimizer.pt")  # as Trainer writes it
+    renew_manifest(checkpoint)
     with pytest.raises(InputError, match="was written by an older version of SnugBERT"):
         make_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=str(checkpoint))
 

@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from hostile import Malicious
 from huggingface_hub import ModelCard
-from synthetic import make_trainer, remove_manifest
+from synthetic import make_trainer, renew_manifest
 
 import snugbert
 from snugbert.trainers.corpus.cache import prepare_in_cache
@@ -201,7 +201,7 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     assert run(small_run | resume | {"train_file": tmp_path / "moved/*.txt", "max_steps": 4}) == 0
     (tmp_path / "moved").rename(text)
     assert "short_seq_prob" in refusal(short_seq_prob=0.2)
-    assert "seed" in refusal(seed=7)
+    assert "seed" in refusal(data_seed=7)
     assert "batch" in refusal(per_device_train_batch_size=8)
     (text / "b.txt").write_text(lines.replace("w0a", "w0b"))
     changed = refusal()
@@ -213,6 +213,30 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     # Accumulating the same batch in smaller parts is not a change.
     more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     assert run(small_run | resume | {"max_steps": 8}, **more) == 0
+    (changed,) = re.findall(r"\| changed on resume \| (.*) \|", (tmp_path / "run/README.md").read_text())
+    steps = "6 steps instead of 4, next learning rate 4e-05 instead of 0"
+    more_steps = "8 steps instead of 6, next learning rate 2.86e-05 instead of 0"
+    assert changed == f"after step 4: b.txt is missing; after step 4: {steps}; after step 6: {more_steps}"
+
+
+def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_checkpoint, monkeypatch, capsys):
+    monkeypatch.setattr("snugbert.trainers.pretraining.run.load_corpora", None)
+    resume = {"resume_from_checkpoint": "true", "output_dir": with_checkpoint, "max_steps": 6}
+    for changes, message in (
+        ({"config_name": "mini"}, "hidden_size was 128 and is 256; num_hidden_layers was 2 and is 4"),
+        ({"config_overrides": "hidden_dropout_prob=0.0"}, "hidden_dropout_prob was 0.1 and is 0.0"),
+        ({"learning_rate": 5e-4}, "--learning_rate was 0.0001 and is 0.0005"),
+    ):
+        assert run(small_run | resume | changes) == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert f"settings changed since {with_checkpoint}/checkpoint-4: {message}" in error
+
+
+def test_a_resumed_run_keeps_its_initial_weights(small_run, with_checkpoint, capsys):
+    """Otherwise, the card would name other weights than the run started from."""
+    resume = {"resume_from_checkpoint": "true", "output_dir": with_checkpoint, "validation_file": None}
+    assert run(small_run | resume, config_name=None, model_name_or_path=with_checkpoint / "checkpoint-4") == 2
+    assert '--model_name_or_path was "random weights" and is "checkpoint-4"' in capsys.readouterr().err
 
 
 def damage(file: Path, how: str) -> None:
@@ -227,10 +251,8 @@ def damage(file: Path, how: str) -> None:
 
 @pytest.fixture(scope="module")
 def with_checkpoint(small_run, tmp_path_factory):
-    """A run with a checkpoint that has no manifest."""
     folder = tmp_path_factory.mktemp("checkpoint")
     assert run(small_run | {"validation_file": None}, output_dir=folder, save_steps=4, max_steps=4) == 0
-    remove_manifest(folder / "checkpoint-4")
     return folder
 
 
@@ -258,6 +280,7 @@ def shrink(state):
 def test_a_forged_checkpoint_is_a_short_error(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     with_state(folder / "checkpoint-4" / name, change)
+    renew_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
@@ -270,6 +293,7 @@ def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkp
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     damage(folder / "checkpoint-4" / name, how)
+    renew_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
@@ -344,13 +368,14 @@ def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
 
 def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_path):
     best = {"load_best_model_at_end": "true", "metric_for_best_model": "loss", "eval_strategy": "steps"}
-    best |= {"eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
+    best |= {"eval_steps": 2, "save_steps": 2, "save_total_limit": 1, "greater_is_better": "true"}  # best: the first
     assert run(small_run | best, output_dir=tmp_path / "before") == 0
     (tmp_path / "before/checkpoint-2-notes").mkdir()  # Trainer would remove it at the end of training
     (tmp_path / "before").rename(tmp_path / "now")
-    more = {"resume_from_checkpoint": "true", "max_steps": 10, "learning_rate": 0}  # the best cannot change
+    more = {"resume_from_checkpoint": "true", "max_steps": 10}
     assert run(small_run | best | more, output_dir=tmp_path / "now") == 0
     state = json.loads((tmp_path / "now/trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == "checkpoint-2"
     assert (tmp_path / "now" / state["best_model_checkpoint"] / "model.safetensors").exists()
     assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
 
