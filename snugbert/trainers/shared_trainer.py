@@ -24,9 +24,11 @@ from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_ch
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
     SETTINGS_NAME,
+    ApplyIntervals,
     apply_new_steps,
     check_training_settings,
     collect_training_settings,
+    hide_trainer_comparison,
     read_settings,
 )
 from snugbert.trainers.run_setup import move_hub_token
@@ -61,6 +63,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         self.changes: list[str] = []
         self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         move_hub_token(self.args)
+        self.add_callback(ApplyIntervals)
         self.remove_callback(PrinterCallback)
         self.add_callback(LogLines)
         if self.pop_callback(ProgressCallback) is not None:
@@ -87,12 +90,26 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         # Trainer would also remove other folders that begin with "checkpoint-".
         self.args.save_total_limit = None
         try:
-            return super().train(checkpoint, *args, **kwargs)
+            with hide_trainer_comparison():
+                return super().train(checkpoint, *args, **kwargs)
         finally:
             self.args.save_total_limit = limit
 
     def _begin(self, state: TrainerState) -> None:
         """Called before training with the `state` of the checkpoint, or of a new run."""
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """As in Trainer. An invalid option is a short error."""
+        optim = getattr(self.args.optim, "value", self.args.optim)
+        with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
+            return super().create_optimizer(model)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """As in Trainer. An invalid option is a short error."""
+        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
+            return super().create_scheduler(num_training_steps, optimizer)
 
     def compare_settings(self, checkpoint: str | None) -> None:
         """Collects the settings of this run, and compares them with those in the checkpoint that it resumes.
@@ -239,6 +256,17 @@ def _check_optimizer(optimizer: Any) -> None:
                     raise ValueError(
                         f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
                     )
+
+
+@contextmanager
+def _naming(flags: str) -> Iterator[None]:
+    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names the flags."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        raise InputError(f"{flags}: {error}") from error
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from transformers import EarlyStoppingCallback, set_seed
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
 from snugbert.trainers.card import package_versions
+from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.finetuning.arguments import (
     MAIN_METRIC,
     ExampleLimits,
@@ -110,6 +111,8 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     checkpoint = check_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
     set_seed(args.seed)
     trainer = make_trainer(task, args)
+    if task.train_features is not None:
+        check_disk_space(args, trainer.model.parameters())  # type: ignore[union-attr]
     output_dir = Path(str(args.output_dir))
     training: dict[str, float] = {}
     if task.train_features is not None:

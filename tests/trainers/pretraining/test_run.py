@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import snugbert
 from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.plot import draw_training
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert_cli import main as snugbert_command
 
@@ -131,13 +133,24 @@ def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
-    run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4)
+def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog):
+    steps_drawn = []
+
+    def draw(log, picture, baselines):
+        steps_drawn.append(json.loads(log.read_text().splitlines()[-1])["step"])
+        if len(steps_drawn) == 1:
+            raise ValueError("no font")  # does not stop the run
+        draw_training(log, picture, baselines)
+        assert picture.stat().st_size > 10_000
+
+    monkeypatch.setattr("snugbert.trainers.pretraining.run.draw_training", draw)
+    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3) == 0
+    assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
+    assert "training.png was not drawn (ValueError: no font)" in caplog.text
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
     assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
-    assert (tmp_path / "training.png").stat().st_size > 10_000
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
     assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
@@ -440,7 +453,7 @@ BAD = [
     ({"dataset_name": "x"}, "--train_file and --dataset_name exclude each other"),
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
-    ({"train_file": "empty.txt"}, "training text: no documents"),
+    ({"train_file": "empty.txt"}, "empty.txt: no documents"),
     ({"train_file": "one_document.txt"}, "but the text has only one"),
     ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
     ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
@@ -500,6 +513,30 @@ def bad_files(tmp_path_factory):
     (folder / "latin1_vocab").mkdir()
     (folder / "latin1_vocab/vocab.txt").write_bytes(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncaf\xe9\n")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"validation_file": "nowhere.txt"}, "--validation_file: nowhere.txt: no such file"),
+        ({"validation_file": "table.csv"}, "--validation_file: table.csv: unknown suffix"),
+        ({"validation_file": "other.jsonl"}, "--validation_file: other.jsonl, row 1: no column 'text'"),
+        ({"lr_scheduler_kwargs": '{"a": 1}'}, "--lr_scheduler_kwargs {'a': 1}: "),
+        ({"optim": "muon", "optim_args": "a=1"}, "--optim_args a=1: "),
+        (
+            {"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+            "length 40 is",
+        ),
+        ({"save_total_limit": 1}, " GB free, but a checkpoint takes "),
+    ],
+)
+def test_errors_come_before_text_is_prepared(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(bad_files)
+    monkeypatch.setattr("snugbert.trainers.pretraining.corpora.prepare_in_cache", None)
+    if "save_total_limit" in change:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=0))
+    assert run(small_run | change, output_dir=tmp_path) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
