@@ -5,7 +5,7 @@ import logging
 import shutil
 
 import pytest
-from synthetic import make_trainer
+from synthetic import make_trainer, renew_manifest
 
 from snugbert.errors import InputError
 from snugbert.trainers.run_settings import read_settings
@@ -103,6 +103,7 @@ def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, 
     state = json.loads(file.read_text())
     state["stateful_callbacks"].pop("RunSettings")
     file.write_text(json.dumps(state | {"stateful_callbacks": state["stateful_callbacks"] | saved}))
+    renew_manifest(file.parent)
     make_trainer(tmp_path, **RUN | {"seed": 1}).train(resume_from_checkpoint=str(file.parent))
     warned = f"{file.parent} stores no settings. They are not compared with those of this run." in caplog.text
     assert warned == (saved == {})
