@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import shlex
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -28,6 +27,7 @@ from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.disk_space import check_disk_space
+from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
@@ -162,7 +162,7 @@ def _train_and_evaluate(
                 print(f"\nTrained {steps}. The steps after {Path(checkpoint).name} took {duration}.")
         if metrics:
             print(f"\n{format_comparison(metrics, baselines, data_args.objective)}")
-        _print_files(output_dir, do_train, bool(metrics))
+        _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
     if do_train and training_args.push_to_hub:
         trainer.push_to_hub()
 
@@ -249,7 +249,7 @@ def _evaluate(trainer: PretrainingTrainer, baselines: dict[str, float]) -> dict[
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
 
-def _print_files(output_dir: Path, trained: bool, evaluated: bool) -> None:
+def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
     files = {"model": "", "plot": PLOT_NAME, "model card": "README.md"} if trained else {}
     if evaluated:
         files["metrics"] = "eval_results.json"
@@ -258,7 +258,5 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool) -> None:
         if (output_dir / file).exists():  # a short run has no plot
             print(f"{name:<12}{output_dir / file}")
     if trained:
-        print(
-            "\nNext, fine-tune it:\n"
-            f"  snugbert glue --model_name_or_path {shlex.quote(str(output_dir))} --task_name sst2 --output_dir sst2"
-        )
+        flags = {"model_name_or_path": output_dir, **hub_flags, "task_name": "sst2", "output_dir": "sst2"}
+        print(f"\nNext, fine-tune it:\n  {format_command('glue', flags)}")
