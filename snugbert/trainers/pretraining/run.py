@@ -23,6 +23,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
@@ -86,7 +87,7 @@ def _train_and_evaluate(
     data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
-    config: PreTrainedConfig,
+    config: SnugBertConfig,
     collator: SnugBertDataCollatorForPretraining,
 ) -> None:
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
