@@ -28,7 +28,7 @@ from snugbert.trainers.finetuning.results import RunResults, format_summary, wri
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
 from snugbert.trainers.finetuning.tables import sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
-from snugbert.trainers.output_folder import find_newest_checkpoint, list_checkpoints
+from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.stopping import DivergedError
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def _run_arguments(args: FineTuningArguments, run: PlannedRun) -> FineTuningArgu
     run_args.seed, run_args.output_dir = run.seed, str(run.folder)
     # The folder was checked: an interrupted run in it belongs to this sweep.
     run_args.overwrite_output_dir = True
-    run_args.resume_from_checkpoint = "true" if find_newest_checkpoint(run.folder) is not None else None
+    run_args.resume_from_checkpoint = "true"
     run_args.push_to_hub, run_args.sweep, run_args.seeds = False, None, 1
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]

@@ -123,7 +123,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     seconds = 0.0
     if do_train:
         trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
-        if checkpoint is None:
+        if checkpoint is None and data_args.overwrite_output_dir:
             trainer.add_callback(ClearOutputDir())
         trainer.add_callback(DrawTraining())
         result = trainer.train(resume_from_checkpoint=checkpoint)

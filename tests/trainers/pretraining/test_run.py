@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from hostile import Malicious
 from huggingface_hub import ModelCard
-from synthetic import make_trainer
+from synthetic import make_trainer, renew_manifest
 
 import snugbert
 from snugbert.trainers.corpus.cache import prepare_in_cache
@@ -293,6 +293,7 @@ def shrink(state):
 def test_a_forged_checkpoint_is_a_short_error(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     with_state(folder / "checkpoint-4" / name, change)
+    renew_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
@@ -305,6 +306,7 @@ def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkp
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     damage(folder / "checkpoint-4" / name, how)
+    renew_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
@@ -391,12 +393,12 @@ def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_pat
     assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
 
 
-def test_a_run_resumes_from_its_newest_complete_checkpoint(small_run, tmp_path, caplog):
+def test_a_run_resumes_from_its_newest_whole_checkpoint(small_run, tmp_path, caplog):
     run(small_run, output_dir=tmp_path, save_steps=4)
-    (tmp_path / "checkpoint-8/trainer_state.json").unlink()  # as if the disk had been full
+    (tmp_path / "checkpoint-8/trainer_state.json").unlink()
     more = {"resume_from_checkpoint": "true", "max_steps": 10}
     assert run(small_run, output_dir=tmp_path, **more) == 0
-    assert "checkpoint-8, which is not a complete checkpoint" in caplog.text
+    assert "checkpoint-8/trainer_state.json is missing" in caplog.text
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 10
     assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
@@ -415,7 +417,7 @@ def test_the_same_command_starts_and_resumes(small_run, tmp_path, capsys):
     for checkpoint in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     assert run(small_run, **more) == 2
-    assert "contains no complete checkpoint" in capsys.readouterr().err
+    assert "contains a model or results, but no whole checkpoint" in capsys.readouterr().err
 
 
 def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
