@@ -1,23 +1,26 @@
 """Writing checkpoints that are complete or absent, whenever a run is killed."""
 
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
 from snugbert.errors import InputError
-from snugbert.trainers.manifest import publish
+from snugbert.trainers.manifest import check_checkpoint, publish
 from snugbert.trainers.output_folder import UNFINISHED
 from snugbert.writing import writing
 
 RESUME = "resume with --resume_from_checkpoint true"
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointTrainer(Trainer):
@@ -97,8 +100,20 @@ class FindBestCheckpoint(TrainerCallback):
     """Finds the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step."""
+        """Called by Trainer before the first step. Forgets a damaged one, so that a later one can be the best."""
         find_best(state, Path(args.output_dir))
+        if state.best_model_checkpoint is None or not args.load_best_model_at_end:
+            return
+        damage: str | None = None
+        if args.process_index == 0:
+            try:
+                check_checkpoint(Path(state.best_model_checkpoint))
+            except InputError as error:
+                damage = str(error)
+        (damage,) = broadcast_object_list([damage])
+        if damage is not None:
+            logger.warning("forgetting the best checkpoint: %s", damage)
+            state.best_model_checkpoint = state.best_global_step = state.best_metric = None
 
 
 def find_best(state: TrainerState, output_dir: Path) -> None:

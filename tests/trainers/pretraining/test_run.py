@@ -144,7 +144,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
         assert picture.stat().st_size > 10_000
 
     monkeypatch.setattr("snugbert.trainers.pretraining.run.draw_training", draw)
-    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3) == 0
+    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3, language="fr") == 0
     assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
     assert "training.png was not drawn (ValueError: no font)" in caplog.text
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -153,6 +153,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
     assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
+    assert card.data.language == "fr" and "Paris est la" in card.text and "Paris is" not in card.text
     assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
     assert not (tmp_path / "epochs").exists()  # needed only during the run
 
@@ -179,7 +180,7 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
 
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
     """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run."""
-    text = ["--train_file", str(small_run["train_file"]), "--lines_are_sentences", "true"]
+    text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
     more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
@@ -191,6 +192,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
     run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]
+    card = ModelCard.load(tmp_path / "straight/README.md")
+    assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
 
 
 def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path, capsys):
@@ -546,4 +549,4 @@ def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch,
     error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # after the progress bar
     assert len(error.splitlines()) == 1
     assert message in error
-    assert not list(tmp_path.glob("[!e]*"))  # only the tables of examples, "epochs"
+    assert {file.name for file in tmp_path.iterdir()} <= {"_lock", "epochs"}
