@@ -117,7 +117,8 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     training: dict[str, float] = {}
     if task.train_features is not None:
         if checkpoint is None:
-            clear_output_dir(args)
+            if args.overwrite_output_dir:
+                clear_output_dir(args)
             if args.should_save:
                 remove_plots(output_dir)
         trainer.command_settings = _compared_settings(task, model_args, args)

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import shlex
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -24,10 +23,12 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.disk_space import check_disk_space
+from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
@@ -42,6 +43,7 @@ from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
+from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
@@ -62,7 +64,6 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
-    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     _check_lengths(data_args, config)
@@ -77,7 +78,19 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     if data_args.show:
         show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
+    with lock_output_dir(training_args):
+        _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, collator)
 
+
+def _train_and_evaluate(
+    model_args: ModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    config: SnugBertConfig,
+    collator: SnugBertDataCollatorForPretraining,
+) -> None:
+    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, collect_training_settings(training_args, config))
@@ -123,7 +136,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     seconds = 0.0
     if do_train:
         trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
-        if checkpoint is None:
+        if checkpoint is None and data_args.overwrite_output_dir:
             trainer.add_callback(ClearOutputDir())
         trainer.add_callback(DrawTraining())
         result = trainer.train(resume_from_checkpoint=checkpoint)
@@ -150,7 +163,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
                 print(f"\nTrained {steps}. The steps after {Path(checkpoint).name} took {duration}.")
         if metrics:
             print(f"\n{format_comparison(metrics, baselines, data_args.objective)}")
-        _print_files(output_dir, do_train, bool(metrics))
+        _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
     if do_train and training_args.push_to_hub:
         trainer.push_to_hub()
 
@@ -237,7 +250,7 @@ def _evaluate(trainer: PretrainingTrainer, baselines: dict[str, float]) -> dict[
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
 
-def _print_files(output_dir: Path, trained: bool, evaluated: bool) -> None:
+def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
     files = {"model": "", "plot": PLOT_NAME, "model card": "README.md"} if trained else {}
     if evaluated:
         files["metrics"] = "eval_results.json"
@@ -246,7 +259,5 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool) -> None:
         if (output_dir / file).exists():  # a short run has no plot
             print(f"{name:<12}{output_dir / file}")
     if trained:
-        print(
-            "\nNext, fine-tune it:\n"
-            f"  snugbert glue --model_name_or_path {shlex.quote(str(output_dir))} --task_name sst2 --output_dir sst2"
-        )
+        flags = {"model_name_or_path": output_dir, **hub_flags, "task_name": "sst2", "output_dir": "sst2"}
+        print(f"\nNext, fine-tune it:\n  {format_command('glue', flags)}")

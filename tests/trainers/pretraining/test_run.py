@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from hostile import Malicious
 from huggingface_hub import ModelCard
-from synthetic import make_trainer
+from synthetic import make_trainer, renew_manifest
 
 import snugbert
 from snugbert.trainers.corpus.cache import prepare_in_cache
@@ -144,7 +144,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
         assert picture.stat().st_size > 10_000
 
     monkeypatch.setattr("snugbert.trainers.pretraining.run.draw_training", draw)
-    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3) == 0
+    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3, language="fr") == 0
     assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
     assert "training.png was not drawn (ValueError: no font)" in caplog.text
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -153,6 +153,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
     assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
+    assert card.data.language == "fr" and "Paris est la" in card.text and "Paris is" not in card.text
     assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
     assert not (tmp_path / "epochs").exists()  # needed only during the run
 
@@ -179,7 +180,7 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
 
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
     """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run."""
-    text = ["--train_file", str(small_run["train_file"]), "--lines_are_sentences", "true"]
+    text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
     more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
@@ -191,6 +192,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
     run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]
+    card = ModelCard.load(tmp_path / "straight/README.md")
+    assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
 
 
 def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path, capsys):
@@ -293,6 +296,7 @@ def shrink(state):
 def test_a_forged_checkpoint_is_a_short_error(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     with_state(folder / "checkpoint-4" / name, change)
+    renew_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
@@ -305,6 +309,7 @@ def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkp
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     damage(folder / "checkpoint-4" / name, how)
+    renew_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
@@ -391,12 +396,12 @@ def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_pat
     assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
 
 
-def test_a_run_resumes_from_its_newest_complete_checkpoint(small_run, tmp_path, caplog):
+def test_a_run_resumes_from_its_newest_whole_checkpoint(small_run, tmp_path, caplog):
     run(small_run, output_dir=tmp_path, save_steps=4)
-    (tmp_path / "checkpoint-8/trainer_state.json").unlink()  # as if the disk had been full
+    (tmp_path / "checkpoint-8/trainer_state.json").unlink()
     more = {"resume_from_checkpoint": "true", "max_steps": 10}
     assert run(small_run, output_dir=tmp_path, **more) == 0
-    assert "checkpoint-8, which is not a complete checkpoint" in caplog.text
+    assert "checkpoint-8/trainer_state.json is missing" in caplog.text
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 10
     assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
@@ -415,7 +420,7 @@ def test_the_same_command_starts_and_resumes(small_run, tmp_path, capsys):
     for checkpoint in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     assert run(small_run, **more) == 2
-    assert "contains no complete checkpoint" in capsys.readouterr().err
+    assert "contains a model or results, but no whole checkpoint" in capsys.readouterr().err
 
 
 def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
@@ -544,4 +549,4 @@ def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch,
     error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # after the progress bar
     assert len(error.splitlines()) == 1
     assert message in error
-    assert not list(tmp_path.glob("[!e]*"))  # only the tables of examples, "epochs"
+    assert {file.name for file in tmp_path.iterdir()} <= {"_lock", "epochs"}
