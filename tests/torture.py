@@ -168,11 +168,12 @@ def start(arguments: Sequence[str], kill: Kill | None) -> tuple[str | None, str]
     process = forked.start(pretrain, arguments, kill)
     status = process.wait()
     sent = kill and re.search(r"^SIG\w+ after (.*)", process.stdout, re.MULTILINE)
-    if kill and kill.signal == signal.SIGINT and status == 0 and "Exception ignored in" in process.stderr:
-        return None, ""  # Python loses a KeyboardInterrupt that it receives within os.fork
+    messages, lost, _ = process.stderr.partition("Exception ignored in")
+    if lost and status == 0:
+        return None, messages  # Python loses a KeyboardInterrupt that arrives during os.fork
     expected = {-kill.signal, 128 + kill.signal} if kill and sent else {0}
     assert status in expected, f"{kill}: exit status {status}\n{process.stdout}{process.stderr}"
-    return sent[1] if sent else None, process.stderr
+    return sent[1] if sent else None, messages
 
 
 # --- damage -----------------------------------------------------------------------------------------------------
