@@ -34,7 +34,7 @@ def check_processes(phases: Sequence[Phase]) -> None:
 
 
 def _checksum(dataset: object) -> int:
-    return zlib.crc32(dataset.open_table(0).view(np.uint8)) if isinstance(dataset, PretrainingDataset) else 0
+    return zlib.crc32(dataset.open_table(0).data) if isinstance(dataset, PretrainingDataset) else 0
 
 
 def log_coverage(phases: Sequence[Phase], step: int) -> None:
@@ -52,8 +52,8 @@ def log_coverage(phases: Sequence[Phase], step: int) -> None:
         epoch,
         100 * measure_coverage(dataset.corpus, dataset.open_table(epoch)),
         f"{max(length.max() for length in lengths):,}",
-        dataset.longest_span,
-        f"{sum(np.count_nonzero(length > dataset.longest_span) for length in lengths):,}",
+        dataset.longest_sentence,
+        f"{sum(np.count_nonzero(length > dataset.longest_sentence) for length in lengths):,}",
     )
 
 

@@ -33,11 +33,11 @@ from snugbert.trainers.corpus.parallel_map import map_in_order
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
     LABELED_ROWS,
-    PAIR_SPECIAL_TOKENS,
     ROW,
     cut_pairs,
     exchange_seconds,
     full_sentences,
+    longest_sentence,
     swap_seconds,
 )
 from snugbert.trainers.pretraining.sentence_splits import classify_tokens, rank_places, split_long_sentences
@@ -166,7 +166,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         part = Block(block.tokens[sentences[0] : sentences[-1]], sentences - sentences[0], np.array([0, last - first]))
         places = {start, start + length}
         if self.objective != "mlm":
-            split = split_long_sentences(part, rank_places(part, self._token_kinds), self.longest_span)
+            split = split_long_sentences(part, rank_places(part, self._token_kinds), self.longest_sentence)
             places |= set((split + sentences[0]).tolist())
         return sorted(place - start for place in places - set(sentences.tolist()) if start <= place <= start + length)
 
@@ -182,9 +182,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return [(block, start + begin, end - begin) for begin, end in pairwise(bounds)], label
 
     @property
-    def longest_span(self) -> int:
-        """Tokens of the longest example, without special tokens."""
-        return self.max_seq_length - (2 if self.objective == "mlm" else PAIR_SPECIAL_TOKENS)
+    def longest_sentence(self) -> int:
+        """Tokens of the longest sentence that is not split."""
+        return longest_sentence(self.max_seq_length, self.objective)
 
     def open_table(self, epoch: int) -> np.ndarray:
         """Returns the examples of `epoch` in the order of the text. *Shape:* (examples,), [`ROW`], read-only"""
@@ -263,14 +263,15 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if self.objective == "mlm":
             return full_sentences(block, block_index, length).tobytes()
         rng = random.Random(f"{self._rng_key} {epoch} {block_index}")
-        return cut_pairs(block, block_index, self._token_kinds, length, self.short_seq_prob, rng).tobytes()
+        share = self.short_seq_prob
+        return cut_pairs(block, block_index, self._token_kinds, length, share, rng, self.objective).tobytes()
 
     def _label_rows(self, table: np.ndarray, epoch: int) -> None:
         """Gives the pairs of a table their labels, and random pairs their second segments."""
         for number, rows in enumerate(np.array_split(table, -(-len(table) // LABELED_ROWS))):
             rng = random.Random(f"{self._rng_key} {epoch} labels {number}")
             if self.objective == "nsp":
-                exchange_seconds(rows, self.corpus, rng)
+                exchange_seconds(rows, self.corpus, self.max_seq_length, rng)
             elif self.objective == "sop":
                 swap_seconds(rows, rng)
 

@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from snugbert.trainers.corpus.corpus import Block, Corpus
+from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.sentence_splits import rank_places, split_long_sentences
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
@@ -40,6 +41,12 @@ LABELED_ROWS = 2**20  # rows that get their labels together, in about 200 MB of 
 Pair = tuple[int, int, int]
 
 
+def longest_sentence(max_seq_length: int, objective: Objective) -> int:
+    """Returns the tokens of the longest sentence that is not split. Sentence order needs two that fit into a pair."""
+    longest = max_seq_length - (2 if objective == "mlm" else PAIR_SPECIAL_TOKENS)
+    return longest // 2 if objective == "sop" else longest
+
+
 def cut_pairs(
     block: Block,
     block_index: int,
@@ -47,6 +54,7 @@ def cut_pairs(
     max_seq_length: int,
     short_seq_prob: float,
     rng: random.Random,
+    objective: Objective = "nsp",
 ) -> np.ndarray:
     """Cuts a block into pairs of adjacent segments. Every token is in a pair.
 
@@ -66,13 +74,15 @@ def cut_pairs(
         max_seq_length: tokens of the longest pair, special tokens included.
         short_seq_prob: share of the pairs with a random shorter target, so that the model also sees short sequences.
         rng: the source of all random choices.
+        objective: `"nsp"`, or `"sop"`, which ends pairs with the last sentence that fits. If its pairs ended within
+            sentences but were split between two, the ends of swapped segments would reveal the label.
 
     Returns:
         Rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`ROW`]
     """
-    longest = max_seq_length - PAIR_SPECIAL_TOKENS
+    longest, whole_sentences = max_seq_length - PAIR_SPECIAL_TOKENS, objective == "sop"
     places = rank_places(block, token_kinds)
-    sentences = split_long_sentences(block, places, longest)
+    sentences = split_long_sentences(block, places, longest_sentence(max_seq_length, objective))
     documents = np.searchsorted(sentences, block.sentences[block.documents]).tolist()
     # Lists and bytes: bisect and indexing are several times faster on them than on arrays.
     offsets, can_cut = sentences.tolist(), places.tobytes()
@@ -80,10 +90,10 @@ def cut_pairs(
     for first, last in pairwise(documents):
         document = offsets[first : last + 1]
         if rng.random() < 0.5:
-            pairs += _cut_document(document, can_cut, longest, short_seq_prob, rng)
+            pairs += _cut_document(document, can_cut, longest, short_seq_prob, rng, whole_sentences)
         else:
             mirrored = [-offset for offset in reversed(document)]
-            reverse = _cut_document(mirrored, can_cut, longest, short_seq_prob, rng)
+            reverse = _cut_document(mirrored, can_cut, longest, short_seq_prob, rng, whole_sentences)
             pairs += [(-end, -middle, -start) for start, middle, end in reverse]
     starts, middles, ends = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
     table = np.zeros(len(pairs), dtype=ROW)
@@ -94,7 +104,12 @@ def cut_pairs(
 
 
 def _cut_document(
-    offsets: list[int], can_cut: bytes, longest: int, short_seq_prob: float, rng: random.Random
+    offsets: list[int],
+    can_cut: bytes,
+    longest: int,
+    short_seq_prob: float,
+    rng: random.Random,
+    whole_sentences: bool,
 ) -> Iterator[Pair]:
     """Cuts a document into pairs from the front. Offsets are negative if the document is mirrored."""
     document_end = offsets[-1]
@@ -106,7 +121,11 @@ def _cut_document(
         elif rng.random() < short_seq_prob:
             target = SHORTEST_TARGET + int(rng.random() * (longest - SHORTEST_TARGET + 1))
         following = bisect_right(offsets, start)  # the first boundary between sentences after `start`
-        end = _find_end(start, offsets, can_cut, following, target, longest)
+        end = _find_end(start, offsets, following, target)
+        if end - start > longest:
+            fitting = offsets[bisect_right(offsets, start + longest) - 1]
+            cut = _find_place(range(start + longest, start + longest // 2, -1), can_cut)
+            end = fitting if whole_sentences and fitting > start + 1 else cut
         boundaries = offsets[following : bisect_left(offsets, end, following)]
         shortest = SHORTEST_SEGMENT
         boundaries = [place for place in boundaries if shortest <= place - start <= end - start - shortest]
@@ -122,18 +141,15 @@ def _move_back(start: int, offsets: list[int], can_cut: bytes, longest: int) -> 
     earliest = offsets[-1] - longest
     sentence = bisect_left(offsets, earliest)
     if 0 < sentence == len(offsets) - 2:  # only one fits: add the end of the sentence before it
-        return min(start, _find_place(range(earliest, offsets[sentence] + 1), can_cut))
+        return min(start, _find_place(range(earliest, offsets[-1] - 1), can_cut))
     return min(start, offsets[sentence])
 
 
-def _find_end(start: int, offsets: list[int], can_cut: bytes, following: int, target: int, longest: int) -> int:
-    """Returns the end of a pair: of the sentence that reaches `target`, or if that does not fit, between words."""
+def _find_end(start: int, offsets: list[int], following: int, target: int) -> int:
+    """Returns the end of the sentence that reaches `target` tokens and completes two whole sentences."""
     last = len(offsets) - 1
-    second = following + 1 if offsets[following - 1] == start else following + 2  # the end of two whole sentences
-    end = offsets[min(bisect_left(offsets, start + target, min(second, last)), last)]
-    if end - start <= longest:
-        return end
-    return _find_place(range(start + longest, start + longest // 2, -1), can_cut)
+    second = following + 1 if offsets[following - 1] == start else following + 2
+    return offsets[min(bisect_left(offsets, start + target, min(second, last)), last)]
 
 
 def _find_place(places: range, can_cut: bytes) -> int:
@@ -141,28 +157,62 @@ def _find_place(places: range, can_cut: bytes) -> int:
     return next((place for place in places if can_cut[abs(place)]), places[0])
 
 
-def exchange_seconds(table: np.ndarray, corpus: Corpus, rng: random.Random) -> None:
+def exchange_seconds(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng: random.Random) -> None:
     """Makes half of the pairs random: they exchange their second segments. Changes `table`.
 
-    Segments of similar length change places, never within a document, and get the length of the segment that they
-    replace. So every segment is still used once, and both labels have the same segments and the same lengths.
+    Segments of similar length change places, never within a document. A segment that was cut at its end to fill a pair
+    is cut again to fill the other pair, or continues in its document. So nearly every token is still shown once, and
+    both labels have the same segments and the same lengths.
 
     If one document has more than half of the random pairs, some of them copy the second segment of another document.
     If there is no other document, they stay as they are, with label 0.
 
     Args:
-        table: rows whose second segment follows the first, see [`ROW`]. `label` is set to 0 (next) or 1 (random).
+        table: from [`cut_pairs`]. Rows with label 1 become random pairs.
         corpus: the corpus.
+        max_seq_length: as in [`cut_pairs`].
         rng: the source of all random choices.
     """
-    size = len(table)
-    documents, room = _find_documents(table, corpus)
-    rows = rng.sample(range(size), (size + rng.getrandbits(1)) // 2)
-    rows.sort(key=table["second_length"].tolist().__getitem__)  # rows of equal length stay in random order
+    documents, room, is_cut = _describe_seconds(table, corpus)
+    random_rows = rng.sample(range(len(table)), (len(table) + rng.getrandbits(1)) // 2)
+    sources = _match_rows(table["second_length"], documents, is_cut, random_rows, rng)
+    fits = np.minimum(max_seq_length - PAIR_SPECIAL_TOKENS - table["length"].astype(np.int64), room[sources])
+    same = np.where(is_cut[sources], table["second_length"], table["second_length"][sources])
+    table["label"] = sources != np.arange(len(table))
+    table["second_length"] = np.minimum(same, fits)
+    for name in ("second_block", "second_start"):
+        table[name] = table[name][sources]
+
+
+def _describe_seconds(table: np.ndarray, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Describes the second segments of pairs.
+
+    Returns:
+        The document of each, the tokens from its start to the document's end, and whether it ends within a sentence.
+    """
+    documents, room = np.empty(len(table), dtype=np.int64), np.empty(len(table), dtype=np.int64)
+    is_cut = np.empty(len(table), dtype=bool)
+    for number in np.unique(table["block"]).tolist():
+        rows, block = table["block"] == number, corpus.blocks[number]
+        starts = table["second_start"][rows].astype(np.int64)
+        ends = starts + table["second_length"][rows]
+        document_starts = block.sentences[block.documents]
+        following = np.searchsorted(document_starts, starts, side="right")
+        documents[rows] = corpus.document_starts[number] + following - 1
+        room[rows] = document_starts[following] - starts
+        is_cut[rows] = block.sentences[np.searchsorted(block.sentences, ends)] != ends
+    return documents, room, is_cut
+
+
+def _match_rows(
+    lengths: np.ndarray, documents: np.ndarray, is_cut: np.ndarray, random_rows: list[int], rng: random.Random
+) -> np.ndarray:
+    """Returns the row that each row gets its second segment from: for a random pair, one of another document."""
+    sources = np.arange(len(lengths))
     document_of = documents.tolist()
-    sources = np.arange(size)
+    order = (is_cut.astype(np.int64) << 16 | lengths).tolist()
     waiting: list[int] = []  # rows of one document
-    for row in rows:
+    for row in sorted(random_rows, key=order.__getitem__):  # equal rows stay in random order
         if waiting and document_of[row] != document_of[waiting[-1]]:
             other = waiting.pop()
             sources[row], sources[other] = other, row
@@ -171,22 +221,7 @@ def exchange_seconds(table: np.ndarray, corpus: Corpus, rng: random.Random) -> N
     if waiting:
         others = np.flatnonzero(documents != document_of[waiting[0]]).tolist()
         sources[waiting] = rng.choices(others, k=len(waiting)) if others else waiting
-    table["label"] = sources != np.arange(size)
-    table["second_length"] = np.minimum(table["second_length"], room[sources])
-    for name in ("second_block", "second_start"):
-        table[name] = table[name][sources]
-
-
-def _find_documents(table: np.ndarray, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the document of each row, and the tokens from the start of its second segment to the document's end."""
-    documents, room = np.empty(len(table), dtype=np.int64), np.empty(len(table), dtype=np.int64)
-    for number in np.unique(table["block"]).tolist():
-        rows, block = table["block"] == number, corpus.blocks[number]
-        starts, seconds = block.sentences[block.documents], table["second_start"][rows].astype(np.int64)
-        following = np.searchsorted(starts, seconds, side="right")
-        documents[rows] = corpus.document_starts[number] + following - 1
-        room[rows] = starts[following] - seconds
-    return documents, room
+    return sources
 
 
 def swap_seconds(table: np.ndarray, rng: random.Random) -> None:

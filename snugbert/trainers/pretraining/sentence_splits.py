@@ -80,7 +80,7 @@ def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.nda
     Args:
         block: any text.
         places: from [`rank_places`].
-        limit: tokens of the longest part, at least 2.
+        limit: tokens of the longest part.
 
     Returns:
         The offsets of all sentences and parts, and of the end. *Shape:* (parts + 1,)
@@ -89,7 +89,7 @@ def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.nda
     for sentence in find_long_sentences(block, limit).tolist():
         start, end = block.sentences[sentence : sentence + 2].tolist()
         while end - start > limit:
-            reach = places[start + limit // 2 : start + limit + 1]
+            reach = places[start + (limit + 1) // 2 : start + limit + 1]
             start += limit - int(reach[::-1].argmax())
             cuts.append(start)
     return np.union1d(block.sentences, cuts).astype(np.int64) if cuts else block.sentences
