@@ -79,8 +79,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs `snugbert` with `argv` (default: `sys.argv[1:]`).
 
     Returns:
-        The exit status. 0: done. 2: an error in the input, printed as one message. 130: interrupted. 141: the reader
-        of the output closed the pipe, as `| head` does.
+        The exit status. 0: done. 2: an error in the input, printed as one message. 130 and 143: stopped by SIGINT
+        (Ctrl-C) or SIGTERM. 141: the reader of the output closed the pipe, as `| head` does.
     """
     try:
         try:
@@ -106,7 +106,15 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         return _fail("snugbert", f"unknown command {name!r}. Commands: {', '.join(COMMANDS)}.")
-    return _run_command(name, rest)
+    try:
+        return _run_command(name, rest)
+    except KeyboardInterrupt:
+        print(
+            f"\nsnugbert {name}: interrupted. Partial output was kept. Run the same command again to continue; "
+            "for training add --resume_from_checkpoint true.",
+            file=sys.stderr,
+        )
+        return 130
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
@@ -117,7 +125,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from huggingface_hub.utils import httpx
     from safetensors import SafetensorError
 
-    from snugbert.errors import InputError
+    from snugbert.errors import InputError, RunStopped
 
     program = f"snugbert {name}"
     try:
@@ -133,13 +141,9 @@ def _run_command(name: str, arguments: list[str]) -> int:
         if isinstance(error, BrokenPipeError) and sys.stdout is not None:
             sys.stdout.flush()  # raises again if stdout is the closed pipe
         return _fail(program, " ".join(str(error).split()))  # Hub errors have several lines
-    except KeyboardInterrupt:
-        print(
-            f"\n{program}: interrupted. Partial output was kept. Run the same command again to continue; "
-            "for training add --resume_from_checkpoint true.",
-            file=sys.stderr,
-        )
-        return 130
+    except RunStopped as stop:
+        _leave_process_group()
+        return 128 + stop.number
     return 0
 
 

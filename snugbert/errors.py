@@ -1,4 +1,6 @@
-"""The error that the command line prints without a traceback, and counts in messages."""
+"""The exceptions that the command line prints without a traceback, and counts in messages."""
+
+import signal
 
 
 class InputError(ValueError):
@@ -6,6 +8,18 @@ class InputError(ValueError):
 
     The command line prints the message. Other exceptions keep their traceback.
     """
+
+
+class RunStopped(Exception):
+    """A signal stopped a command, which has written a checkpoint and said how to continue.
+
+    Args:
+        number: the signal.
+    """
+
+    def __init__(self, number: signal.Signals):
+        super().__init__(number.name)
+        self.number = number
 
 
 def format_count(number: int, noun: str) -> str:

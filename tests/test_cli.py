@@ -1,13 +1,16 @@
 """The command `snugbert`: its help, its exit status, and output that nobody reads."""
 
 import os
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import snugbert
 import snugbert_cli
+from snugbert.errors import RunStopped
 
 # Commands that do not need the package. The last line prints the imported modules.
 FAST = """
@@ -48,6 +51,32 @@ def test_only_packages_of_the_extras_are_named(monkeypatch, capsys):
         snugbert_cli.main(["own"])
     assert snugbert_cli.main(["glue"]) == 2
     assert "the package datasets.x is not installed. Run: pip install 'snugbert[train]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_command_fails_so_that_the_next_one_does_not_run(number, monkeypatch, capsys):
+    """In a shell, `snugbert pretrain && snugbert glue` ends."""
+
+    def stop(argv):
+        raise RunStopped(number)
+
+    monkeypatch.setattr(snugbert_cli, "import_module", lambda module: SimpleNamespace(main=stop))
+    assert snugbert_cli.main(["pretrain"]) == 128 + number
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_at_any_moment_is_one_message(monkeypatch, capsys):
+    """Also while modules are imported, which takes seconds."""
+
+    class Interrupt:
+        def find_spec(self, name, *args):
+            if name == "safetensors":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "safetensors")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    assert snugbert_cli.main(["pretrain", "--help"]) == 130
+    assert capsys.readouterr().err.startswith("\nsnugbert pretrain: interrupted. Partial output was kept.")
 
 
 @pytest.mark.parametrize(("end", "status"), [(">&-", 0), ("> /dev/full", 2)])

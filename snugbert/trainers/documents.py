@@ -14,8 +14,9 @@ import pyarrow.parquet
 import sentencex
 
 from snugbert.errors import InputError
-from snugbert.trainers.rows import read_json_rows, read_text_lines
+from snugbert.trainers.rows import read_json_rows
 from snugbert.trainers.text_arguments import TextArguments
+from snugbert.trainers.text_lines import ReadingLog, read_numbered_lines
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
@@ -43,21 +44,25 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
     return list(files)
 
 
-def read_lines(files: Iterable[Path], text_column: str = "text") -> Iterator[str]:
+def read_lines(files: Iterable[Path], text_column: str = "text", log: ReadingLog | None = None) -> Iterator[str]:
     """Reads the lines of all documents, without document boundaries. Streams text files line by line."""
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
-            yield from (stripped for line in read_text_lines(file) if (stripped := line.strip()))
+            lines = (line for _, line in read_numbered_lines(file, log=log))
+            yield from (stripped for line in lines if (stripped := line.strip()))
         else:
-            yield from chain.from_iterable(read_documents([file], text_column))
+            yield from chain.from_iterable(read_documents([file], text_column, log))
 
 
-def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator[list[str]]:
+def read_documents(
+    files: Iterable[Path], text_column: str = "text", log: ReadingLog | None = None
+) -> Iterator[list[str]]:
     """Reads the documents of text files, in order. The end of a file ends a document.
 
     Args:
         files: .txt and .jsonl files (both also .gz and .zst) and .parquet files, see [`find_files`].
         text_column: the column of .jsonl and .parquet rows that holds the text.
+        log: follows the reading, and decides about bad text. By default it raises an error.
 
     Yields:
         The stripped lines of a document. Empty lines and empty documents are left out.
@@ -66,24 +71,37 @@ def read_documents(files: Iterable[Path], text_column: str = "text") -> Iterator
         InputError: bytes are not UTF-8, or a row is not a JSON object or has no text column. The message names the
             file and the line or row.
     """
+    log = log or ReadingLog()
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
-            yield from _group_lines(read_text_lines(file))
+            yield from _group_lines(line for _, line in read_numbered_lines(file, log=log))
         elif file.name.endswith(".parquet"):
-            rows = enumerate(_read_parquet_rows(file, text_column), start=1)
-            yield from _split_rows(rows, text_column, str(file))
+            yield from _split_rows(_read_parquet_rows(file, text_column, log), text_column, file, log)
         else:
-            yield from _split_rows(read_json_rows(file), text_column, str(file))
+            yield from _split_rows(read_json_rows(file, log), text_column, file, log)
 
 
-def read_dataset_documents(text: TextArguments) -> Iterator[list[str]]:
+def read_dataset_documents(text: TextArguments, log: ReadingLog | None = None) -> Iterator[list[str]]:
     """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
+
+    Args:
+        text: names the dataset.
+        log: follows the reading, and decides about rows without text. By default they raise an error.
 
     Raises:
         InputError: the dataset, the configuration, the split or the column does not exist.
     """
-    rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
-    yield from _split_rows(enumerate(rows, start=1), text.text_column_name, f"dataset {text.dataset_name}")
+    log = log or ReadingLog()
+    number = 0
+
+    def read_rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
+        nonlocal number
+        for row in _load_builder(text).as_streaming_dataset(text.dataset_split):
+            number += 1
+            yield number, row
+
+    with log.follow(lambda: number):
+        yield from _split_rows(read_rows(), text.text_column_name, f"dataset {text.dataset_name}", log)
 
 
 def dataset_version(text: TextArguments) -> str:
@@ -94,6 +112,16 @@ def dataset_version(text: TextArguments) -> str:
     """
     # The path of the dataset in the cache: name, configuration, version and hash.
     return "/".join(Path(_load_builder(text).cache_dir).parts[-4:])
+
+
+def count_dataset_rows(text: TextArguments) -> int | None:
+    """Returns the number of rows of the split, or None if the dataset does not state it.
+
+    Raises:
+        InputError: see [`read_dataset_documents`].
+    """
+    split = (_load_builder(text).info.splits or {}).get(text.dataset_split)
+    return (split and split.num_examples) or None
 
 
 def _load_builder(text: TextArguments) -> "DatasetBuilder":
@@ -121,19 +149,20 @@ def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
         yield document
 
 
-def _split_rows(rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str, source: str) -> Iterator[list[str]]:
+def _split_rows(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str, source: Path | str, log: ReadingLog
+) -> Iterator[list[str]]:
     """Splits the text of each row into lines."""
     for number, row in rows:
+        text = row.get(text_column)
         if text_column not in row:
-            raise InputError(
-                f"{source}, row {number}: no column {text_column!r}. Columns: {', '.join(row)}. Set "
-                "--text_column_name."
-            )
-        text = row[text_column]
+            problem = f"no column {text_column!r}. Columns: {', '.join(row)}. Set --text_column_name."
+            log.leave_out(source, f"row {number}", problem)
+            continue
         if text is not None and not isinstance(text, str):
-            raise InputError(
-                f"{source}, row {number}: expected text in column {text_column!r}, found a {type(text).__name__}."
-            )
+            problem = f"expected text in column {text_column!r}, found a {type(text).__name__}."
+            log.leave_out(source, f"row {number}", problem)
+            continue
         # JSON can hold half of a surrogate pair, which is not a character.
         text = (text or "").encode("utf-8", "ignore").decode("utf-8")
         document = [stripped for line in text.splitlines() if (stripped := line.strip())]
@@ -141,14 +170,36 @@ def _split_rows(rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str,
             yield document
 
 
-def _read_parquet_rows(file: Path, text_column: str) -> Iterator[dict[str, Any]]:
+def _read_parquet_rows(file: Path, text_column: str, log: ReadingLog) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         parquet = pyarrow.parquet.ParquetFile(file)
-    except pyarrow.ArrowInvalid as error:
-        raise InputError(f"{file}: not a Parquet file ({error}).") from error
-    columns = [text_column] if text_column in parquet.schema_arrow.names else None
-    for batch in parquet.iter_batches(batch_size=256, columns=columns):
-        yield from batch.to_pylist()
+        rows_read, num_rows, size = 0, parquet.metadata.num_rows, file.stat().st_size
+        columns = [text_column] if text_column in parquet.schema_arrow.names else None
+        with log.follow(lambda: size * rows_read // max(num_rows, 1)):
+            for batch in parquet.iter_batches(batch_size=256, columns=columns):
+                yield from enumerate(_decode_rows(batch, file, rows_read, log), start=rows_read + 1)
+                rows_read += len(batch)
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # from the operating system
+            raise
+        raise InputError(f"{file}: not a Parquet file, or damaged ({error}). Get a new copy of it.") from error
+
+
+def _decode_rows(batch: pyarrow.RecordBatch, file: Path, rows_before: int, log: ReadingLog) -> list[dict[str, Any]]:
+    """Returns rows as dictionaries. A string that is not UTF-8 and is left out becomes None."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        rows = []
+    for number, row in enumerate(zip(*batch.columns, strict=True), start=rows_before + 1):
+        values = {}
+        for name, value in zip(batch.schema.names, row, strict=True):
+            try:
+                values[name] = value.as_py()
+            except UnicodeDecodeError:
+                values[name] = log.decode(file, f"row {number}", value.as_buffer().to_pybytes())
+        rows.append(values)
+    return rows
 
 
 def split_sentences(document: Sequence[str], language: str) -> list[str]:

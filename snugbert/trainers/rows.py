@@ -1,69 +1,27 @@
-"""Reads lines from text files, and rows from TSV, CSV and JSON files and from datasets.
+"""Reads rows from TSV, CSV and JSON files and from datasets.
 
 Errors name the file and the line or row.
 """
 
 import csv
-import gzip
-import io
 import logging
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import pyarrow
 from datasets import ClassLabel, Dataset
 
 from snugbert.errors import InputError, format_count
 from snugbert.json_files import parse_json
+from snugbert.trainers.text_lines import (
+    LONGEST_LINE_OF_JSON,
+    ReadingLog,
+    content_error,
+    read_numbered_lines,
+    read_text_lines,
+)
 
 logger = logging.getLogger(__name__)
-
-# Limits in bytes. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size
-# in memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
-LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
-
-
-def read_text_lines(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
-    """Streams the lines of a UTF-8 file, with their line ends.
-
-    Args:
-        file: plain text, .gz or .zst.
-        longest: the longest line allowed, in bytes.
-
-    Raises:
-        InputError: bytes are not UTF-8, a line is too long, or a compressed file is damaged or incomplete. The message
-            names the file and the line.
-    """
-    number = 0
-    with _open(file) as stream:
-        try:
-            # Decoded line by line, so that an error can name the line.
-            for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
-                if len(line) > longest:
-                    advice = "Split it. In JSON, write one object per line"
-                    raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. {advice}.")
-                # The first line may begin with a byte order mark.
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{file}, line {number}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InputError(f"{file}, after line {number}: damaged or incomplete gzip file ({error}).") from error
-        except OSError as error:
-            if file.suffix == ".zst":
-                raise InputError(
-                    f"{file}, after line {number}: damaged or incomplete Zstandard file ({error})."
-                ) from error
-            raise
-
-
-def _open(file: Path) -> IO[bytes]:
-    if file.suffix == ".gz":
-        return gzip.open(file, "rb")  # type: ignore[return-value]
-    if file.suffix == ".zst":
-        return io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
-    return file.open("rb")
 
 
 def read_rows(
@@ -128,14 +86,14 @@ def _name_cells(
             torn.append(row)
         else:
             columns = format_count(len(header), "column")
-            raise InputError(f"{file}, row {row}: expected {columns}, found {len(cells)}.")
+            raise content_error(file, f", row {row}: expected {columns}, found {len(cells)}.")
     if torn:
         skipped = format_count(len(torn), "row")
         logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
 
 
 def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    for row, line in enumerate(read_text_lines(file), start=1):
+    for row, line in read_numbered_lines(file):
         if line := line.rstrip("\r\n"):
             yield row, line.split("\t")
 
@@ -148,24 +106,30 @@ def _read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
             if cells:
                 yield row, cells
     except csv.Error as error:
-        raise InputError(f"{file}, row {row + 1}: not CSV ({error}).") from error
+        raise content_error(file, f", row {row + 1}: not CSV ({error}).") from error
 
 
-def read_json_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_rows(file: Path, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a JSON file, also compressed, as [`read_rows`] does. Lines are streamed; a list is not.
+
+    Args:
+        file: the file.
+        log: follows the reading, and decides about bad rows. By default they raise an error.
 
     Raises:
         InputError: bytes are not UTF-8, or a line is not JSON or not an object. The message names the file and the
             row.
     """
-    for row, value in _read_json_values(file):
-        if not isinstance(value, dict):
-            raise InputError(f"{file}, row {row}: expected a JSON object, found a {type(value).__name__}.")
-        yield row, value
+    log = log or ReadingLog()
+    for row, value in _read_json_values(file, log):
+        if isinstance(value, dict):
+            yield row, value
+        else:
+            log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}.")
 
 
-def _read_json_values(file: Path) -> Iterator[tuple[int, Any]]:
-    numbered = enumerate(read_text_lines(file, LONGEST_LINE_OF_JSON), start=1)
+def _read_json_values(file: Path, log: ReadingLog) -> Iterator[tuple[int, Any]]:
+    numbered = read_numbered_lines(file, LONGEST_LINE_OF_JSON, log)
     lines = ((row, line) for row, line in numbered if line.strip())
     for position, (row, line) in enumerate(lines):
         if position == 0 and line.lstrip().startswith("["):  # a single list of all rows
@@ -173,10 +137,12 @@ def _read_json_values(file: Path) -> Iterator[tuple[int, Any]]:
             try:
                 values = parse_json(text)
             except ValueError as error:
-                raise InputError(f"{file}: not JSON ({error}).") from error
+                raise content_error(file, f": not JSON ({error}).") from error
             yield from enumerate(values, start=1)
             return
         try:
-            yield row, parse_json(line)
+            value = parse_json(line)
         except ValueError as error:
-            raise InputError(f"{file}, row {row}: not JSON ({error}).") from error
+            log.leave_out(file, f"row {row}", f"not JSON ({error}).")
+        else:
+            yield row, value

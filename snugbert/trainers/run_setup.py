@@ -1,4 +1,4 @@
-"""The first steps of every run: check the arguments, set up logging, check the connection to the Hub."""
+"""The first steps of every run: set up logging and the device, check the connection to the Hub."""
 
 import logging
 import os
@@ -14,17 +14,13 @@ from snugbert.errors import InputError
 
 
 def set_up(training_args: TrainingArguments) -> None:
-    """Checks the arguments, sets up logging and one GPU per process, and checks the login to the Hub.
+    """Sets up logging and one GPU per process, and checks the login to the Hub.
 
     The main process logs to standard error. The others log only errors.
 
     Raises:
-        InputError: the learning rate or a seed is negative; or with `--push_to_hub`, the Hub cannot be reached or
-            rejects the token.
+        InputError: with `--push_to_hub`, the Hub cannot be reached or rejects the token.
     """
-    for name in ("learning_rate", "seed", "data_seed"):
-        if (getattr(training_args, name) or 0) < 0:
-            raise InputError(f"--{name} {getattr(training_args, name)} must not be negative.")
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     level = logging.INFO if training_args.should_log else logging.ERROR
     logging.getLogger("snugbert").setLevel(level)

@@ -4,8 +4,11 @@
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from snugbert.errors import InputError
+
+OnBadText = Literal["error", "skip", "replace"]
 
 
 @dataclass(kw_only=True)
@@ -28,6 +31,10 @@ class TextArguments:
     )
     dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
     text_column_name: str = field(default="text", metadata={"help": "Text column of .jsonl, .parquet and datasets."})
+    on_bad_text: OnBadText = field(
+        default="error",
+        metadata={"help": "For invalid UTF-8 and rows without text: stop, skip, or replace bytes."},
+    )
 
     def __post_init__(self):
         if self.train_file and self.dataset_name is not None:

@@ -16,6 +16,7 @@ import forked
 import pytest
 import torch
 from safetensors.torch import load_file
+from synthetic import renew_manifest
 from transformers import (
     BertConfig,
     BertForPreTraining,
@@ -119,12 +120,12 @@ def sequences_of(batch) -> list[list[int]]:
 
 
 class Killer(TrainerCallback):
-    """Sends a signal in the middle of a step, from the process `rank` to itself or to its whole group."""
+    """Sends a signal at the beginning of a step, from the process `rank` to itself or to its whole group."""
 
     def __init__(self, step: int, name: str, group: bool = False, rank: int = 0):
         self.step, self.signal, self.group, self.rank = step, signal.Signals[name], group, rank
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+    def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == self.step - 1 and args.process_index == self.rank:
             os.killpg(os.getpgid(0), self.signal) if self.group else os.kill(os.getpid(), self.signal)
 
@@ -229,7 +230,10 @@ def test_a_killed_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(mater
     ]
     process = forked.run(train, runs)
     assert process.returncode == -signal.SIGKILL, process.stderr
-    assert f"SIGTERM: stopped after step {stopped} of {STEPS}" in process.stderr
+    assert (
+        f"SIGTERM: stopped after step {stopped} of {STEPS}. Wrote {tmp_path / f'checkpoint-{stopped}'}."
+        in process.stderr
+    )
     assert not (tmp_path / "model.safetensors").exists()
     assert json.loads((tmp_path / "seen-0.json").read_text())[:stopped] == straight.seen[:stopped]
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -285,6 +289,7 @@ def test_resuming_is_fast_at_any_step(material, straight, tmp_path):
     shutil.copytree(Path(straight.args.output_dir) / "checkpoint-3", tmp_path / "checkpoint-3")
     state = tmp_path / "checkpoint-3/trainer_state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 10**6}))
+    renew_manifest(state.parent)
     resumed = make_trainer(material, tmp_path, "24:100%", max_steps=10**6 + 1, save_strategy="no", eval_strategy="no")
     start = time.perf_counter()
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))

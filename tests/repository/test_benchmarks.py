@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from itertools import chain
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from parity import ours_and_stock, ragged_batch, without_padding
+from synthetic import make_corpus
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoTokenizer,
@@ -204,6 +206,93 @@ def test_the_original_recipe(minilm):
         assert {place for place, (shown, true) in enumerate(zip(ids, plain, strict=True)) if shown != true} <= {
             *places
         }
+
+
+def test_measurements_of_sentence_pairs():
+    """A corpus of 100 documents, and pairs whose label follows from one property."""
+    from data_preparation import original_pairs
+    from sentence_pairs import (
+        EPOCHS,
+        Pairs,
+        classify,
+        count_shown,
+        find_documents,
+        join_blocks,
+        measure,
+        original_epochs,
+    )
+
+    rng = np.random.default_rng(0)
+    documents = [
+        [rng.integers(5, 200, rng.integers(1, 9)).tolist() for _ in range(number + 2)] for number in range(100)
+    ]
+    corpus = make_corpus([documents[:15], documents[15:]])
+    text = join_blocks(corpus)
+    assert text.tokens.tolist() == list(chain.from_iterable(chain.from_iterable(documents)))
+    assert find_documents(text, text.documents[:-1]).tolist() == list(range(100))
+
+    # The spans are the original recipe's segments.
+    pairs = next(original_epochs(corpus, text, None, 30, 0))
+    spans = list(zip(pairs.first, pairs.first_length, pairs.second, pairs.second_length, strict=True))
+    assert [
+        (text.tokens[first : first + length].tolist(), text.tokens[second : second + second_length].tolist())
+        for first, length, second, second_length in spans
+    ] == original_pairs(documents, 30, seed=0)
+    assert pairs.label.tolist() == [
+        find_documents(text, np.array([first])) != find_documents(text, np.array([second]))
+        for first, _, second, _ in spans
+    ]
+    shown = np.zeros(len(text.tokens), dtype=int)
+    for first, length, second, second_length in spans:
+        shown[first : first + length] += 1
+        shown[second : second + second_length] += 1
+    assert count_shown(pairs, len(text.tokens)).tolist() == shown.tolist()
+    columns = measure(original_epochs(corpus, text, None, 30, 0), text, 30, 0)
+    expected = [100 * (shown > 0).mean(), shown.max(), shown.std() / shown.mean()]
+    assert [columns[0], columns[2], columns[3]] == pytest.approx(expected)
+    assert columns[0] < columns[1] <= 100
+
+    # Each classifier finds what reveals the label, and nothing else does.
+    def epoch(reveals):
+        size = 2000
+        values = {name: rng.integers(0, len(text.tokens) - 9, size) for name in ("first", "second")}
+        values |= {name: rng.integers(1, 9, size) for name in ("first_length", "second_length")}
+        pairs = Pairs(**values, label=rng.integers(0, 2, size))
+        pairs.label = reveals(pairs).astype(int)
+        return pairs
+
+    def chance(pairs):
+        return pairs.label
+
+    def words(pairs):  # of B; the last token is also one of its ends
+        return text.tokens[pairs.second + pairs.second_length - 1] < 100
+
+    def document_length(pairs):
+        return np.diff(text.documents)[find_documents(text, pairs.second)] < np.median(np.diff(text.documents))
+
+    def segment_lengths(pairs):
+        return pairs.first_length > 4
+
+    for reveals, found in [
+        (chance, []), (words, [0, 2, 4]), (document_length, [1, 2]), (segment_lengths, [3])
+    ]:  # fmt: skip
+        points = classify([epoch(reveals) for _ in range(EPOCHS)], text, seed=0)[1::2]  # on other documents
+        for classifier, gained in enumerate(points):
+            assert (gained > 15) if classifier in found else (abs(gained) < 10), (reveals, points)
+
+
+def test_sentence_pairs(data_dir, minilm, capsys):
+    from sentence_pairs import HEADER, main
+
+    arguments = ["--train_file", str(data_dir / "sample_text/sample_text.txt"), "--tokenizer_name", str(minilm)]
+    main([*arguments, "--lengths", "64", "--seeds", "1", "--document_sentences", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[-2:]]
+    assert HEADER.splitlines()[0] in lines and {len(row) for row in rows} == {HEADER.splitlines()[0].count("|") - 1}
+    assert [row[:2] for row in rows] == [["64", "original"], ["64", "SnugBERT"]]
+    for row in rows:
+        seen, seen_later, most, _, fill, is_next = map(float, row[2:8])
+        assert 50 < seen <= seen_later <= 100 and most >= 1 and 20 < fill <= 100 and 20 < is_next < 60
 
 
 def test_only_a_processs_own_memory_counts(tmp_path):

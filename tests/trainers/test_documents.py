@@ -6,9 +6,12 @@ from pathlib import Path
 
 import datasets
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
+from snugbert.errors import InputError
 from snugbert.trainers.documents import find_files, read_documents, read_lines
+from snugbert.trainers.text_lines import ReadingLog
 
 DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
 
@@ -36,7 +39,9 @@ SUFFIXES = [".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_format_gives_the_same_documents(tmp_path, suffix):
     file = write_documents(tmp_path, suffix)
-    assert list(read_documents([file])) == DOCUMENTS
+    log = ReadingLog()
+    assert list(read_documents([file], log=log)) == DOCUMENTS
+    assert log.position == file.stat().st_size  # for the progress bar
     assert list(read_lines([file])) == [line for document in DOCUMENTS for line in document]
 
 
@@ -45,3 +50,46 @@ def test_each_file_is_found_once(tmp_path):
         (tmp_path / name).write_text("x")
     found = find_files([str(tmp_path / "*.txt"), str(tmp_path / "a.txt"), str(tmp_path / "c.jsonl")])
     assert [file.name for file in found] == ["a.txt", "b.txt", "c.jsonl"]
+
+
+def write_bad_rows(folder: Path, suffix: str) -> tuple[Path, list[str]]:
+    """Writes rows of which the first and the last are fine. Returns the file, and what is wrong with the others."""
+    file = folder / f"text{suffix}"
+    if suffix == ".parquet":
+        texts = [b"fine", b"b\xffd", None, b"end"]
+        strings = pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
+        pa.parquet.write_table(pa.table({"text": strings}), file)
+        return file, ["row 2: not UTF-8"]
+    lines = [b'{"text": "fine"}', b'{"text": "b\xffd"}', b'{"text": "cut', b"[1]", b'{"body": "x"}', b'{"text": 5}']
+    file.write_bytes(b"\n".join([*lines, b'{"text": "end"}']))
+    problems = ["line 2: not UTF-8", "row 3: not JSON", "row 4: expected a JSON object, found a list"]
+    return file, [*problems, "row 5: no column 'text'. Columns: body", "row 6: expected text in column 'text', found"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path, suffix):
+    file, problems = write_bad_rows(tmp_path, suffix)
+    with pytest.raises(InputError, match=f"{file}, {problems[0]}.* Or set --on_bad_text skip or replace."):
+        list(read_documents([file], log=ReadingLog("error")))
+    log = ReadingLog("skip")
+    assert list(read_documents([file], log=log)) == [["fine"], ["end"]]
+    assert (log.left_out, log.repaired) == (len(problems), 0)
+    assert f"The first: {file}, {problems[0]}" in log.summarize()
+    log = ReadingLog("replace")
+    assert list(read_documents([file], log=log)) == [["fine"], ["b\ufffdd"], ["end"]]
+    assert (log.left_out, log.repaired) == (len(problems) - 1, 1)
+    if suffix == ".jsonl":
+        rows = file.read_bytes().splitlines()
+        for number, problem in enumerate(problems, start=1):
+            file.write_bytes(b'{"text": ""}\n' * number + rows[number])
+            with pytest.raises(InputError, match=f"{problem}.*--on_bad_text skip"):
+                list(read_documents([file], log=ReadingLog("error")))
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    file = write_documents(tmp_path, ".parquet")
+    content = file.read_bytes()
+    start = content.index(b"PAR1") + 4
+    file.write_bytes(content[:start] + bytes(40) + content[start + 40 :])
+    with pytest.raises(InputError, match=r"text\.parquet: not a Parquet file, or damaged"):
+        list(read_documents([file]))

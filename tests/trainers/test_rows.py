@@ -1,15 +1,13 @@
-"""Rows of files and datasets are the same, and huge lines are refused."""
+"""Rows of files and datasets are the same."""
 
 import gzip
 import json
-import resource
 
-import forked
 import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from snugbert.trainers.rows import LONGEST_LINE, read_rows, read_text_lines
+from snugbert.trainers.rows import read_rows
 
 ROWS = [{"text": "a, b", "label": "yes"}, {"text": 'c "d"', "label": "no"}]
 
@@ -45,40 +43,3 @@ def test_a_header_is_recognized_by_its_last_column(tmp_path):
     for name, content in (("with.tsv", "id\ttext\n1\ta\n"), ("without.tsv", "1\ta\n")):
         (tmp_path / name).write_text(content)
         assert [values for _, values in read_rows(tmp_path / name, columns)] == [{"id": "1", "text": "a"}]
-
-
-def read_and_print_peak(files):
-    """Prints the error of each file, then the growth of the peak memory in megabytes."""
-
-    def peak() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-    before = peak()
-    for file in files:
-        try:
-            list(read_text_lines(file))
-        except ValueError as error:
-            print(error)
-    print(peak() - before)
-
-
-def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
-    """600 MB of text in 600 KB of gzip are refused in 100 MB of memory."""
-    files = [tmp_path / name for name in ("line.txt.gz", "line.jsonl.gz", "line.csv.gz")]
-    content = gzip.compress(b"a" * 10**6)  # members of a gzip file follow each other
-    for file in files:
-        file.write_bytes(gzip.compress(b"fine\n") + content * 600)
-    assert files[0].stat().st_size < 10**6
-    process = forked.run(read_and_print_peak, files)
-    assert process.returncode == 0, process.stderr
-    *messages, megabytes = process.stdout.splitlines()
-    assert messages == [
-        f"{file}, line 2: longer than 16 MiB. Split it. In JSON, write one object per line." for file in files
-    ]
-    assert int(megabytes) < 100
-
-
-def test_a_line_may_be_as_long_as_the_limit(tmp_path):
-    line = "a" * (LONGEST_LINE - 1) + "\n"
-    (tmp_path / "long.txt").write_text(f"{line}b")
-    assert [len(line) for line in read_text_lines(tmp_path / "long.txt")] == [LONGEST_LINE, 1]

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 
 from snugbert.errors import InputError
+from snugbert.trainers.corpus.languages import check_language
+from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.text_arguments import TextArguments
 
 Names = list[str]  # `list` is a field of CacheArguments
@@ -17,7 +19,7 @@ class PreparationArguments(TextArguments):
     """The text, and how to split it into sentences.
 
     Raises:
-        InputError: `preprocessing_num_workers` is below 1.
+        InputError: a value is out of range, or the language is unknown.
     """
 
     lines_are_sentences: bool = field(
@@ -30,8 +32,8 @@ class PreparationArguments(TextArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
-            raise InputError(f"--preprocessing_num_workers {self.preprocessing_num_workers} must be at least 1.")
+        check_ranges(self)
+        check_language(self.language)
 
     @property
     def sentence_language(self) -> str | None:

@@ -6,13 +6,12 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 from huggingface_hub.constants import HF_HOME
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
@@ -20,6 +19,7 @@ from snugbert.trainers.corpus.corpus import Corpus, open_corpus
 from snugbert.trainers.corpus.digests import hash_json, hash_tokenizer
 from snugbert.trainers.corpus.part_files import read_origin
 from snugbert.trainers.corpus.preparation import prepare_parts
+from snugbert.trainers.corpus.progress import format_bytes
 from snugbert.trainers.corpus.text_parts import keep_all, plan_parts
 from snugbert.trainers.text_arguments import TextArguments
 
@@ -63,10 +63,14 @@ def prepare_in_cache(
     parts = plan_parts(text, keeps=keeps)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
     names = [str(file.resolve()) for part in parts for file in part.files]
-    key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents])
+    on_bad_text = [] if text.on_bad_text == "error" else [text.on_bad_text]
+    key = hash_json(
+        [dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents, *on_bad_text]
+    )
     folder = cache_folder(cache_dir) / key
     prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
-    os.utime(folder)  # `list_cache` prints when a folder was last used
+    with suppress(OSError):  # the cache may be read-only
+        os.utime(folder)  # `list_cache` prints when a folder was last used
     return folder, open_corpus(folder, tokenizer)
 
 
@@ -78,12 +82,12 @@ def list_cache(cache: Path) -> None:
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         total += size
         used = datetime.fromtimestamp(folder.stat().st_mtime)
-        table.append((folder.name, _format_bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
+        table.append((folder.name, format_bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
     if len(table) > 1:
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for line in table:
             print("  ".join(map(str.ljust, line, widths)).rstrip())
-    print(f"prepared texts: {len(table) - 1}, {_format_bytes(total)}, in {cache}")
+    print(f"prepared texts: {len(table) - 1}, {format_bytes(total)}, in {cache}")
 
 
 def clean_cache(cache: Path, names: Sequence[str]) -> None:
@@ -110,8 +114,8 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
             kept.append(f"{name} ({error})")
         else:
             freed += size
-            print(f"removed {name}, {_format_bytes(size)}")
-    print(f"{_format_bytes(freed)} freed in {cache}")
+            print(f"removed {name}, {format_bytes(size)}")
+    print(f"{format_bytes(freed)} freed in {cache}")
     if kept:
         raise InputError(f"--clean: could not remove {', '.join(kept)}. Remove it by hand, or wait for the process.")
 
@@ -173,7 +177,3 @@ def _remove(folder: Path) -> int:
         os.rmdir(entry)
     folder.rmdir()
     return size
-
-
-def _format_bytes(size: int) -> str:
-    return tqdm.format_sizeof(size, "B") if size >= 1000 else f"{size}B"

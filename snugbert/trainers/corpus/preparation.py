@@ -6,6 +6,8 @@ batches of text and one block of about 4 million tokens. It does not grow with t
 """
 
 import os
+import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
@@ -16,13 +18,13 @@ import joblib
 import numpy as np
 import pyarrow as pa
 from filelock import FileLock
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.trainers.corpus.corpus import Corpus, open_corpus
 from snugbert.trainers.corpus.digests import hash_tokenizer
 from snugbert.trainers.corpus.document_tokenizer import DocumentTokenizer, TokenizedDocuments
+from snugbert.trainers.corpus.languages import check_language
 from snugbert.trainers.corpus.parallel_map import map_in_order
 from snugbert.trainers.corpus.part_files import (
     DAMAGE,
@@ -31,11 +33,14 @@ from snugbert.trainers.corpus.part_files import (
     Origin,
     Source,
     corpus_schema,
+    read_blocks,
     read_origin,
     validate_block,
 )
-from snugbert.trainers.corpus.text_parts import Part, plan_parts
-from snugbert.trainers.text_arguments import TextArguments
+from snugbert.trainers.corpus.progress import PreparationProgress
+from snugbert.trainers.corpus.text_parts import Part, part_name, plan_parts
+from snugbert.trainers.text_arguments import OnBadText, TextArguments
+from snugbert.trainers.text_lines import ReadingLog
 
 BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last one of a part
 BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
@@ -49,6 +54,7 @@ def prepare_corpus(
     text_column_name: str = "text",
     lines_are_sentences: bool = False,
     language: str = "en",
+    on_bad_text: OnBadText = "error",
     preprocessing_num_workers: int | None = None,
     overwrite_output_dir: bool = False,
     show_progress: bool = True,
@@ -68,20 +74,26 @@ def prepare_corpus(
         folder: where to write the corpus. It is created if it does not exist.
         text_column_name: the column of .jsonl and .parquet files that holds the text.
         lines_are_sentences: whether each line is one sentence. By default, lines are split into sentences.
-        language: ISO 639-1 code of the language whose rules split lines into sentences.
+        language: code of the language whose rules split lines into sentences, such as "en".
+        on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
+            raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
         overwrite_output_dir: whether to replace a corpus with a different text, tokenizer or settings in `folder`.
-        show_progress: whether to show progress bars on a terminal.
+        show_progress: whether to show a progress bar on a terminal, or a line now and then in a log file.
 
     Returns:
         The corpus, as [`open_corpus`] opens it.
 
     Raises:
-        InputError: a file does not exist, cannot be read, or changes while it is read; `folder` holds a corpus with a
-            different text, tokenizer or settings; the disk is full; or a worker process was killed.
+        InputError: the language is unknown; a file does not exist, cannot be read, or changes while it is read; the
+            text is empty; `folder` holds a corpus with a different text, tokenizer or settings; the disk is full; or
+            a worker process was killed.
     """
+    check_language(language)
     patterns = [files] if isinstance(files, str | Path) else files
-    text = TextArguments(train_file=[str(pattern) for pattern in patterns], text_column_name=text_column_name)
+    text = TextArguments(
+        train_file=[str(pattern) for pattern in patterns], text_column_name=text_column_name, on_bad_text=on_bad_text
+    )
     folder = Path(folder)
     prepare_parts(
         folder,
@@ -107,7 +119,8 @@ def prepare_parts(
 ) -> None:
     """Writes the parts of a corpus that are not in `folder` yet, or whose text has changed.
 
-    Several processes may call this at the same time. Each part is written by one of them, and the others wait.
+    Several processes may call this at the same time. Each part is written by one of them, and the others wait. If all
+    parts are prepared, nothing is written, so `folder` may be read-only.
 
     Args:
         folder: where to write the corpus. It is created if it does not exist.
@@ -118,11 +131,11 @@ def prepare_parts(
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers: number of processes that tokenize. Default: one per core that this process may use.
         replace: whether to replace parts with a different text, division, tokenizer or settings in `folder`.
-        show_progress: whether to show a progress bar per part on a terminal, in documents.
+        show_progress: whether to show a progress bar on a terminal, or a line now and then in a log file.
 
     Raises:
-        InputError: the text cannot be read, or changes while it is read; `folder` holds a part with a different text,
-            tokenizer or settings; the disk is full; or a worker process was killed.
+        InputError: the text cannot be read, changes while it is read, or is empty; `folder` holds a part with a
+            different text, tokenizer or settings; the disk is full; or a worker process was killed.
     """
     settings = {
         "format": FORMAT,
@@ -132,25 +145,15 @@ def prepare_parts(
         "documents": documents,
         "source": [parts[0].text.text_column_name, parts[0].text.dataset_config_name, parts[0].text.dataset_split],
     }
-    worker: DocumentTokenizer | None = None
-    num_workers = num_workers or joblib.cpu_count()
+    on_bad_text = parts[0].text.on_bad_text
+    if on_bad_text != "error":  # otherwise the corpus equals one from before this setting existed
+        settings["on_bad_text"] = on_bad_text
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
-            _remove_foreign_parts(folder, parts, settings, replace)
-        for part in parts:
-            with FileLock(folder / f".{part.name}.lock"):  # other machines may work on other parts
-                known = _read_sources(folder / part.name, settings)
-                sources = part.describe_sources(known)
-                if known and [source["digest"] for source in known] == [source["digest"] for source in sources]:
-                    continue
-                worker = worker or DocumentTokenizer(tokenizer, language)
-                _write_part(
-                    folder, part, {"settings": settings, "sources": sources}, worker, num_workers, show_progress
-                )
-                if part.describe_sources(sources) != sources:
-                    (folder / part.name).unlink()
-                    raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
+        if not _is_complete(folder, parts, settings):
+            worker = DocumentTokenizer(tokenizer, language)
+            _write_missing_parts(folder, parts, settings, worker, num_workers, replace, show_progress)
+        if documents == "all":
+            _check_not_empty(folder, parts)
     except BrokenProcessPool as error:
         raise InputError(
             "a tokenizing process was killed, probably because memory ran out. Run the same command again with fewer "
@@ -165,6 +168,18 @@ def prepare_parts(
         ) from error
 
 
+def _is_complete(folder: Path, parts: Sequence[Part], settings: dict[str, Any]) -> bool:
+    for part in parts:
+        known = _read_sources(folder / part.name, settings)
+        if not known or not _have_same_text(known, part.describe_sources(known)):
+            return False
+    return not _find_foreign_parts(folder, parts, settings)
+
+
+def _have_same_text(before: Sequence[Source], now: Sequence[Source]) -> bool:
+    return [source["digest"] for source in before] == [source["digest"] for source in now]
+
+
 def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
     """Returns the sources of a part. Empty if the part does not exist, is damaged, or has different settings."""
     try:
@@ -174,45 +189,99 @@ def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
     return origin["sources"] if origin["settings"] == settings else []
 
 
-def _remove_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any], replace: bool) -> None:
-    """Removes parts with a different text, division, tokenizer or settings. Without `replace`, raises an error."""
+def _find_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any]) -> list[Path]:
+    """Finds parts with a different text, division, tokenizer or settings."""
     names = {part.name: part.source_names for part in parts}
+    foreign = []
     for file in sorted(folder.glob("part-*.arrow")):
         known = [source["name"] for source in _read_sources(file, settings)]
-        belongs = (
-            file.stem.endswith(f"-of-{parts[0].num_parts:05d}") and known and known == names.get(file.name, known)
-        )
-        if not belongs and not replace:
-            raise InputError(
-                f"--output_dir: {folder / file.name} was prepared with a different text, tokenizer or "
-                "settings. Choose another folder, or set --overwrite_output_dir to replace it."
-            )
-        if not belongs:
+        is_of_same_division = file.stem.endswith(f"-of-{parts[0].num_parts:05d}")
+        if not (is_of_same_division and known and known == names.get(file.name, known)):
+            foreign.append(file)
+    return foreign
+
+
+def _write_missing_parts(
+    folder: Path,
+    parts: Sequence[Part],
+    settings: dict[str, Any],
+    worker: DocumentTokenizer,
+    num_workers: int | None,
+    replace: bool,
+    show_progress: bool,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        for file in _find_foreign_parts(folder, parts, settings):
+            if not replace:
+                raise InputError(
+                    f"--output_dir: {file} was prepared with a different text, tokenizer or settings. Choose another "
+                    "folder, or set --overwrite_output_dir to replace it."
+                )
             file.unlink()
+    sizes = [part.size for part in parts]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
+    log = ReadingLog(parts[0].text.on_bad_text)
+    with PreparationProgress(total, "bytes" if parts[0].files else "rows", log, show_progress) as progress:
+        for part, size in zip(parts, sizes, strict=True):
+            with FileLock(folder / f".{part.name}.lock"):  # other machines may work on other parts
+                known = _read_sources(folder / part.name, settings)
+                sources = part.describe_sources(known)
+                if known and _have_same_text(known, sources):
+                    progress.skip_part(size)
+                    continue
+                origin: Origin = {"settings": settings, "sources": sources}
+                _write_part(folder, part, origin, worker, num_workers or joblib.cpu_count(), progress)
+                if part.describe_sources(sources) != sources:
+                    (folder / part.name).unlink()
+                    raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
+    if summary := log.summarize():
+        print(summary, file=sys.stderr)
+
+
+def _check_not_empty(folder: Path, parts: Sequence[Part]) -> None:
+    """Raises an [`InputError`] if all parts of the corpus are prepared and none has a document. Removes them."""
+    num_parts = parts[0].num_parts
+    files = [folder / part_name(number, num_parts) for number in range(num_parts)]
+    if all(file.exists() for file in files) and not any(read_blocks(file, vocab_size=None) for file in files):
+        for file in files:
+            file.unlink()
+        sources = parts[0].source_names
+        more = f" and {format_count(len(sources) - 1, 'more file')}" if len(sources) > 1 else ""
+        raise InputError(f"{sources[0]}{more}: no documents. The text is empty.")
 
 
 def _write_part(
-    folder: Path, part: Part, origin: Origin, worker: DocumentTokenizer, num_workers: int, show_progress: bool
+    folder: Path,
+    part: Part,
+    origin: Origin,
+    worker: DocumentTokenizer,
+    num_workers: int,
+    progress: PreparationProgress,
 ) -> None:
     """Writes the Arrow stream of a part, from where an earlier attempt stopped."""
     schema = corpus_schema(worker.dtype, origin)
     partial = folder / f"{part.name}.partial"
     last_document = _cut_to_whole_blocks(partial, schema, worker.vocab_size)
-    batches = (batch for batch in _make_batches(part.read_documents()) if batch[0][0] > last_document)
-    progress_bar = tqdm(
-        desc=f"preparing {part.number + 1}/{part.num_parts}",
-        unit=" documents",
-        disable=None if show_progress else True,
-    )
-    with partial.open("ab") as stream, progress_bar as progress:
+    positions: deque[int] = deque()  # in the text, after each batch that is being tokenized
+
+    def read_batches() -> Iterator[list[tuple[int, list[str]]]]:
+        for batch in _make_batches(part.read_documents(progress.log)):
+            if batch[0][0] > last_document:
+                positions.append(progress.log.position)
+                yield batch
+            else:
+                progress.skip_to(progress.log.position)
+
+    with partial.open("ab") as stream:
         if stream.tell() == 0:
             stream.write(schema.serialize())
         block: list[TokenizedDocuments] = []
         num_tokens = 0
-        for batch in map_in_order(worker, batches, num_workers):
+        for batch in map_in_order(worker, read_batches(), num_workers):
             block.append(batch)
             num_tokens += len(batch.tokens)
-            progress.update(batch.documents_read)
+            progress.update(positions.popleft(), batch.documents_read)
             if num_tokens >= BLOCK_TOKENS:
                 _write_block(stream, block, schema)
                 block, num_tokens = [], 0

@@ -9,11 +9,23 @@ import numpy as np
 
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.part_files import Source
-from snugbert.trainers.documents import dataset_version, find_files, read_dataset_documents, read_documents
+from snugbert.trainers.documents import (
+    count_dataset_rows,
+    dataset_version,
+    find_files,
+    read_dataset_documents,
+    read_documents,
+)
 from snugbert.trainers.text_arguments import TextArguments
+from snugbert.trainers.text_lines import ReadingLog
 
 MOST_PARTS = 256  # each is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
+
+
+def part_name(number: int, num_parts: int) -> str:
+    """Returns the name of a part's file."""
+    return f"part-{number:05d}-of-{num_parts:05d}.arrow"
 
 
 def keep_all(number: int) -> bool:
@@ -41,20 +53,25 @@ class Part:
     @property
     def name(self) -> str:
         """Name of the part's file."""
-        return f"part-{self.number:05d}-of-{self.num_parts:05d}.arrow"
+        return part_name(self.number, self.num_parts)
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the text files, or rows of the dataset, which each part reads. None if it is unknown."""
+        return sum(file.stat().st_size for file in self.files) if self.files else count_dataset_rows(self.text)
 
     @property
     def source_names(self) -> list[str]:
         """Paths of the text files, or `dataset` and its name."""
         return [str(file.resolve()) for file in self.files] or [f"dataset {self.text.dataset_name}"]
 
-    def read_documents(self) -> Iterator[tuple[int, list[str]]]:
+    def read_documents(self, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
         """Reads the documents of the part, each with its index in the part's text."""
         documents: Iterable[tuple[int, list[str]]]
         if self.files:
-            documents = enumerate(read_documents(self.files, self.text.text_column_name))
+            documents = enumerate(read_documents(self.files, self.text.text_column_name, log))
         else:  # each machine streams the whole dataset
-            everything = enumerate(read_dataset_documents(self.text))
+            everything = enumerate(read_dataset_documents(self.text, log))
             documents = (document for document in everything if document[0] % self.num_parts == self.number)
         return ((number, document) for number, document in documents if self.keeps(number))
 

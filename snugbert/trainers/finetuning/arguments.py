@@ -7,6 +7,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments
+from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
 
 SWEEPS = ("paper", "fixed")
@@ -35,18 +36,6 @@ class ExampleLimits:
     max_predict_samples: int | None = field(
         default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
     )
-
-    def check_least(self, **least: int) -> None:
-        """Checks that each argument is at least the given value, and that the limits are at least 1.
-
-        Raises:
-            InputError: an argument is smaller.
-        """
-        limits = ("max_train_samples", "max_eval_samples", "max_predict_samples")
-        for name, smallest in {**least, **dict.fromkeys(limits, 1)}.items():
-            number = getattr(self, name)
-            if number is not None and number < smallest:
-                raise InputError(f"--{name} must be at least {smallest}, not {number}.")
 
     @property
     def max_samples(self) -> dict[str, int | None]:
@@ -128,18 +117,9 @@ class FineTuningArguments(TrainingArguments):
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
     def __post_init__(self):
-        for name, low, high in (
-            ("layerwise_lr_decay", 0, 1),
-            ("freeze_layers", 0, None),
-            ("unfreeze_after_steps", 1, None),
-            ("early_stopping_patience", 1, None),
-            ("early_stopping_threshold", 0, None),
-            ("seeds", 1, None),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= (value if high is None else high):
-                most = "" if high is None else f" and at most {high}"
-                raise InputError(f"--{name} {value} must be at least {low}{most}.")
+        check_ranges(self)
+        if self.deepspeed:
+            raise InputError("--deepspeed is not supported. Remove it.")
         if self.sweep not in (None, *SWEEPS):
             raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected {' or '.join(SWEEPS)}.")
         if self.unfreeze_after_steps is not None and not self.freezes:

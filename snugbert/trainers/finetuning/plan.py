@@ -13,10 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from accelerate import PartialState
-from datasets import Dataset
 
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
@@ -24,7 +21,6 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, Fine
 from snugbert.trainers.finetuning.plots import remove_plots
 from snugbert.trainers.finetuning.results import write_atomically
 from snugbert.trainers.finetuning.run import OUTCOME_SETTINGS, collect_settings
-from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_run_files, remove_run
 
 PLAN = "plan.json"  # in the output folder
@@ -49,12 +45,6 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
     plan = {name: _hide_folder(value) for name, value in plan.items()}
     irrelevant = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in irrelevant}))
-
-
-def digest_examples(task: FineTuningTask) -> dict[str, str]:
-    """Returns a digest of the features of each set. A sweep must not continue with other examples."""
-    sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
-    return {f"{name} examples": _digest(features) for name, features in sets.items() if features is not None}
 
 
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
@@ -129,17 +119,3 @@ def _hide_folder(value: Any) -> Any:
     if not isinstance(value, str) or not os.path.isabs(value):
         return value
     return f"{Path(value).name} ({hashlib.sha256(value.encode()).hexdigest()[:8]})"
-
-
-def _digest(dataset: Dataset) -> str:
-    """Returns a digest of the numeric columns."""
-    table = dataset.with_format("arrow")[:]
-    digest = hashlib.sha256()
-    for name in sorted(table.column_names):
-        column = table[name].combine_chunks()
-        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).tobytes())
-            column = pc.list_flatten(column)
-        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            digest.update(name.encode() + column.to_numpy(zero_copy_only=False).tobytes())
-    return digest.hexdigest()[:16]

@@ -1,5 +1,6 @@
 """One fine-tuning run: train, score, predict, and write the results into the output folder."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import EarlyStoppingCallback, set_seed
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
 from snugbert.trainers.card import package_versions
+from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.finetuning.arguments import (
     MAIN_METRIC,
     ExampleLimits,
@@ -19,12 +21,15 @@ from snugbert.trainers.finetuning.arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
+from snugbert.trainers.finetuning.digests import digest_features
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
+from snugbert.trainers.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
 from snugbert.trainers.splits import describe_dataset
+from snugbert.trainers.stopping import raise_if_interrupted
 
 LOWER_IS_BETTER = ("loss", "mse")
 # The training settings in results.json and in the model card.
@@ -52,25 +57,14 @@ SETTINGS = (
 # All settings that affect the outcome. They must not change when a sweep continues.
 OUTCOME_SETTINGS = (
     *SETTINGS,
+    *TRAINING_SETTINGS,
+    *BEST_MODEL_SETTINGS,
+    *FineTuningTrainer.compared_names,
     "do_train",
     "do_eval",
     "do_predict",
     "sweep",
-    "metric_for_best_model",
-    "load_best_model_at_end",
-    "eval_strategy",
-    "eval_steps",
-    "early_stopping_threshold",
     "pad_to_max_length",
-    "data_seed",
-    "train_sampling_strategy",
-    "max_grad_norm",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "optim_args",
-    "lr_scheduler_kwargs",
-    "neftune_noise_alpha",
 )
 
 
@@ -111,22 +105,27 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     Raises:
         InputError: the output folder contains another run, the settings do not fit the model, or the loss is not
             finite.
+        RunStopped: SIGTERM or SIGINT ended the training.
     """
     choose_metric(task, args)
     checkpoint = check_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
     set_seed(args.seed)
     trainer = make_trainer(task, args)
+    if task.train_features is not None:
+        check_disk_space(args, trainer.model.parameters())  # type: ignore[union-attr]
     output_dir = Path(str(args.output_dir))
     training: dict[str, float] = {}
     if task.train_features is not None:
         if checkpoint is None:
-            clear_output_dir(args)
+            if args.overwrite_output_dir:
+                clear_output_dir(args)
             if args.should_save:
                 remove_plots(output_dir)
+        trainer.command_settings = _compared_settings(task, model_args, args)
         trainer.write_card = lambda: _write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint)
     metrics = {s.name: evaluate(trainer, s) for s in task.evaluation_sets}
-    results = collect_results(task, model_args, args, training, metrics)
+    results = collect_results(task, model_args, args, training, metrics, trainer.changes)
     if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:
             learning_curve = output_dir / "learning_curve.png"
@@ -217,6 +216,7 @@ def class_weights(text: str, task: FineTuningTask) -> torch.Tensor:
 def train(trainer: FineTuningTrainer, checkpoint: str | None) -> dict[str, float]:
     """Trains from `checkpoint` or from the start, saves model, tokenizer and metrics, and returns the metrics."""
     result = trainer.train(resume_from_checkpoint=checkpoint)
+    raise_if_interrupted(trainer)
     trainer.save_model(_internal_call=True)  # an external call would push before the card is written
     samples = len(trainer.train_dataset)  # type: ignore[arg-type]
     metrics = {**result.metrics, "train_samples": samples, "train_steps": trainer.state.global_step}
@@ -277,8 +277,12 @@ def collect_results(
     args: FineTuningArguments,
     training: dict[str, float],
     metrics: dict[str, dict[str, float]],
+    changes: Sequence[str] = (),
 ) -> RunResults:
-    """Returns the content of `results.json`. `training` is empty if the run did not train."""
+    """Returns the content of `results.json`. `training` is empty if the run did not train.
+
+    `changes` lists what changed when the run resumed.
+    """
     baselines = {s.name: s.baseline for s in task.evaluation_sets if s.baseline is not None}
     return {
         "task": task.name,
@@ -289,8 +293,26 @@ def collect_results(
         "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
         "examples": {s.name: s.num_examples for s in task.evaluation_sets},
         "training": training,
-        "settings": {**task.settings, **(collect_settings(args) if training else {})},
+        "settings": {
+            **task.settings,
+            **(collect_settings(args) if training else {}),
+            **({"changed_on_resume": "; ".join(changes)} if changes else {}),
+        },
         "versions": package_versions(),
+    }
+
+
+def _compared_settings(
+    task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
+) -> dict[str, Any]:
+    """Returns what must not change when the run resumes, beyond training arguments and configuration."""
+    data = {"the training data": task.train_features}
+    if args.load_best_model_at_end and task.validation_set is not None:
+        data["the validation data"] = task.validation_set.features
+    return {
+        "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
+        "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "data": {name: digest_features(features) for name, features in data.items() if features is not None},
     }
 
 
@@ -300,7 +322,7 @@ def _write_interim_card(task: FineTuningTask, model_args: FineTunedModelArgument
     state, last = trainer.state, trainer.last_metrics()
     metrics = {name: last[name] for name in task.metrics if name in last}
     by_set = {} if task.validation_set is None else {task.validation_set.name: metrics}
-    results = collect_results(task, model_args, args, {"step": state.global_step}, by_set)
+    results = collect_results(task, model_args, args, {"step": state.global_step}, by_set, trainer.changes)
     results["settings"]["steps_done"] = f"{state.global_step:,} of {state.max_steps:,}"
     folder = Path(str(args.output_dir))
     write_finetuning_card(folder, task, results, model_args.model_name_or_path, _hub_name(trainer))

@@ -22,13 +22,15 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
+from snugbert.trainers.finetuning.digests import digest_examples
+from snugbert.trainers.finetuning.plan import PLAN, list_run_folders, make_plan, prepare_folders
 from snugbert.trainers.finetuning.results import RunResults, format_summary, write_atomically, write_results
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
 from snugbert.trainers.finetuning.tables import sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
-from snugbert.trainers.finetuning.trainer import DivergedError
 from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.run_lock import LOCK_NAME
+from snugbert.trainers.stopping import DivergedError
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +135,9 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
                 results = fine_tune(task, model_args, _run_arguments(args, run))
                 logger.info("%s: %s %.4f", run.name, metric, results["metrics"][set_name].get(metric, np.nan))
             except DivergedError as error:
-                if args.world_size > 1:  # the other processes have started the next step
-                    raise
                 logger.warning("%s: %s", run.name, error)
-                _write_failure(run, str(error))
+                if args.should_save:
+                    _write_failure(run, str(error))
             PartialState().wait_for_everyone()  # the main process writes the results, every process reads them
             if args.should_save:
                 # A continued sweep may have finished runs after this one.
@@ -169,7 +170,9 @@ def _run_arguments(args: FineTuningArguments, run: PlannedRun) -> FineTuningArgu
     run_args.per_device_train_batch_size = run.setting.batch_size // divisor
     run_args.learning_rate, run_args.num_train_epochs = run.setting.learning_rate, run.setting.epochs
     run_args.seed, run_args.output_dir = run.seed, str(run.folder)
-    run_args.overwrite_output_dir, run_args.resume_from_checkpoint = True, None
+    # The folder was checked: an interrupted run in it belongs to this sweep.
+    run_args.overwrite_output_dir = True
+    run_args.resume_from_checkpoint = "true"
     run_args.push_to_hub, run_args.sweep, run_args.seeds = False, None, 1
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]
@@ -209,7 +212,7 @@ def _finish(
         hub.upload_folder(
             repo_id=repository,
             folder_path=output_dir,
-            ignore_patterns=["runs/*", PLAN, TRAINING_ARGS_NAME],
+            ignore_patterns=["runs/*", "_*", PLAN, TRAINING_ARGS_NAME],
             commit_message="Best run of a sweep",
         )
 
@@ -230,7 +233,7 @@ def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
     for path in best.folder.iterdir():
         if path.suffix == ".safetensors":
             path.replace(output_dir / path.name)
-        elif path.is_file() and path.name not in (DONE, "results.md"):
+        elif path.is_file() and path.name not in (DONE, "results.md", LOCK_NAME):
             shutil.copy2(path, output_dir / path.name)
 
 

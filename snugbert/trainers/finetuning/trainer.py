@@ -20,17 +20,13 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import count_tokens
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.shared_trainer import SharedTrainer
+from snugbert.trainers.stopping import REMEDY, DivergedError
 
-REMEDY = "Try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
 PADDING = -100  # padding of predictions, as in Trainer
 LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
 EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
 
 Loss = Callable[..., torch.Tensor]
-
-
-class DivergedError(InputError):
-    """The loss or the model's logits are NaN or infinite."""
 
 
 class FineTuningTrainer(SharedTrainer):
@@ -42,7 +38,7 @@ class FineTuningTrainer(SharedTrainer):
     - Evaluation batches contain examples of similar length.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
       labeled tokens. Question answering counts windows, which Trainer does not do.
-    - A loss that is not finite ends the run.
+    - A loss or gradient norm that is not finite ends the run.
 
     Args:
         model: a model with a head.
@@ -55,6 +51,18 @@ class FineTuningTrainer(SharedTrainer):
     Raises:
         InputError: `freeze_layers` is more than the model's number of layers.
     """
+
+    compared_names = (
+        "layerwise_lr_decay",
+        "freeze_embeddings",
+        "freeze_layers",
+        "unfreeze_after_steps",
+        "class_weights",
+        "early_stopping_patience",
+        "early_stopping_threshold",
+        "data_seed",
+        "train_sampling_strategy",
+    )
 
     def __init__(
         self,
@@ -90,17 +98,6 @@ class FineTuningTrainer(SharedTrainer):
         if batch_samples and "start_positions" in batch_samples[0]:
             batch_samples = [{"labels": batch["start_positions"]} for batch in batch_samples]
         return super()._get_num_items_in_batch(batch_samples, device)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As in `Trainer`, but raises an error if the loss is not finite.
-
-        Raises:
-            DivergedError: the loss is NaN or infinite.
-        """
-        loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss):
-            raise DivergedError(f"The loss is {loss.item()} in step {self.state.global_step + 1}. {REMEDY}")
-        return loss
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """As in `Trainer`, with a learning rate per layer if `layerwise_lr_decay` is below 1."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import ExampleLimits
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, TASKS, GlueTask
+from snugbert.trainers.ranges import Range, check_ranges
 from snugbert.trainers.splits import check_sources
 
 
@@ -71,7 +72,7 @@ class GlueDataArguments(ExampleLimits):
             reason = "names the data of a single task. For all tasks, give --data_dir, or use the Hub"
             self._refuse(reason, "dataset_name", "train_file", "validation_file", "test_file")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
-        self.check_least(max_seq_length=3)
+        check_ranges(self, max_seq_length=Range(3))
         if self.data_dir is not None and self.task_name is None:
             raise InputError("--task_name is missing. Give the GLUE task whose files are in --data_dir.")
         if self.data_dir is not None and self.dataset_name is not None:

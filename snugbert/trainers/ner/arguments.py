@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from snugbert.trainers.finetuning.arguments import ExampleLimits
+from snugbert.trainers.ranges import Range, check_ranges
 from snugbert.trainers.splits import check_sources
 
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
@@ -77,7 +78,7 @@ class NerDataArguments(ExampleLimits):
 
     def __post_init__(self):
         # [CLS], [SEP] and two other tokens: half of the room must be at least one token.
-        self.check_least(max_seq_length=4)
+        check_ranges(self, max_seq_length=Range(4))
         check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name)
 
     @property

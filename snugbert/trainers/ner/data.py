@@ -17,8 +17,9 @@ from datasets import ClassLabel, Dataset, List
 from snugbert.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
 from snugbert.errors import InputError, format_count
 from snugbert.trainers.ner.arguments import DOCUMENT_COLUMNS, NerDataArguments
-from snugbert.trainers.rows import read_rows, read_text_lines
+from snugbert.trainers.rows import read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
+from snugbert.trainers.text_lines import read_text_lines
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ def read_conll(file: Path, data_args: NerDataArguments, labeled: bool) -> Iterat
         labeled: whether every sentence must have tags.
 
     Raises:
-        InputError: the number of columns changes, or a column is missing; or see [`read_text_lines`]. The message
+        InputError: the number of columns changes, or a column is missing; or see [`read_numbered_lines`]. The message
             names the line.
     """
     text = _column_number("text_column_name", data_args.text_column_name)

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.arguments import PreparationArguments
 from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
 
 OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
@@ -25,7 +26,7 @@ class PretrainingArguments(TrainingArguments):
     `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
 
     Raises:
-        InputError: `label_smoothing_factor` or `auto_find_batch_size` is set. Pretraining supports neither.
+        InputError: a value is out of range, or an argument is set that pretraining does not support.
     """
 
     do_train: bool = field(default=False, metadata={"help": "Train. Default: true, unless only --do_eval is given."})
@@ -49,6 +50,7 @@ class PretrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self):
+        check_ranges(self)
         # Evaluation collects sums per sequence over all batches.
         self.eval_do_concat_batches, self.batch_eval_metrics = True, False
         self.ignore_data_skip = True  # the sampler of a resumed run starts at the right step
@@ -57,10 +59,9 @@ class PretrainingArguments(TrainingArguments):
         self.logging_nan_inf_filter = False
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = False  # the losses use all parameters
-        if self.label_smoothing_factor:
-            raise InputError("--label_smoothing_factor is not supported in pretraining. Remove it.")
-        if self.auto_find_batch_size:
-            raise InputError("--auto_find_batch_size is not supported in pretraining. Remove it.")
+        for name in ("label_smoothing_factor", "auto_find_batch_size", "deepspeed"):
+            if getattr(self, name):
+                raise InputError(f"--{name} is not supported in pretraining. Remove it.")
         if str(self.fsdp).lower() in ("true", "false"):  # words in a YAML file; `--fsdp` alone is True
             self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
         if self.disable_tqdm is None:
@@ -134,15 +135,6 @@ class PretrainingDataArguments(PreparationArguments):
             raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Give one of them.")
         if self.no_nsp and self.sentence_order:
             raise InputError("--no_nsp and --sentence_order exclude each other. Give one of them.")
-        for name, least, most in (
-            ("validation_split_percentage", 1, 99),
-            ("short_seq_prob", 0, 1),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise InputError(f"--{name} {getattr(self, name)} must be between {least} and {most}.")
-        for name, least in (("max_eval_samples", 1), ("show", 0)):
-            if (getattr(self, name) or least) < least:
-                raise InputError(f"--{name} {getattr(self, name)} must be at least {least}.")
         self.lengths_and_shares = parse_phases(self.phases or f"{self.max_seq_length}:100%")
 
     @property
@@ -165,6 +157,8 @@ def parse_phases(text: str) -> list[tuple[int, float]]:
                 f"--phases: expected a length and its share of the steps, such as 128:90%, not {part.strip()!r}."
             )
         phases.append((int(match[1]), float(match[2]) / 100))
+    if not all(share for _, share in phases):
+        raise InputError(f"--phases: {text!r} has a length with 0 % of the steps. Remove it, or increase its share.")
     total = sum(share for _, share in phases)
     if abs(total - 1) > 1e-9:
         raise InputError(f"--phases: the shares of {text!r} add up to {100 * total:g} %, not to 100 %.")

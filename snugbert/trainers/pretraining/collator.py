@@ -16,6 +16,7 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import pack
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
+from snugbert.trainers.ranges import check_ranges
 
 CUT = "‖"
 # Explains the output of `describe`.
@@ -42,7 +43,7 @@ class SnugBertDataCollatorForPretraining:
         whole_word_mask: whether to mask all tokens of a word or none.
 
     Raises:
-        InputError: a share is not between 0 and 1, or `whole_word_mask` is set for a tokenizer other than WordPiece.
+        InputError: a share is out of range, or `whole_word_mask` is set for a tokenizer other than WordPiece.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -57,9 +58,7 @@ class SnugBertDataCollatorForPretraining:
     replacements: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self):
-        for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} {getattr(self, name)} must be between 0 and 1.")
+        check_ranges(self)
         if self.mask_replace_prob + self.random_replace_prob > 1:
             raise InputError(
                 f"mask_replace_prob {self.mask_replace_prob} and random_replace_prob {self.random_replace_prob} must "

@@ -8,15 +8,15 @@ from typing import Any
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION
+from snugbert.trainers.run_settings import describe_change
 from snugbert.trainers.splits import describe_dataset
 
 RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for state that Trainer does not store
-LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
 
 
 def collect_data_settings(
@@ -58,39 +58,23 @@ def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
         InputError: settings changed. The message lists them, and the changed entries of dictionaries. Checkpoints
             of other trainers have no settings and are not compared.
     """
-    state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
-    before = read_record(state).get("data_settings")
-    if not before:
-        return
-    now = json.loads(json.dumps(settings))
-    changes = []
-    for name in before | now:
-        changes += _describe_changes(name, before.get(name), now.get(name))
-    if changes:
+    if changes := compare_data_settings(checkpoint, settings):
         raise InputError(
             f"--resume_from_checkpoint: the training data changed since {checkpoint}: {'; '.join(changes)}. Restore "
             "them, or pass --allow_changed_data."
         )
 
 
+def compare_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> list[str]:
+    """Describes the data settings that changed since `checkpoint`. Arguments as in [`check_data_settings`]."""
+    state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+    before, now = read_record(state).get("data_settings"), json.loads(json.dumps(settings))
+    if not before or not now:
+        return []
+    return [change for name in before | now for change in describe_change(name, before.get(name), now.get(name))]
+
+
 def read_record(state: TrainerState) -> dict[str, Any]:
     """Returns the state that [`PretrainingTrainer`] added to a checkpoint. Empty for other trainers."""
     callbacks: Any = state.stateful_callbacks
     return callbacks.get(RECORD_NAME, {})
-
-
-def _describe_changes(name: str, before: Any, now: Any) -> list[str]:
-    if before == now:
-        return []
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
-    if list(before.values()) == list(now.values()):  # the same content under other names
-        return []
-    changes = [f"{entry} is missing" for entry in before.keys() - now.keys()]
-    changes += [f"{entry} has changed" for entry in before.keys() & now.keys() if before[entry] != now[entry]]
-    changes += [f"{entry} is new" for entry in now.keys() - before.keys()]
-    changes.sort()
-    if len(changes) > LISTED_CHANGES:
-        more = format_count(len(changes) - LISTED_CHANGES, "more change")
-        changes[LISTED_CHANGES:] = [f"{more} of {name}"]
-    return changes

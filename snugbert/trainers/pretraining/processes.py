@@ -6,19 +6,14 @@ run can resume any checkpoint, and `from_pretrained` opens all of them. BERT is 
 BERT-large has 335M parameters, 4 GB with AdamW's state.
 """
 
-import errno
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -87,20 +82,15 @@ class ProcessesTrainer(Trainer):
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        with _writing(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"):
-            super()._save_checkpoint(model, trial)
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer. Saves complete weights, also under FSDP2."""
-        with _writing(Path(output_dir or self.args.output_dir or "")):
-            if not self._is_sharded:
-                return super().save_model(output_dir, _internal_call)
-            sharded, weights = self.model, get_model_state_dict(self.model, options=GATHERED)
-            if self.args.should_save:
-                self.model = _unsharded(sharded, weights)
-                self._save(output_dir)
-                self.model = sharded
+        if not self._is_sharded:
+            return super().save_model(output_dir, _internal_call)
+        sharded, weights = self.model, get_model_state_dict(self.model, options=GATHERED)
+        if self.args.should_save:
+            self.model = _unsharded(sharded, weights)
+            self._save(output_dir)
+            self.model = sharded
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer = _bare(self.optimizer)
@@ -131,7 +121,7 @@ class ProcessesTrainer(Trainer):
         optimizer = _bare(self.optimizer)
         state = {}
         if self.args.process_index == 0:
-            state = _load_optimizer_state(Path(checkpoint) / "optimizer.pt", optimizer)
+            state = _load_optimizer_state(Path(checkpoint) / "optimizer.pt")
         set_optimizer_state_dict(self.model, optimizer, state, options=self._broadcast)
         self.lr_scheduler.load_state_dict(read_torch_file(Path(checkpoint) / "scheduler.pt"))
 
@@ -160,42 +150,16 @@ def _unsharded(model: Any, weights: Any) -> PreTrainedModel:
     return whole
 
 
-def _load_optimizer_state(file: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _load_optimizer_state(file: Path) -> dict[str, Any]:
     """Reads the optimizer state that [`ProcessesTrainer`] wrote.
 
     Raises:
-        InputError: the file is missing, has another format, or is of another optimizer.
+        InputError: the file is missing or has another format.
     """
     content = read_torch_file(file) if file.is_file() else {}
-    name = content.pop("optimizer", None)
-    if name is None:
+    if content.pop("optimizer", None) is None:
         raise InputError(
             f"{file} is missing, or was written by an older version of SnugBERT. Start a new run from the weights: "
             f"--model_name_or_path {file.parent}."
         )
-    if name != type(optimizer).__name__:
-        raise InputError(
-            f"--optim: {file} was written by {name}, but this run uses {type(optimizer).__name__}. Resume with the "
-            "same --optim."
-        )
     return content
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turns an error while writing `folder` into an [`InputError`]."""
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # torch reports any failure to write as a RuntimeError without a reason.
-        is_torch_writer = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
-        if isinstance(error, RuntimeError) and not is_torch_writer:
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = "Fix this"
-        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
-        if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            remedy = "The disk is probably full. Free some space"
-        raise InputError(
-            f"{folder} could not be written: {reason}. {remedy} and resume with --resume_from_checkpoint true."
-        ) from error

@@ -10,12 +10,8 @@ Shapes: a batch has N sequences.
 import copy
 import functools
 import logging
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,19 +19,14 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 from transformers import TrainerState, get_wsd_schedule
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
-    PREFIX_CHECKPOINT_DIR,
     EvalLoopOutput,
     IntervalStrategy,
     SaveStrategy,
-    TrainOutput,
-    seed_worker,
 )
 from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.batches import (
     Batch,
@@ -49,7 +40,7 @@ from snugbert.trainers.pretraining.batches import (
     seed_random_state,
 )
 from snugbert.trainers.pretraining.coverage import check_processes, log_coverage
-from snugbert.trainers.pretraining.data_settings import RECORD_NAME, read_record
+from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
@@ -59,8 +50,6 @@ from snugbert.trainers.run_setup import use_one_gpu
 from snugbert.trainers.shared_trainer import SharedTrainer
 
 logger = logging.getLogger(__name__)
-
-SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
 
 _peak_flops = functools.cache(peak_flops)  # measured once per process
 
@@ -79,8 +68,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
       padding.
-    - On SIGTERM, which clusters send before they stop a machine, training finishes the step, writes a checkpoint and
-      ends.
+    - On SIGTERM, which clusters send before they stop a machine, and on SIGINT (Ctrl-C), training finishes the step,
+      writes a checkpoint and ends. A second SIGINT ends it at once.
+    - A loss or gradient norm that is not finite is an error, before the optimizer step.
 
     Example:
 
@@ -103,7 +93,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     Attributes:
         phases: phases of the run.
-        interrupted: whether SIGTERM ended the last call of `train` before its last step.
+        interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
 
     Raises:
         InputError: `train_dataset` is empty or has no length.
@@ -129,81 +119,44 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
-        self.interrupted = False
-        self._model_config = self.model.config  # a sharded model may not have it
         self._step_pairs: torch.Tensor | None = None
         self._metrics_file: MetricsFile | None = None
-        self._begin(TrainerState())
+        self._load_log(TrainerState())
 
     # --- start and end of a run ---------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. On SIGTERM it writes a checkpoint and stops, see `interrupted`."""
-        output_dir = Path(self.args.output_dir or "")
-        checkpoint = str(resume_from_checkpoint) if resume_from_checkpoint else None
-        if resume_from_checkpoint is True:
-            newest = find_newest_checkpoint(output_dir)
-            if newest is None:
-                raise ValueError(f"{output_dir} has no complete checkpoint to resume from.")
-            checkpoint = str(newest)
-        state = TrainerState()
-        if checkpoint is not None:
-            state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
-        self._begin(state)
+    def _begin(self, state: TrainerState) -> None:
+        self._load_log(state)
         precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
         precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
         self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
         check_processes(self.phases)
         if self.is_world_process_zero():
-            self._metrics_file = MetricsFile(output_dir / METRICS_NAME, state.log_history)
+            self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
             log_coverage(self.phases, self._first_step)
-        with self._catch_sigterm():
-            result = super().train(checkpoint, *args, **kwargs)
-        if self.interrupted:
-            logger.warning(
-                "SIGTERM: stopped after step %d of %d. Continue with --resume_from_checkpoint true.",
-                self.state.global_step,
-                self.state.max_steps,
-            )
-        return result
 
-    def _begin(self, state: TrainerState) -> None:
+    def compare_settings(self, checkpoint: str | None) -> None:
+        """As in the base class, but changed data settings are only reported. The command refuses them earlier."""
+        super().compare_settings(checkpoint)
+        if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
+            self._report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
+
+    def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
         self.training_log = TrainingLog(
             self._model_config, self.args.device, self.is_world_process_zero(), self.accelerator.reduce
         )
         if record := read_record(state):
             self.training_log.load_state_dict(record)
-        self._first_step = self._saved_step = state.global_step
-        self._stop_requested = self.interrupted = False
+        self._first_step = state.global_step
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As in Trainer, with the state of the log and the data settings."""
-        if self.args.should_save:
-            # An old folder of this name must not look complete while it is overwritten. The other processes wait
-            # for this one when the counts are collected below.
-            checkpoint = Path(self.args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            (checkpoint / TRAINER_STATE_NAME).unlink(missing_ok=True)
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         record = self.training_log.state_dict() | {"data_settings": self.data_settings}
         self.state.num_input_tokens_seen = self.training_log.tokens_seen
         self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
         super()._save_checkpoint(model, trial)
-        self._saved_step = self.state.global_step
-
-    @contextmanager
-    def _catch_sigterm(self) -> Iterator[None]:
-        def request_stop(*_: Any) -> None:
-            self._stop_requested = True
-
-        if threading.current_thread() is not threading.main_thread():  # Python allows signal handlers only there
-            yield
-            return
-        previous = signal.signal(signal.SIGTERM, request_stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """As in Trainer, with LAMB and Muon in addition."""
@@ -254,25 +207,15 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=self._worker_init,
+            worker_init_fn=self.start_worker,
             # Its own generator, so that the additional loader of a resumed run does not change dropout.
             generator=torch.Generator().manual_seed(self.args.seed),
         )
 
-    @property
-    def _worker_init(self) -> Callable[[int], None]:
-        arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
-        return functools.partial(_start_worker, **arguments)
-
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor | None]:
-        """Returns the batches of a step, and its labeled tokens over all processes. After SIGTERM: [] and None."""
-        if self._agree_to_stop(device):
-            self.interrupted = True
-            self.control.should_training_stop = True
-            self.control.should_save = self.state.global_step != self._saved_step
-            return [], None
+        """Returns the batches of a step, and its labeled tokens over all processes."""
         self.training_log.start_step()
         batches = list(islice(epoch_iterator, num_batches))
         max_seq_length = find_phase(self.phases, self.state.global_step).max_seq_length
@@ -287,13 +230,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             in_step = self.accelerator.reduce(in_step)
         labeled, self._step_pairs = in_step.unbind()
         return [send_to_device(batch, device, non_blocking=True) for batch in batches], labeled
-
-    def _agree_to_stop(self, device: torch.device) -> bool:
-        """Whether any process received SIGTERM. All must stop after the same step."""
-        if self.args.world_size == 1:
-            return self._stop_requested
-        requests = self.accelerator.reduce(torch.full((), float(self._stop_requested), device=device))
-        return requests.item() > 0
 
     def compute_loss(
         self,
@@ -322,9 +258,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             logs.update(self.training_log.next_line())
         elif "train_loss" in logs:  # over the whole run; Trainer's covers only the steps since resuming
             logs.update(self.training_log.summarize(self.state.global_step))
-            if self.interrupted:
-                # Trainer would now load the best checkpoint and, with a limit of one, remove the one to resume from.
-                self.state.best_model_checkpoint = None
         if "loss" in logs or "train_loss" in logs:
             self.state.num_input_tokens_seen = self.training_log.tokens_seen
         super().log(logs, start_time)
@@ -332,12 +265,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             self._metrics_file.append(self.state.log_history[-1])
 
     # --- evaluation ---------------------------------------------------------------------------------------------
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
-        """As in Trainer. Its workers survive SIGTERM, as the training workers do."""
-        loader = super().get_eval_dataloader(eval_dataset)
-        getattr(loader, "base_dataloader", loader).worker_init_fn = self._worker_init
-        return loader
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As in Trainer. Masks that the collator draws at random are the same in every evaluation.
@@ -380,19 +307,3 @@ def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> Pretra
                 setattr(args, f"{name}_strategy", strategy)
                 setattr(args, f"{name}_steps", steps_per_epoch)
     return args
-
-
-def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker as Trainer does. On SIGTERM it keeps working, because the trainer ends the run."""
-    seed_worker(worker_id, num_workers, rank)
-    received: list[float] = []
-
-    def survive(*_: Any) -> None:
-        # The launcher and the scheduler may both send a signal. So the worker ignores signals for 30 seconds after the
-        # first. A later one ends it: at exit, multiprocessing sends SIGTERM to the remaining workers.
-        received.append(time.monotonic())
-        if received[-1] - received[0] > SIGTERM_SECONDS:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, survive)

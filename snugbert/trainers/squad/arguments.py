@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from snugbert.trainers.finetuning.arguments import ExampleLimits, FineTuningArguments
+from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.splits import check_sources
 
 
@@ -62,7 +63,7 @@ class SquadDataArguments(ExampleLimits):
     )
 
     def __post_init__(self):
-        self.check_least(max_query_length=1, doc_stride=0, n_best_size=1, max_answer_length=1)
+        check_ranges(self)
         check_sources(self.files, self.dataset_name)
 
     @property

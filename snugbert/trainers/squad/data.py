@@ -15,9 +15,10 @@ from datasets import Dataset
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
 from snugbert.question_answering.windows import Question
-from snugbert.trainers.rows import LONGEST_LINE_OF_JSON, read_json_rows, read_rows, read_text_lines
+from snugbert.trainers.rows import read_json_rows, read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 from snugbert.trainers.squad.arguments import SquadDataArguments
+from snugbert.trainers.text_lines import LONGEST_LINE_OF_JSON, read_text_lines
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from snugbert.errors import InputError
 from snugbert.models import check_folder
+from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.vocabulary.learning import KINDS
 
@@ -19,7 +20,7 @@ class VocabularyArguments(TextArguments):
     """The text, the vocabulary to learn from it, and where to write it.
 
     Raises:
-        InputError: no text is given, a number is not positive, a flag and its opposite are given, or the folder of
+        InputError: no text is given, a value is out of range, a flag and its opposite are given, or the folder of
             `init` does not exist.
     """
 
@@ -65,9 +66,7 @@ class VocabularyArguments(TextArguments):
         super().__post_init__()
         if not self.train_file and self.dataset_name is None:
             raise InputError("no text. Give --train_file or --dataset_name.")
-        for name in ("vocab_size", "min_frequency"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name} {getattr(self, name)} must be at least 1.")
+        check_ranges(self)
         for name in ("do_lower_case", "tokenize_chinese_chars"):
             if getattr(self, f"no_{name}"):
                 if getattr(self, name):

@@ -3,7 +3,7 @@
 import pytest
 
 from snugbert.errors import InputError
-from snugbert.trainers.corpus.arguments import OutputArguments, PreparationArguments
+from snugbert.trainers.corpus.arguments import OutputArguments
 
 
 def test_a_shard_is_read():
@@ -15,8 +15,3 @@ def test_a_shard_is_read():
 def test_a_wrong_shard_is_refused(shard):
     with pytest.raises(InputError, match=f"--shard '{shard}' must be i/n with i from 1 to n, such as 1/4"):
         OutputArguments(shard=shard)
-
-
-def test_at_least_one_process_tokenizes():
-    with pytest.raises(InputError, match="--preprocessing_num_workers 0 must be at least 1"):
-        PreparationArguments(preprocessing_num_workers=0)

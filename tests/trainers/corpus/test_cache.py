@@ -1,12 +1,16 @@
 """Prepared text in the cache is reused, renewed, listed and removed."""
 
+import errno
 import os
 
 import pytest
 from filelock import FileLock
 from prepared import content, text_arguments
 
+from snugbert.errors import InputError
+from snugbert.trainers.corpus import preparation
 from snugbert.trainers.corpus.cache import prepare_in_cache
+from snugbert.trainers.text_arguments import TextArguments
 from snugbert_cli import main as snugbert_command
 
 
@@ -30,6 +34,28 @@ def test_changed_text_is_prepared_again(tmp_path, tokenizer):
     assert new_folder == folder and new.digest != old.digest
     assert tokenizer.decode(content(new)[0][0]) == "new words here."
     assert prepared(documents="half", keeps=lambda number: number == 1)[1].num_documents == 1
+
+
+def test_a_read_only_cache_is_used_if_everything_is_prepared(tmp_path, tokenizer, monkeypatch):
+    file, cache = tmp_path / "text.txt", str(tmp_path / "cache")
+    file.write_text("Two words.\n\nAnd more.\n")
+
+    def prepared(on_bad_text="error"):
+        text = TextArguments(train_file=[str(file)], on_bad_text=on_bad_text)
+        return prepare_in_cache(text, tokenizer, "en", cache, show_progress=False)[0]
+
+    folder = prepared()
+    (folder / ".lock").unlink()
+
+    def refuse(*_, **__):  # permissions do not stop root
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(preparation, "FileLock", refuse)
+    assert prepared() == folder
+    with pytest.raises(InputError, match="Read-only file system"):  # another setting, so another folder
+        prepared("skip")
 
 
 @pytest.fixture

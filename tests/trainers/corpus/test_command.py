@@ -79,3 +79,55 @@ def test_listing_and_cleaning_take_no_text(tmp_path, capsys):
     assert "--output_dir" in capsys.readouterr().err
     assert snugbert_command(["prepare", "--train_file", "text.txt", "--clean", "all"]) == 2
     assert "--clean and --list only manage the cache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("empty.txt", b""), ("blank.txt", b"\n \n\x01\n"), ("null.jsonl", b'{"text": null}\n')]
+)
+def test_empty_text_is_refused_and_leaves_no_corpus(tmp_path, tokenizer, monkeypatch, capsys, name, content):
+    monkeypatch.chdir(tmp_path)
+    tokenizer.save_pretrained("tok")
+    Path(name).write_bytes(content)
+    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", name, "--output_dir", "out"]
+    assert snugbert_command(arguments) == 2
+    assert f"{tmp_path / name}: no documents. The text is empty." in capsys.readouterr().err
+    assert not list(Path("out").glob("part-*"))
+    assert snugbert_command([*arguments, "--shard", "1/1"]) == 2
+    Path("text.txt").write_text("A text.\n")  # a shard may be empty
+    arguments[4:5] = [name, "text.txt"]
+    assert snugbert_command([*arguments, "--shard", "1/2"]) == 0
+    assert snugbert_command([*arguments, "--shard", "2/2"]) == 0
+    assert open_corpus("out", tokenizer).num_documents == 1
+
+
+def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tokenizer.save_pretrained("tok")
+    Path("text.txt").write_bytes(b"A text.\nBad \xff text.\n\nThe end.\n")
+    Path("rows.jsonl").write_bytes(b'{"text": "A row."}\n{"text": 5}\n{}\n')
+    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "rows.jsonl", "--output_dir"]
+    assert snugbert_command([*arguments, "out"]) == 2
+    assert "text.txt, line 2: not UTF-8 (invalid start byte). Convert it to UTF-8. Or set" in capsys.readouterr().err
+    assert snugbert_command([*arguments, "out", "--on_bad_text", "skip"]) == 0
+    output = capsys.readouterr()
+    assert "--on_bad_text skip: 3 bad lines left out. The first: text.txt, line 2: not UTF-8" in output.err
+    assert "3 documents, 3 sentences" in output.out
+    assert snugbert_command([*arguments, "out", "--on_bad_text", "replace"]) == 2  # another content
+    assert "was prepared with a different text, tokenizer or settings" in capsys.readouterr().err
+    assert snugbert_command([*arguments, "replaced", "--on_bad_text", "replace"]) == 0
+    output = capsys.readouterr()
+    assert "--on_bad_text replace: 1 bad line repaired, 2 bad lines left out. The first: text.txt," in output.err
+    assert "3 documents, 4 sentences" in output.out
+
+
+def test_the_next_command_keeps_what_it_needs(tmp_path, tokenizer, monkeypatch, capsys):
+    """The language is for the validation text and the model card. The token stays secret."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer.save_pretrained("tok")
+    Path("text.txt").write_text("Ein Satz. Noch einer.\n")
+    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "--output_dir", "my corpus"]
+    assert snugbert_command([*arguments, "--language", "de", "--cache_dir", "cache", "--token", "hf_secret"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "Next: snugbert pretrain --tokenizer_name tok --cache_dir cache --corpus 'my corpus' --language de "
+        "--config_name mini --output_dir pretrained"
+    )

@@ -10,6 +10,7 @@ from finetuning_examples import HEADS, arguments, examples, make_task
 from safetensors.torch import load_file
 
 from snugbert.errors import InputError
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.run import class_weights, fine_tune
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
@@ -84,3 +85,36 @@ def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
 def test_unknown_metric(tokenizer, model_args, tmp_path):
     with pytest.raises(InputError, match=r"counting has no metric 'acuracy'\. Choose one of accuracy"):
         fine_tune(make_task(tokenizer), model_args, arguments(tmp_path, metric_for_best_model="acuracy"))
+
+
+def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, model_args, tmp_path):
+    folder, resume = tmp_path / "run", {"resume_from_checkpoint": "true"}
+    settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
+    settings |= {"num_train_epochs": 2}
+    task = make_task(tokenizer)
+    fine_tune(task, model_args, arguments(folder, **settings))
+    for changes, message in (
+        ({"learning_rate": 5e-4}, "--learning_rate was 0.001 and is 0.0005"),
+        ({"class_weights": "few=2"}, '--class_weights was null and is "few=2"'),
+        ({"freeze_layers": 1, "data_seed": 1}, "--freeze_layers was 0 and is 1; --data_seed was null and is 1"),
+        ({"metric_for_best_model": "loss"}, '--metric_for_best_model was "accuracy" and is "loss"; --greater'),
+        ({"eval_strategy": "steps", "save_strategy": "steps"}, '--eval_strategy was "epoch" and is "steps"'),
+        ({"per_device_train_batch_size": 16}, "batch was 32 and is 16"),
+    ):
+        with pytest.raises(InputError) as error:
+            fine_tune(task, model_args, arguments(folder, **settings | resume | changes))
+        start = f"--resume_from_checkpoint: settings changed since {folder}/checkpoint-4: {message}"
+        assert str(error.value).startswith(start), error.value
+    with pytest.raises(InputError, match=r"checkpoint-4: the training data has changed\. Restore"):
+        fine_tune(make_task(tokenizer, 50), model_args, arguments(folder, **settings | resume))
+    other = FineTunedModelArguments(model_name_or_path="other")
+    with pytest.raises(InputError, match='--model_name_or_path was "random weights" and is "other"'):
+        fine_tune(task, other, arguments(folder, **settings | resume))
+    with pytest.raises(InputError, match=r"^--num_train_epochs: .* has taken 4 steps, more than the 2 steps of this"):
+        fine_tune(task, model_args, arguments(folder, **settings | resume | {"num_train_epochs": 1}))
+
+    same_batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+    fine_tune(task, model_args, arguments(folder, **settings | resume | same_batch | {"num_train_epochs": 3}))
+    change = "after step 4: 6 steps instead of 4, next learning rate 0.0004 instead of 0"
+    assert json.loads((folder / "results.json").read_text())["settings"]["changed_on_resume"] == change
+    assert f"| changed on resume | {change} |" in (folder / "README.md").read_text()

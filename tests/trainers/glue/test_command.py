@@ -13,6 +13,7 @@ from datasets import Dataset
 from glue_examples import FILLER, LARGER, NO_FILES, SMALL, VOCABULARY, WORDS, arguments, checkpoint_of, sentences
 from hostile import Malicious
 from safetensors.torch import load_file
+from synthetic import renew_manifest
 from tables import write_csv
 from transformers import (
     AutoModelForSequenceClassification,
@@ -108,6 +109,7 @@ def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkey
     again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
     for content, message in ((Malicious(), "could run code. It was not loaded"), ({}, "does not fit this run")):
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
+        renew_manifest(tmp_path / "out" / "checkpoint-15")
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
             glue.main(again)
     assert not Path("owned").exists()
@@ -316,8 +318,8 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),
         ({"model_name_or_path": "{workshop}"}, "invalid configuration .*: there is no config.json"),
         ({"tokenizer_name": "{workshop}"}, r"contains no tokenizer.json or vocab.txt"),
-        ({"max_train_samples": 0}, "--max_train_samples must be at least 1, not 0"),
-        ({"max_seq_length": 2}, "--max_seq_length must be at least 3, not 2"),
+        ({"max_train_samples": 0}, "--max_train_samples 0 must be at least 1"),
+        ({"max_seq_length": 2}, "--max_seq_length 2 must be at least 3"),
         ({"learning_rate": "high"}, "invalid float value: 'high'"),
         ({"sequence_length": 3}, "unknown arguments: --sequence_length 3"),
     ],

@@ -164,7 +164,7 @@ def test_bad_arguments(run, workshop, tmp_path, capsys):
     assert "no data. Give" in complaint(train_file=None, validation_file=None)
     assert "--dataset_name cannot be combined with files" in complaint(dataset_name="conll2003")
     assert "columns of a CoNLL file have no names. Give a number" in complaint(label_column_name="ner_tags")
-    assert "--max_seq_length must be at least 4, not 3" in complaint(max_seq_length=3)
+    assert "--max_seq_length 3 must be at least 4" in complaint(max_seq_length=3)
     assert "has no metric 'accurcy'. Choose one of precision" in complaint(metric_for_best_model="accurcy")
     assert "the labels of the model must be entity tags, not LABEL_0, LABEL_1" in complaint(train_file=None)
     assert "no test sentences. Give --test_file" in complaint(do_predict=True)

@@ -6,15 +6,22 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments, parse_phases
 
 
-def test_errors_are_value_errors():
-    with pytest.raises(ValueError, match="--auto_find_batch_size is not supported"):
-        PretrainingArguments(auto_find_batch_size=True, use_cpu=True)
-    assert issubclass(InputError, ValueError)
+@pytest.mark.parametrize(
+    ("name", "value"), [("auto_find_batch_size", True), ("label_smoothing_factor", 0.1), ("deepspeed", "nofile.json")]
+)
+def test_unsupported_arguments_are_refused(name, value):
+    with pytest.raises(InputError, match=f"--{name} is not supported in pretraining"):
+        PretrainingArguments(use_cpu=True, **{name: value})
 
 
 def test_phases_are_parsed():
     assert parse_phases("128:90%, 512:10%") == [(128, 0.9), (512, 0.1)]
     assert PretrainingDataArguments(max_seq_length=64).lengths_and_shares == [(64, 1.0)]
+
+
+def test_a_phase_without_steps_is_refused():
+    with pytest.raises(InputError, match="'128:0%,512:100%' has a length with 0 % of the steps"):
+        parse_phases("128:0%,512:100%")
 
 
 def test_the_seed_of_the_examples():

@@ -1,0 +1,114 @@
+"""Allowed values of the numeric arguments of all commands."""
+
+import math
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from snugbert.errors import InputError
+
+LARGEST_SEED = 2**32 - 1  # of NumPy
+
+
+class Range(NamedTuple):
+    """Allowed values: from `least` to `most`.
+
+    Attributes:
+        least, most: the bounds.
+        open_below, open_above: whether the bound itself is not allowed.
+    """
+
+    least: float
+    most: float = math.inf
+    open_below: bool = False
+    open_above: bool = False
+
+    def __contains__(self, number: object) -> bool:
+        assert isinstance(number, int | float)
+        above = self.least < number if self.open_below else self.least <= number
+        return above and (number < self.most if self.open_above else number <= self.most)
+
+    def __str__(self) -> str:
+        least = f"{'above' if self.open_below else 'at least'} {self.least}"
+        if self.most == math.inf:
+            return least
+        return f"{least} and {'below' if self.open_above else 'at most'} {self.most}"
+
+
+COUNT, NOT_NEGATIVE, POSITIVE, SHARE = Range(1), Range(0), Range(0, open_below=True), Range(0, 1)
+
+RANGES = {
+    # TrainingArguments
+    "adam_beta1": Range(0, 1, open_above=True),
+    "adam_beta2": Range(0, 1, open_above=True),
+    "adam_epsilon": POSITIVE,
+    "data_seed": Range(0, LARGEST_SEED),
+    "dataloader_num_workers": NOT_NEGATIVE,
+    "dataloader_prefetch_factor": COUNT,
+    "ddp_bucket_cap_mb": COUNT,
+    "ddp_timeout": COUNT,
+    "eval_accumulation_steps": COUNT,
+    "eval_delay": NOT_NEGATIVE,
+    "eval_steps": POSITIVE,
+    "gradient_accumulation_steps": COUNT,
+    "label_smoothing_factor": Range(0, 1, open_above=True),
+    "learning_rate": NOT_NEGATIVE,
+    "logging_steps": POSITIVE,
+    "max_grad_norm": NOT_NEGATIVE,
+    "max_steps": COUNT,
+    "neftune_noise_alpha": NOT_NEGATIVE,
+    "num_train_epochs": POSITIVE,
+    "per_device_eval_batch_size": COUNT,
+    "per_device_train_batch_size": COUNT,
+    "save_steps": POSITIVE,
+    "save_total_limit": NOT_NEGATIVE,
+    "seed": Range(0, LARGEST_SEED),
+    "torch_empty_cache_steps": COUNT,
+    "warmup_steps": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+    # pretraining
+    "mask_replace_prob": SHARE,
+    "mlm_probability": Range(0, 1, open_below=True),
+    "preprocessing_num_workers": COUNT,
+    "random_replace_prob": SHARE,
+    "short_seq_prob": SHARE,
+    "show": NOT_NEGATIVE,
+    "validation_split_percentage": Range(1, 99),
+    # fine-tuning
+    "doc_stride": NOT_NEGATIVE,
+    "early_stopping_patience": COUNT,
+    "early_stopping_threshold": NOT_NEGATIVE,
+    "freeze_layers": NOT_NEGATIVE,
+    "layerwise_lr_decay": SHARE,
+    "max_answer_length": COUNT,
+    "max_eval_samples": COUNT,
+    "max_predict_samples": COUNT,
+    "max_query_length": COUNT,
+    "max_train_samples": COUNT,
+    "n_best_size": COUNT,
+    "seeds": COUNT,
+    "unfreeze_after_steps": COUNT,
+    # vocabulary
+    "min_frequency": COUNT,
+    "vocab_size": COUNT,
+}
+
+
+def check_ranges(arguments: Any, **ranges: Range) -> None:
+    """Checks that the numeric arguments are finite and in their ranges. Defaults are always allowed.
+
+    Args:
+        arguments: a dataclass of arguments.
+        ranges: ranges by argument name, in addition to `RANGES`.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+    for field in fields(arguments):
+        value = getattr(arguments, field.name, None)
+        if not isinstance(value, int | float) or value == field.default:
+            continue
+        if not math.isfinite(value):
+            raise InputError(f"--{field.name} {value} must be a finite number.")
+        allowed = {**RANGES, **ranges}.get(field.name)
+        if allowed is not None and value not in allowed:
+            raise InputError(f"--{field.name} {value} must be {allowed}.")

@@ -1,0 +1,169 @@
+"""The settings that decide how training ends. Checkpoints store them, and resuming compares them."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.errors import InputError, format_count
+
+SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
+LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
+
+TRAINING_SETTINGS = (
+    "optim",
+    "optim_args",
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "bf16",
+    "fp16",
+    "seed",
+    "load_best_model_at_end",
+)
+# With `load_best_model_at_end`, these choose the model.
+BEST_MODEL_SETTINGS = ("metric_for_best_model", "greater_is_better", "eval_strategy", "eval_steps")
+# Training itself sets these, the first two to tokens that BERT does not use.
+SET_BY_TRAINING = ("bos_token_id", "eos_token_id", "problem_type")
+MODEL_SETTINGS = tuple(name for name in SnugBertConfig.__annotations__ if name not in SET_BY_TRAINING)
+
+logger = logging.getLogger(__name__)
+
+
+def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Collects the settings of a run that must not change when it resumes, as JSON values.
+
+    The number of steps may change, see [`apply_new_steps`]. The batch and the examples are compared elsewhere.
+
+    Args:
+        args: training arguments.
+        config: configuration of the model. None: the model has none.
+        names: names of further training arguments.
+    """
+    settings = {f"--{name}": getattr(args, name) for name in (*TRAINING_SETTINGS, *names)}
+    if config is not None:
+        settings |= {name: getattr(config, name, None) for name in MODEL_SETTINGS}
+        settings["labels"] = list((config.id2label or {}).values())
+    return json.loads(json.dumps({name: getattr(value, "value", value) for name, value in settings.items()}))
+
+
+def read_settings(checkpoint: str) -> dict[str, Any]:
+    """Returns the `settings` and the `changes` that a checkpoint stores. Empty for checkpoints of other trainers."""
+    callbacks: Any = _read_state(checkpoint).stateful_callbacks
+    return callbacks.get(SETTINGS_NAME, {})
+
+
+def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
+    """Checks that a resumed run has the settings of the run that wrote `checkpoint`.
+
+    Args:
+        checkpoint: the folder. Without stored settings, nothing is compared.
+        settings: from [`collect_training_settings`], and settings of the command. Settings that the checkpoint does
+            not store are not compared.
+
+    Raises:
+        InputError: settings changed. The message lists them.
+    """
+    before = read_settings(checkpoint).get("settings", {})
+    both = [name for name in settings if name in before]
+    changes = [change for name in both for change in describe_change(name, before[name], settings[name])]
+    if changes:
+        raise InputError(
+            f"--resume_from_checkpoint: settings changed since {checkpoint}: {'; '.join(changes)}. Restore them, or "
+            f"start a new run from its weights: --model_name_or_path {checkpoint}, with another --output_dir."
+        )
+
+
+def describe_change(name: str, before: Any, now: Any) -> list[str]:
+    """Describes how a setting changed. Empty if it did not. Of dictionaries, it lists the changed entries."""
+    if before == now:
+        return []
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
+    if list(before.values()) == list(now.values()):  # the same content under other names
+        return []
+    changes = [f"{entry} is missing" for entry in before.keys() - now.keys()]
+    changes += [f"{entry} has changed" for entry in before.keys() & now.keys() if before[entry] != now[entry]]
+    changes += [f"{entry} is new" for entry in now.keys() - before.keys()]
+    changes.sort()
+    if len(changes) > LISTED_CHANGES:
+        more = format_count(len(changes) - LISTED_CHANGES, "more change")
+        changes[LISTED_CHANGES:] = [f"{more} of {name}"]
+    return changes
+
+
+def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
+    """Applies another number of steps to the learning rate of a run that resumes.
+
+    Trainer would use the earlier schedule for one more step.
+
+    Args:
+        trainer: has loaded the optimizer and the schedule of the checkpoint.
+        checkpoint: the folder.
+
+    Returns:
+        What changed, for the log and the model card. None: the run has as many steps as before.
+
+    Raises:
+        InputError: the checkpoint has more steps than the run.
+    """
+    before, now, done = _read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
+    if before == now:
+        return None
+    if now < done:
+        flag = "--max_steps" if trainer.args.max_steps > 0 else "--num_train_epochs"
+        steps_done, steps = format_count(done, "step"), format_count(now, "step")
+        raise InputError(f"{flag}: {checkpoint} has taken {steps_done}, more than the {steps} of this run.")
+    change = f"after step {done:,}: {now:,} steps instead of {before:,}"
+    warmup_before, warmup = map(trainer.args.get_warmup_steps, (before, now))
+    if warmup != warmup_before:
+        change += f", {warmup:,} warmup steps instead of {warmup_before:,}"
+    optimizer, schedule = trainer.optimizer, trainer.lr_scheduler
+    if isinstance(schedule, LambdaLR) and optimizer is not None:  # other schedules do not depend on the steps
+        rate = optimizer.param_groups[0]["lr"]
+        schedule.last_epoch -= 1
+        schedule.step()
+        change += f", next learning rate {optimizer.param_groups[0]['lr']:.3g} instead of {rate:.3g}"
+    return change
+
+
+class ApplyIntervals(TrainerCallback):
+    """Logs, evaluates and saves as often as the arguments say. Trainer would do it as often as before the resume."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step."""
+        state.compute_steps(args, state.max_steps)
+
+
+@contextmanager
+def hide_trainer_comparison() -> Iterator[None]:
+    """Hides Trainer's own comparison. It also warns if only the batch of a device or a share of the steps differs."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
+
+    reporter = logging.getLogger("transformers.trainer_utils")
+    reporter.addFilter(is_other)
+    try:
+        yield
+    finally:
+        reporter.removeFilter(is_other)
+
+
+def _read_state(checkpoint: str) -> TrainerState:
+    return TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))

@@ -1,0 +1,211 @@
+"""Stopping a run: on SIGTERM and Ctrl-C after a checkpoint, and with an error if the loss is not finite."""
+
+import functools
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, seed_worker
+
+from snugbert.errors import InputError, RunStopped
+from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.run_lock import lock_output_dir
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
+REMEDY = "Try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
+
+
+class DivergedError(InputError):
+    """The loss, the gradient norm or the model's logits are NaN or infinite."""
+
+
+class StoppableTrainer(Trainer):
+    """Trainer that can be stopped at any time, and that stops if the loss or the gradient norm is not finite.
+
+    - On SIGTERM or SIGINT (Ctrl-C), it finishes the step, writes a checkpoint, whatever `save_strategy` is, and
+      returns. A second SIGINT raises KeyboardInterrupt at once. After training, signals act as before.
+    - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
+      written. With fp16, gradients overflow on purpose, so only the loss is checked.
+
+    All processes stop after the same step.
+
+    Attributes:
+        interrupted: the signal that ended the last call of `train`. None if training is complete.
+    """
+
+    interrupted: signal.Signals | None = None
+    _tr_loss: torch.Tensor
+    _received = 0  # the signal that this process received
+    _saved_step = -1
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.add_callback(StopAfterStep(self))
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in Trainer. Stops on SIGTERM and SIGINT, see `interrupted`.
+
+        Raises:
+            DivergedError: the loss or the gradient norm is not finite.
+            InputError: another process runs in the output folder.
+            KeyboardInterrupt: on a second SIGINT.
+        """
+        self.interrupted, self._received, self._saved_step = None, 0, -1
+        with lock_output_dir(self.args), self._note_signals():
+            output = super().train(*args, **kwargs)
+        if self.interrupted:
+            logger.warning(
+                "%s: stopped after step %d of %d. Wrote %s.",
+                self.interrupted.name,
+                self.state.global_step,
+                self.state.max_steps,
+                Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}",
+            )
+        elif self._received:  # after the last step
+            signal.raise_signal(self._received)
+        return output
+
+    @contextmanager
+    def _note_signals(self) -> Iterator[None]:
+        def note(number: int, _: Any) -> None:
+            if number == self._received == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._received = number
+
+        previous: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
+            # A signal that the parent process ignores, as nohup does, stays ignored.
+            wanted = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            previous = {number: signal.signal(number, note) for number in wanted}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer. Called after the backward passes of a step. The optimizer step follows."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self._check_step(norm)
+        return norm
+
+    def _check_step(self, grad_norm: torch.Tensor) -> None:
+        """Raises an error if the step diverged in any process. Sets `interrupted` if any process received a signal.
+
+        Here the host waits for the device, once per step. With several processes, they exchange two numbers.
+        """
+        loss = self._tr_loss  # the sum since the last log line, which was finite before this step
+        norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
+        if self.accelerator.scaler is not None:
+            norm = torch.zeros_like(loss)  # the scaler skips steps with infinite gradients
+        status = torch.stack([(~torch.isfinite(loss + norm)).float(), torch.full_like(loss, self._received)])
+        if self.args.world_size > 1:
+            dist.all_reduce(status, dist.ReduceOp.MAX)
+        diverged, received = status.tolist()
+        if diverged:
+            raise DivergedError(self._describe_divergence(loss.item(), norm.item()))
+        if received:
+            self.interrupted = signal.Signals(int(received))
+            logger.warning("%s: finishing step %d.", self.interrupted.name, self.state.global_step + 1)
+
+    def _describe_divergence(self, loss: float, norm: float) -> str:
+        what = "loss of another process is not finite"
+        for name, value in (("gradient norm", norm), ("loss", loss)):
+            if not math.isfinite(value):
+                what = f"{name} is {value}"
+        checkpoints = list_checkpoints(Path(str(self.args.output_dir)))
+        last = f"The last checkpoint is {checkpoints[-1].name}. " if checkpoints else ""
+        return f"The {what} in step {self.state.global_step + 1}. {last}{REMEDY}"
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
+        """As in Trainer, but a run that resumes after its last step takes no further step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self._saved_step = self.state.global_step
+
+    def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> TrainOutput:
+        if self.interrupted and self._saved_step != self.state.global_step:
+            self._save_checkpoint(self.model_wrapped, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        return super()._finalize_training(trial, *args, **kwargs)
+
+    def _load_best_model(self) -> None:
+        if not self.interrupted:
+            super()._load_best_model()
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> torch.utils.data.DataLoader:
+        loader = super()._get_dataloader(*args, **kwargs)
+        getattr(loader, "base_dataloader", loader).worker_init_fn = self.start_worker
+        return loader
+
+    @property
+    def start_worker(self) -> Callable[[int], None]:
+        """The function that data workers call first. It seeds them, and they leave signals to this process."""
+        arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
+        return functools.partial(_start_worker, **arguments)
+
+
+class StopAfterStep(TrainerCallback):
+    """Ends training after the step in which a signal was received."""
+
+    def __init__(self, trainer: StoppableTrainer):
+        self.trainer = trainer
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after the optimizer step."""
+        if self.trainer.interrupted:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer also if training stops within an epoch. Then nothing is due that is due once per epoch."""
+        if self.trainer.interrupted and state.epoch % 1 and state.global_step < state.max_steps:
+            control.should_log = control.should_evaluate = control.should_save = False
+
+
+def raise_if_interrupted(trainer: StoppableTrainer) -> None:
+    """Ends a command whose training was interrupted.
+
+    Raises:
+        RunStopped: a signal ended the training.
+    """
+    if trainer.interrupted:
+        resumes = str(trainer.args.resume_from_checkpoint).lower() == "true"
+        logger.warning(
+            "To continue, run the same command again%s.", "" if resumes else " with --resume_from_checkpoint true"
+        )
+        raise RunStopped(trainer.interrupted)
+
+
+def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
+    """Seeds a data worker as Trainer does. It survives SIGINT and SIGTERM, because the trainer ends the run."""
+    seed_worker(worker_id, num_workers, rank)
+    received: list[float] = []
+
+    def survive(*_: Any) -> None:
+        # The launcher and the scheduler may both send a signal. So the worker ignores signals for 30 seconds after the
+        # first. A later one ends it: at exit, multiprocessing sends SIGTERM to the remaining workers.
+        received.append(time.monotonic())
+        if received[-1] - received[0] > SIGTERM_SECONDS:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, survive)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal

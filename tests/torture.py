@@ -1,0 +1,371 @@
+"""Kills a pretraining run again and again, damages its checkpoints, and compares its end with an unkilled run.
+
+    python tests/torture.py --kills 50 --seed 1
+
+Every start uses the same command. Nothing is repaired in between. The script prints one line per kill and a count per
+phase, and stops at the first start that does not resume.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import forked
+import matplotlib.figure
+import torch
+
+import snugbert
+from snugbert.trainers.corpus import preparation
+from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.pretraining import trainer
+from snugbert.trainers.pretraining.run import run as _imports_what_a_run_needs  # noqa: F401
+from snugbert_cli import main as snugbert_command
+
+SAVE_STEPS = 4
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When and how a process ends.
+
+    Args:
+        operation: pattern of a file operation, see [`_describe`]. Empty: the start of the process.
+        nth: which of the operations that match.
+        delay: seconds between the operation and the signal. 0: right before the operation.
+        signal: the signal.
+        group: whether data workers and other child processes receive the signal, too.
+    """
+
+    operation: str = ""
+    nth: int = 1
+    delay: float = 0
+    signal: int = signal.SIGKILL
+    group: bool = True
+
+
+# --- a run that kills itself ------------------------------------------------------------------------------------
+
+
+def pretrain(arguments: Sequence[str], kill: Kill | None) -> int:
+    """Runs `snugbert pretrain`. Small blocks, so that a short text has many of them. Plots are not rendered."""
+    preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 4000
+    trainer._peak_flops = lambda *_: 1e12  # measuring takes two seconds
+    matplotlib.figure.Figure.savefig = lambda figure, file, **options: Path(file).touch()
+    torch.set_num_threads(1)
+    if kill is not None:
+        _arm(kill)
+    return snugbert_command(["pretrain", *arguments])
+
+
+def _arm(kill: Kill) -> None:
+    """Makes this process send itself the signal at the given moment."""
+    pid, matches, last = os.getpid(), 0, "start"
+
+    def send() -> None:
+        print(f"{signal.Signals(kill.signal).name} after {last}", flush=True)
+        os.killpg(pid, kill.signal) if kill.group else os.kill(pid, kill.signal)
+
+    def send_later() -> None:
+        timer = threading.Timer(kill.delay, send)
+        timer.daemon = True
+        timer.start()
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal matches, last
+        operation = _describe(event, arguments)
+        if operation is None:
+            return
+        last = operation
+        matches += bool(kill.operation and re.search(kill.operation, operation))
+        if matches == kill.nth:
+            matches += 1
+            send_later() if kill.delay else send()
+
+    sys.addaudithook(hook)
+    if not kill.operation:
+        send_later()
+
+
+def _describe(event: str, arguments: tuple) -> str | None:
+    """An operation that changes files, such as "open FILE" or "os.rename NEW_FILE". None: it changes no file."""
+    if event == "open":
+        path, mode, flags = arguments
+        writes = flags & (os.O_WRONLY | os.O_RDWR) if mode is None else set(mode) & set("wax+")
+        return f"open {path}" if writes else None
+    if event == "os.rename":
+        return f"{event} {arguments[1]}"
+    if event in ("os.mkdir", "os.remove", "shutil.rmtree") and os.path.isabs(arguments[0]):
+        return f"{event} {arguments[0]}"  # not the files that rmtree removes, whose paths are relative
+    return None
+
+
+# --- text, arguments, starts ------------------------------------------------------------------------------------
+
+
+def make_material(folder: Path, documents: int) -> None:
+    """Writes three text files, validation text, and a tokenizer of their 24 words."""
+    rng = random.Random(0)
+    topics = [[f"w{topic}{letter}" for letter in "abcdefgh"] for topic in range(3)]
+
+    def sentence(topic: list[str]) -> str:
+        return " ".join(rng.choices(topic, k=rng.randint(4, 8))) + " ."
+
+    def document() -> str:
+        topic = rng.choice(topics)
+        return "\n".join(" ".join(sentence(topic) for _ in range(3)) for _ in range(2))
+
+    for name, number in {"a": documents, "b": documents, "c": documents, "validation": 10}.items():
+        (folder / f"{name}.txt").write_text("\n\n".join(document() for _ in range(number)))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *(word for topic in topics for word in topic)]
+    tokenizer = snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)})
+    tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def make_arguments(material: Path, folder: Path, steps: int) -> list[str]:
+    """The arguments of a run. It prepares its text in its own cache."""
+    arguments = {
+        "tokenizer_name": material / "tokenizer",
+        "config_name": "tiny",
+        "cache_dir": folder / "cache",
+        "validation_file": material / "validation.txt",
+        "max_seq_length": 40,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-3,
+        "max_steps": steps,
+        "logging_steps": 2,
+        "save_steps": SAVE_STEPS,
+        "eval_strategy": "steps",
+        "eval_steps": 10,
+        "use_cpu": "true",
+        "disable_tqdm": "true",
+        "preprocessing_num_workers": 1,
+        "output_dir": folder / "run",
+        "resume_from_checkpoint": "true",
+    }
+    flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+    return [*flags, "--train_file", *(str(material / f"{name}.txt") for name in "abc")]
+
+
+def start(arguments: Sequence[str], kill: Kill | None) -> tuple[str | None, str]:
+    """Starts the run, waits until it ends, and checks its exit status.
+
+    Returns:
+        The operation that the signal followed, None if the run ended before the moment of the kill; and the messages.
+    """
+    process = forked.start(pretrain, arguments, kill)
+    status = process.wait()
+    sent = kill and re.search(r"^SIG\w+ after (.*)", process.stdout, re.MULTILINE)
+    if kill and kill.signal == signal.SIGINT and status == 0 and "Exception ignored in" in process.stderr:
+        return None, ""  # Python loses a KeyboardInterrupt that it receives within os.fork
+    expected = {-kill.signal, 128 + kill.signal} if kill and sent else {0}
+    assert status in expected, f"{kill}: exit status {status}\n{process.stdout}{process.stderr}"
+    return sent[1] if sent else None, process.stderr
+
+
+# --- damage -----------------------------------------------------------------------------------------------------
+
+
+def damage(file: Path, how: str) -> None:
+    """Damages a file of a checkpoint."""
+    content = b"" if how == "empty" or not file.exists() else file.read_bytes()
+    middle = len(content) // 2
+    if how == "missing":
+        file.unlink()
+    elif how == "six bytes":
+        file.write_bytes(
+            content[:middle] + bytes(byte ^ 0xFF for byte in content[middle:][:6]) + content[middle + 6 :]
+        )
+    else:
+        file.write_bytes({"empty": b"", "half": content[:middle], "{}": b"{}"}[how])
+
+
+DAMAGES = [
+    *((name, how) for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth") for how in ("empty", "half")),
+    ("rng_state.pth", "missing"),
+    ("trainer_state.json", "{}"),
+    ("model.safetensors", "missing"),
+    ("model.safetensors", "half"),
+    ("manifest.json", "missing"),
+    ("manifest.json", "half"),
+    *((name, "six bytes") for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")),
+]
+
+
+# --- comparison -------------------------------------------------------------------------------------------------
+
+
+def assert_same_end(folder: Path, expected: Path) -> None:
+    """Prepared text, weights, the last checkpoint, log and metrics are identical, except for times and speeds."""
+    for name in ("cache", "run"):
+        ours, theirs = (
+            {str(path.relative_to(root)) for path in (root / name).rglob("*")} for root in (folder, expected)
+        )
+        kept = re.compile(r"checkpoint-\d+(/|$)")  # after a SIGTERM, others than in the unkilled run may be kept
+        difference = {path for path in ours ^ theirs if not kept.search(path)}
+        assert not difference, sorted(difference)
+    last = list_checkpoints(expected / "run")[-1].name
+    binary = [f"run/{last}/{name}" for name in ("scheduler.pt", "rng_state.pth", "model.safetensors")]
+    binary += ["run/model.safetensors"]
+    binary += [str(path.relative_to(expected)) for path in (expected / "cache").rglob("*.arrow")]
+    for name in binary:
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+    optimizers = [_read_optimizer(root / "run" / last / "optimizer.pt") for root in (folder, expected)]
+    assert optimizers[0] == optimizers[1]
+    for root in (folder, expected):
+        assert list_checkpoints(root / "run")[-1].name == last
+    assert _read_log(folder / "run") == _read_log(expected / "run")
+
+
+def _read_optimizer(file: Path) -> dict:
+    """The state, with bytes for tensors. Its bytes differ after a resume: loading turns tuples into lists."""
+
+    def comparable(value):
+        if isinstance(value, dict):
+            return {name: comparable(item) for name, item in value.items()}
+        if isinstance(value, torch.Tensor):
+            return value.dtype, value.shape, value.numpy().tobytes()
+        return [comparable(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return comparable(torch.load(file, weights_only=True))
+
+
+def _read_log(run: Path) -> list[dict]:
+    """metrics.jsonl, and the states of the run and of its last checkpoint, without times and speeds."""
+    times = re.compile("runtime|per_second|preparation_time|mfu")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for state in (run / "trainer_state.json", list_checkpoints(run)[-1] / "trainer_state.json"):
+        lines += json.loads(state.read_text())["log_history"]
+    for name in ("eval_results.json", "train_results.json"):
+        lines.append(json.loads((run / name).read_text()))
+    return [{name: value for name, value in line.items() if not times.search(name)} for line in lines]
+
+
+# --- fifty kills ------------------------------------------------------------------------------------------------
+
+# Operations that begin each phase, the highest `nth`, and the longest delay in seconds. Ordered as in a run.
+BEFORE_TRAINING = {
+    "start-up": ("", 1, 0.05),
+    "preparing text": (r"open .*\.partial$", 1, 0.05),
+    "finishing text": (r"os.rename .*\.arrow$", 1, 0.002),
+    "making the first table": (r"open .*/epochs/.*(?<!\.lock)$", 1, 0.1),
+    "first checkpoint": (r"(open|os.mkdir|os.remove) .*checkpoint", 25, 0.05),
+    "renaming the first checkpoint": (r"os.rename .*/run/checkpoint-\d+$", 1, 0.001),
+}
+DURING_TRAINING = {
+    "training": (r"open .*/metrics.jsonl$", 3, 0.1),
+    "making a table": (r"open .*/epochs/.*-[1-9]\d*\..*(?<!\.lock)$", 1, 0.1),
+    "writing a checkpoint": (r"(open|os.mkdir|os.remove) .*checkpoint", 60, 0.05),
+    "renaming a checkpoint": (r"os.rename .*/run/checkpoint-\d+$", 2, 0.001),
+    "removing a checkpoint": (r"os.rename .*_unfinished_checkpoint/checkpoint-\d+$", 2, 0.003),
+}
+AT_THE_END = {"final model, metrics and card": (r"open .*/run/[^/]+\.(json|py|md|png)$", 12, 0.1)}
+PHASES = BEFORE_TRAINING | DURING_TRAINING | AT_THE_END
+
+
+def plan_kills(number: int, rng: random.Random) -> list[tuple[str, Kill]]:
+    """Chooses kills of all phases: a third before training, half during training, the others at the end."""
+    names = []
+    for phases, share in ((BEFORE_TRAINING, 0.34), (DURING_TRAINING, 0.5), (AT_THE_END, 0.16)):
+        chosen = rng.choices(list(phases), k=round(number * share))
+        names += chosen if phases is DURING_TRAINING else sorted(chosen, key=list(phases).index)
+    kills = []
+    for name in names:
+        operation, nth, longest = PHASES[name]
+        delay = rng.choice((0, rng.uniform(0, longest))) if operation else rng.uniform(0, longest)
+        signal_sent = rng.choices(SIGNALS, (4, 1, 1))[0]
+        kills.append((name, Kill(operation, rng.randint(1, nth), delay, signal_sent, rng.random() < 0.5)))
+    return kills
+
+
+def torture(folder: Path, number: int, seed: int, steps: int = 160) -> None:
+    """Kills runs until `number` kills happened, and compares the end of each run with an unkilled run.
+
+    Raises:
+        AssertionError: a run did not resume, or ended differently.
+    """
+    rng = random.Random(seed)
+    make_material(folder, documents=40)
+    start(make_arguments(folder, folder / "straight", steps), None)
+    kills, counts, damages, runs = plan_kills(number, rng), Counter(), [], 0
+    while kills:
+        runs += 1
+        assert runs <= 10, f"cannot reach {kills[0]}"
+        torn, damaged, reached = folder / f"killed-{runs}", set(), ""
+        while reached is not None:
+            phase, kill = kills[0] if kills else ("the end", None)
+            checkpoints = list_checkpoints(torn / "run")
+            whole = [path for path in checkpoints if (path.name, _age(path)) not in damaged]
+            expected = []
+            if whole and kill and phase not in BEFORE_TRAINING:
+                damages = damages or rng.sample(DAMAGES, len(DAMAGES))
+                checkpoint, (name, how) = whole.pop(), damages.pop()
+                damage(checkpoint / name, how)
+                damaged.add((checkpoint.name, _age(checkpoint)))
+                expected = [checkpoint.name, name]
+                print(f"    {checkpoint.name}/{name}: {how}", flush=True)
+            arguments = [*make_arguments(folder, torn, steps), "--dataloader_num_workers", rng.choice("02")]
+            began = time.perf_counter()
+            reached, messages = start(arguments, kill)
+            _check_messages(messages, expected, whole, checkpoints)
+            if reached is not None:
+                kills.pop(0)
+                hit = phase if re.search(PHASES[phase][0] or "^start$", reached) else f"after {phase}"
+                counts[hit] += 1
+                print(
+                    f"{counts.total():3} {signal.Signals(kill.signal).name} {hit}: {reached}, "
+                    f"{time.perf_counter() - began:.1f} s",
+                    flush=True,
+                )
+        print(f"run {runs} ended. Comparing it with the unkilled run.")
+        assert_same_end(torn, folder / "straight")
+    for phase, count in counts.items():
+        print(f"{count:3} kills: {phase}")
+    print(f"{counts.total()} kills of {runs} runs. Weights, checkpoint and log are identical to the unkilled run.")
+
+
+def _age(checkpoint: Path) -> int:
+    """Changes when a checkpoint is written again."""
+    return checkpoint.stat().st_mtime_ns
+
+
+def _check_messages(messages: str, damaged: list[str], whole: list[Path], checkpoints: list[Path]) -> None:
+    """A warning names the damaged file. The run resumes from its newest whole checkpoint, or says that it cannot."""
+    assert "Traceback" not in messages, messages
+    for name in damaged:
+        assert name in messages, f"no warning names {'/'.join(damaged)}:\n{messages}"
+    first = re.search(r"^step +([\d,]+)/", messages, re.MULTILINE)
+    if first and whole:
+        step = int(whole[-1].name.rpartition("-")[2])
+        assert int(first[1].replace(",", "")) > step, f"resumed before step {step}:\n{messages}"
+    elif first and checkpoints:
+        assert "starts again from step 0" in messages, messages
+
+
+def main() -> None:
+    """Parses the arguments and runs [`torture`] in a temporary folder, which stays if it fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    forked.start_server()
+    folder = Path(tempfile.mkdtemp(prefix="torture-"))
+    print(f"{arguments.kills} kills, seed {arguments.seed}, in {folder}")
+    torture(folder, arguments.kills, arguments.seed)
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Stopping a run by a signal, and because its loss is not finite."""
+
+import json
+import math
+import signal
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+from finetuning_examples import HEADS, arguments, make_task, make_tokenizer, new_trainer
+from parity import CONFIG
+from safetensors.torch import load_file
+
+import snugbert
+from snugbert.errors import RunStopped
+from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.run import fine_tune
+from snugbert.trainers.finetuning.sweep import run_sweep
+from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+from snugbert.trainers.stopping import DivergedError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MODEL = FineTunedModelArguments(config_name="tiny", tokenizer_name=".")
+STEPS = 6  # two epochs of three steps
+
+
+@pytest.fixture(autouse=True)
+def _sigint(monkeypatch):
+    """Tests that run in the background of a shell ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def raise_in_step(monkeypatch, step: int, *numbers: signal.Signals) -> None:
+    """Lets the next training raise signals in the middle of a step, once."""
+    training_step, waiting = FineTuningTrainer.training_step, [numbers]
+
+    def interrupted(self, *args, **kwargs):
+        if waiting and self.state.global_step == step - 1:
+            for number in waiting.pop():
+                signal.raise_signal(number)
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
+
+
+def train(folder: Path, **settings) -> None:
+    """Fine-tunes with dropout for six steps, once or in a sweep over seeds."""
+    task = make_task(make_tokenizer(), 12)
+    config = snugbert.SnugBertConfig(**CONFIG | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1})
+    task.make_model = lambda: snugbert.SnugBertForSequenceClassification(config)
+    defaults = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "eval_strategy": "epoch"}
+    run_or_sweep = run_sweep if "seeds" in settings else fine_tune
+    run_or_sweep(task, MODEL, arguments(folder, **defaults | settings))
+
+
+def log_of(folder: Path) -> list[tuple]:
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [(line["step"], line.get("loss"), line.get("eval_accuracy")) for line in history]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The weights and the log of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(folder, save_strategy="no")
+    return load_file(folder / "model.safetensors"), log_of(folder)
+
+
+# Within an epoch, at its end, and at the end of the run.
+@pytest.mark.parametrize(("step", "strategy"), [(2, "no"), (3, "best"), (5, "epoch"), (STEPS, "no")])
+def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path, monkeypatch, caplog):
+    settings = {"save_strategy": strategy, "metric_for_best_model": "accuracy"}
+    number = signal.SIGTERM if step % 2 else signal.SIGINT
+    raise_in_step(monkeypatch, step, number)
+    with pytest.raises(RunStopped) as stop:
+        train(tmp_path, **settings)
+    assert stop.value.number == number
+    assert caplog.messages[-2:] == [
+        f"{number.name}: stopped after step {step} of {STEPS}. Wrote {tmp_path / f'checkpoint-{step}'}.",
+        "To continue, run the same command again with --resume_from_checkpoint true.",
+    ]
+    assert not {"model.safetensors", "results.json", "README.md"} & {file.name for file in tmp_path.iterdir()}
+    weights, log = straight
+    train(tmp_path, **settings, resume_from_checkpoint="true")
+    resumed = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+    assert log_of(tmp_path) == log
+
+
+def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch):
+    raise_in_step(monkeypatch, 4, signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        train(tmp_path, seeds=2)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [file.name for file in folder.iterdir() if file.is_dir()] == ["checkpoint-4"]
+    train(tmp_path, seeds=2)
+    assert log_of(folder) == straight[1]
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
+    raise_in_step(monkeypatch, 2, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_signal_after_the_last_step_acts_as_before(handler, tmp_path):
+    """The run is complete. A signal that the parent process ignores, as nohup does, is ignored."""
+    signal.signal(signal.SIGINT, handler)
+    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=1)
+    finish = trainer._finalize_training
+
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        return finish(*args, **kwargs)
+
+    trainer._finalize_training = interrupted
+    if handler is signal.SIG_IGN:
+        trainer.train()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    assert trainer.interrupted is None and trainer.state.global_step == 1
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+# --- a loss that is not finite ----------------------------------------------------------------------------------
+
+
+class Spoiled(FineTuningTrainer):
+    """Makes the loss or the gradient of the first process infinite in step 3."""
+
+    what = "loss"
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        if self.state.global_step < 2 or not self.is_world_process_zero():
+            return loss
+        # The square root has an infinite gradient at zero.
+        return loss + (math.inf if self.what == "loss" else (loss - loss).sqrt())
+
+
+def spoiled_trainer(folder: Path, what: str, **settings) -> Spoiled:
+    trainer = new_trainer(HEADS[0], make_tokenizer(), folder, max_steps=4, save_steps=2, **settings)
+    trainer.__class__, trainer.what = Spoiled, what
+    return trainer
+
+
+@pytest.mark.parametrize("clipping", [1.0, 0.0])
+@pytest.mark.parametrize(("what", "message"), [("loss", "The loss is inf"), ("norm", "The gradient norm is nan")])
+def test_a_run_that_diverges_stops_before_the_optimizer_step(what, message, clipping, tmp_path):
+    trainer = spoiled_trainer(tmp_path, what, save_strategy="steps", max_grad_norm=clipping)
+    with pytest.raises(DivergedError) as error:
+        trainer.train()
+    assert str(error.value).startswith(f"{message} in step 3. The last checkpoint is checkpoint-2. Try a lower --lear")
+    assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    saved = load_file(tmp_path / "checkpoint-2/model.safetensors")
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_fp16_skips_steps_with_infinite_gradients(tmp_path):
+    trainer = spoiled_trainer(tmp_path, "norm")
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
+    trainer.train()
+    assert trainer.state.global_step == 4
+    trainer = spoiled_trainer(tmp_path, "loss")
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(DivergedError, match="The loss is inf in step 3"):
+        trainer.train()
+
+
+def sweep_that_diverges_once(folder: Path) -> None:
+    training_step = FineTuningTrainer.training_step
+
+    def spoiled(self, *args, **kwargs):
+        diverges = self.args.seed == 42 and self.state.global_step == 2 and self.is_world_process_zero()
+        return training_step(self, *args, **kwargs) + (math.inf if diverges else 0.0)
+
+    FineTuningTrainer.training_step = spoiled
+    train(folder, seeds=2, per_device_train_batch_size=2)
+
+
+def test_all_processes_stop_if_one_diverges(tmp_path):
+    """They stop after the same step, so that a sweep continues with its next run."""
+    process = forked.run(sweep_that_diverges_once, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["settings"]["seed"] == 43
+    (failure,) = results["sweep"]["failures"]
+    assert "seed-42: The loss is inf in step 3. Try" in failure
+    assert "The loss of another process is not finite in step 3" in process.stderr
