@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -281,7 +282,8 @@ def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
         for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
             read_torch_file(file)
         read_weights(Path(str(checkpoint)))
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
         raise InputError(
-            f"{checkpoint}: {files} does not fit this run ({type(error).__name__}: {error}). Resume from another "
-            f"checkpoint, or start a new run from its weights with --model_name_or_path {checkpoint}."
+            f"{checkpoint}: {files} does not fit this run ({reason}). Resume from another checkpoint, or start a new "
+            f"run from its weights with --model_name_or_path {checkpoint}."
         ) from error

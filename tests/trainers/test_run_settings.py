@@ -5,6 +5,7 @@ import logging
 import shutil
 
 import pytest
+import synthetic
 from synthetic import make_trainer, renew_manifest
 
 from snugbert.errors import InputError
@@ -92,11 +93,11 @@ def test_fewer_steps_than_the_checkpoint_has_are_refused(checkpoint, tmp_path):
         InputError, match=r"^--max_steps: .*checkpoint-2 has taken 2 steps, more than the 1 step of this run"
     ):
         trainer.train(resume_from_checkpoint=checkpoint)
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("saved", [{}, {"RunSettings": {"settings": {"a new one": 1}}}], ids=["none", "others"])
-def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, caplog, saved):
+def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, caplog, monkeypatch, saved):
     """Checkpoints of Trainer, and of other versions."""
     file = tmp_path / "checkpoint-2/trainer_state.json"
     shutil.copytree(checkpoint, file.parent)
@@ -104,6 +105,10 @@ def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, 
     state["stateful_callbacks"].pop("RunSettings")
     file.write_text(json.dumps(state | {"stateful_callbacks": state["stateful_callbacks"] | saved}))
     renew_manifest(file.parent)
+    monkeypatch.setattr(synthetic, "VOCAB_SIZE", 300)
+    with pytest.raises(InputError, match=r"checkpoint-2: the model does not fit this run \(.{,300} \.\.\.\)"):
+        make_trainer(tmp_path, **RUN).train(resume_from_checkpoint=str(file.parent))
+    monkeypatch.undo()
     make_trainer(tmp_path, **RUN | {"seed": 1}).train(resume_from_checkpoint=str(file.parent))
     warned = f"{file.parent} stores no settings. They are not compared with those of this run." in caplog.text
     assert warned == (saved == {})

@@ -29,6 +29,7 @@ from snugbert.trainers.finetuning.run import choose_metric, fine_tune
 from snugbert.trainers.finetuning.tables import sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.run_lock import LOCK_NAME
 from snugbert.trainers.stopping import DivergedError
 
 logger = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ def _finish(
         hub.upload_folder(
             repo_id=repository,
             folder_path=output_dir,
-            ignore_patterns=["runs/*", PLAN, TRAINING_ARGS_NAME],
+            ignore_patterns=["runs/*", "_*", PLAN, TRAINING_ARGS_NAME],
             commit_message="Best run of a sweep",
         )
 
@@ -232,7 +233,7 @@ def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
     for path in best.folder.iterdir():
         if path.suffix == ".safetensors":
             path.replace(output_dir / path.name)
-        elif path.is_file() and path.name not in (DONE, "results.md"):
+        elif path.is_file() and path.name not in (DONE, "results.md", LOCK_NAME):
             shutil.copy2(path, output_dir / path.name)
 
 

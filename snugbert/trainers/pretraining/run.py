@@ -23,6 +23,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
@@ -42,6 +43,7 @@ from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
+from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
@@ -62,7 +64,6 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
-    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     _check_lengths(data_args, config)
@@ -77,7 +78,19 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     if data_args.show:
         show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
+    with lock_output_dir(training_args):
+        _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, collator)
 
+
+def _train_and_evaluate(
+    model_args: ModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    config: SnugBertConfig,
+    collator: SnugBertDataCollatorForPretraining,
+) -> None:
+    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, collect_training_settings(training_args, config))
