@@ -1,17 +1,13 @@
 """Writing checkpoints that are complete or absent, whenever a run is killed."""
 
-import errno
 import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
-import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -20,6 +16,9 @@ from transformers.utils import CONFIG_NAME
 from snugbert.errors import InputError
 from snugbert.trainers.manifest import check_checkpoint, publish
 from snugbert.trainers.output_folder import UNFINISHED
+from snugbert.writing import writing
+
+RESUME = "resume with --resume_from_checkpoint true"
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,8 @@ class CheckpointTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer. A full disk is a short error."""
-        with nullcontext() if self.writes_checkpoint else _writing(Path(output_dir or self.args.output_dir or "")):
+        folder = Path(output_dir or self.args.output_dir or "")
+        with nullcontext() if self.writes_checkpoint else writing(folder, RESUME):
             super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -63,7 +63,7 @@ class CheckpointTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        with _writing(checkpoint), self._unfinished(checkpoint.parent / UNFINISHED) as folder:
+        with writing(checkpoint, RESUME), self._unfinished(checkpoint.parent / UNFINISHED) as folder:
             super()._save_checkpoint(model, trial)
             self._collect_random_states(folder / checkpoint.name)
             if self.args.should_save:
@@ -132,23 +132,3 @@ def _forget_best(file: Path) -> None:
     if state.best_model_checkpoint is not None:
         state.best_model_checkpoint = None
         state.save_to_json(str(file))
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turns an error while writing `folder` into an [`InputError`]."""
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # torch reports any failure to write as a RuntimeError without a reason.
-        is_torch_writer = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
-        if isinstance(error, RuntimeError) and not is_torch_writer:
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = "Fix this"
-        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
-        if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            remedy = "The disk is probably full. Free some space"
-        raise InputError(
-            f"{folder} could not be written: {reason}. {remedy} and resume with --resume_from_checkpoint true."
-        ) from error

@@ -28,6 +28,7 @@ from snugbert.trainers.vocabulary.extension import (
 )
 from snugbert.trainers.vocabulary.learning import Kind, count_words, learn_tokens, make_tokenizer
 from snugbert.vocab_txt import write_vocab_txt
+from snugbert.writing import writing
 
 WRITTEN_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
@@ -52,7 +53,8 @@ def run(args: VocabularyArguments) -> None:
 
     learn = _learn if args.init is None else _extend
     tokenizer, has_model = learn(args, output_dir, chain([first_line], lines))
-    _save(tokenizer, output_dir)
+    with writing(output_dir, "run the same command again"):
+        _save(tokenizer, output_dir)
 
     if len(tokenizer) < args.vocab_size:
         print(
@@ -110,7 +112,8 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
         print(f"{name} has no model (config.json), so only the tokenizer was extended.")
     else:
         extend_model(model, extension)
-        model.save_pretrained(output_dir)
+        with writing(output_dir, "run the same command again"):
+            model.save_pretrained(output_dir)
         print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")
     return tokenizer, model is not None
 
