@@ -6,18 +6,19 @@ its weights.
 """
 
 import filecmp
-import json
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
+
+from .card_heads_snugbert import CLASSIFIES, EXAMPLE_SENTENCES, HEADS, REGRESSION, Head, how_to_load
 
 # Text that marks generated cards: ours, transformers' `push_to_hub` template, and Trainer's, which contains metrics.
 OWN_CARD = "<!-- Written by `snugbert`, which may replace this file. Remove this line to keep your changes. -->"
@@ -31,155 +32,6 @@ PLOT = re.compile(
 )
 LISTED_LABELS = 50
 BIAS_WARNING = "The model may reproduce errors and biases in its training data."
-
-
-class Head(NamedTuple):
-    """Card text about a head.
-
-    Attributes:
-        auto_class: the Auto class that loads it.
-        task: the Hub's name for its task, if there is one.
-        ability: what the model does. It completes "A BERT encoder that".
-        limits: what the model cannot do.
-        use: code that uses `tokenizer` and `model`. `{model}` is replaced by the arguments of `from_pretrained`.
-        use_of_package: more code, for which the package snugbert must be installed.
-    """
-
-    auto_class: str
-    task: str | None
-    ability: str
-    limits: str
-    use: str
-    use_of_package: str = ""
-
-
-CLASSIFIES = (
-    "The model predicts only the labels above, even if none of them fits the text. A score is the model's "
-    "confidence, not the probability that the label is correct."
-)
-FILLS_MASKS = "Predicted words reflect the training text. They may be factually wrong."
-FILL_MASK = """
-fill_mask = pipeline("fill-mask", model={model})
-print(fill_mask(f"Paris is the {{tokenizer.mask_token}} of France."))"""
-# Keys: the name of the class without SnugBert.
-HEADS = {
-    "Model": Head(
-        "AutoModel",
-        "feature-extraction",
-        "returns a vector for each token of a text",
-        "The vectors are a starting point for fine-tuning. Texts with the same meaning may have different vectors.",
-        """
-outputs = model(**tokenizer("A text.", return_tensors="pt"))
-print(outputs.last_hidden_state.shape)""",
-    ),
-    "ForPreTraining": Head(
-        "AutoModelForPreTraining",
-        "fill-mask",
-        "predicts masked words and whether one text follows another. Fine-tune it to classify or tag text, to answer "
-        "questions, or to embed sentences",
-        FILLS_MASKS,
-        f"""{FILL_MASK}
-
-outputs = model(**tokenizer("The first text of a pair.", "The second text.", return_tensors="pt"))
-print(outputs.seq_relationship_logits.softmax(-1))  # follows, does not follow""",
-    ),
-    "ForMaskedLM": Head(
-        "AutoModelForMaskedLM",
-        "fill-mask",
-        "predicts masked words. Fine-tune it to classify or tag text, to answer questions, or to embed sentences",
-        FILLS_MASKS,
-        FILL_MASK,
-    ),
-    "ForNextSentencePrediction": Head(
-        "AutoModelForNextSentencePrediction",
-        None,
-        "predicts whether one text follows another",
-        "The model often predicts that two texts on the same subject are consecutive.",
-        """
-outputs = model(**tokenizer("The first text of a pair.", "The second text.", return_tensors="pt"))
-print(outputs.logits.softmax(-1))  # follows, does not follow""",
-    ),
-    "ForSequenceClassification": Head(
-        "AutoModelForSequenceClassification",
-        "text-classification",
-        "classifies texts or pairs of texts",
-        CLASSIFIES,
-        """
-classify = pipeline("text-classification", model={model}, top_k=None)
-print(classify("A text."))
-print(classify({{"text": "The first text of a pair.", "text_pair": "The second text."}}))""",
-    ),
-    "ForTokenClassification": Head(
-        "AutoModelForTokenClassification",
-        "token-classification",
-        "labels the words of a text, for example as named entities",
-        CLASSIFIES,
-        """
-tag = pipeline("token-classification", model={model}, aggregation_strategy="first")
-print(tag("Ada Lovelace was born in London."))""",
-    ),
-    "ForQuestionAnswering": Head(
-        "AutoModelForQuestionAnswering",
-        "question-answering",
-        "answers questions about a text",
-        "An answer is always a span of the given text, and the model does not check whether the text is true. A score "
-        "is the model's confidence, not the probability that the answer is correct.",
-        """
-inputs = tokenizer("Where was Ada Lovelace born?", "Ada Lovelace was born in London.", return_tensors="pt")
-outputs = model(**inputs)
-first, last = outputs.start_logits.argmax(), outputs.end_logits.argmax()
-print(tokenizer.decode(inputs.input_ids[0, first : last + 1]))""",
-        """
-answer = snugbert.QuestionAnswerer({model})  # also for long texts; returns a score
-print(answer(question="Where was Ada Lovelace born?", context="Ada Lovelace was born in London."))""",
-    ),
-    "ForMultipleChoice": Head(
-        "AutoModelForMultipleChoice",
-        "multiple-choice",
-        "chooses which of several texts best fits a given text",
-        "The model always chooses one of the texts, even if none fits.",
-        """
-inputs = tokenizer(["The street is wet."] * 2, ["It rained.", "It is dry."], padding=True, return_tensors="pt")
-outputs = model(**{{name: values[None] for name, values in inputs.items()}})
-print(outputs.logits.softmax(-1))""",
-    ),
-}
-REGRESSION = HEADS["ForSequenceClassification"]._replace(
-    ability="predicts a number for a text or a pair of texts",
-    limits="The numbers are on the scale of the training data. Some may be slightly outside its range.",
-)
-
-
-def how_to_load(name: str, head: Head) -> str:
-    """Returns the section on how to load the model, with the package snugbert and without it.
-
-    Args:
-        name: the repository or folder.
-        head: the model's head.
-    """
-    quoted = json.dumps(name)
-    return (
-        "## How to load it\n\n"
-        "Without the package snugbert: `trust_remote_code=True` runs the code in this repository. To pin a version of "
-        "the code, pass a commit hash as `revision`.\n\n"
-        f"{_code(head, f'{quoted}, trust_remote_code=True')}\n\n"
-        "With the package snugbert installed:\n\n"
-        f"{_code(head, quoted, head.use_of_package, 'import snugbert')}"
-    )
-
-
-def _code(head: Head, model: str, more: str = "", first_line: str = "") -> str:
-    use = head.use + (f"\n{more}" if more else "")
-    pipeline = ", pipeline" if "pipeline(" in use else ""
-    lines = [
-        *([first_line] if first_line else []),
-        f"from transformers import {head.auto_class}, AutoTokenizer{pipeline}",
-        "",
-        f"tokenizer = AutoTokenizer.from_pretrained({model})",
-        f"model = {head.auto_class}.from_pretrained({model})",
-        use.format(model=model),
-    ]
-    return "```python\n" + "\n".join(lines) + "\n```"
 
 
 def escape(text: str) -> str:
@@ -314,9 +166,9 @@ def _rename(card: Any, name: str, head: Head) -> None:
     if title is not None:
         start, end = title.span(1)
         old = re.sub(r"\\(.)", r"\1", title[1])  # undoes `escape`
-        card.text = (card.text[:start] + escape(name) + card.text[end:]).replace(
-            how_to_load(old, head), how_to_load(name, head)
-        )
+        card.text = card.text[:start] + escape(name) + card.text[end:]
+        for language in (*EXAMPLE_SENTENCES, "other"):  # a user may have edited the language in the header
+            card.text = card.text.replace(how_to_load(old, head, language), how_to_load(name, head, language))
     if card.data.model_name is not None:
         card.data.model_name = name
 
@@ -354,7 +206,7 @@ def _new_card(
             f"# {escape(name)}",
             f"A BERT encoder that {head.ability}.",
             _facts(model, head),
-            how_to_load(name, head),
+            how_to_load(name, head, base.language),
             f"## Training\n\n{origin}",
             f"## Limitations\n\n{head.limits} The maximum input length is "
             f"{model.config.max_position_embeddings} tokens. "

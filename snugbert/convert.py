@@ -33,11 +33,12 @@ from snugbert.checkpoints import (
 )
 from snugbert.command_line import ArgumentParser
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.json_files import read_json
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import write_vocab_txt
+from snugbert.writing import writing
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
@@ -156,8 +157,8 @@ def main(argv: list[str]) -> None:
         overwrite_output_dir=args.overwrite_output_dir,
     )
     print(f"Converted {args.input} ({done.source}) to {args.output} ({done.model_class})")
-    files = "1 file" if done.files == 1 else f"{done.files} files"
-    print(f"Weights: {done.parameters:,} parameters in {done.dtype}, {done.size / 1e6:,.1f} MB in {files}")
+    size = f"{done.size / 1e6:,.1f} MB in {format_count(done.files, 'file')}"
+    print(f"Weights: {done.parameters:,} parameters in {done.dtype}, {size}")
     print(f"Tokenizer: {done.tokenizer or 'none in the source'}")
     for note in done.notes:
         print(f"Note: {note}")
@@ -165,7 +166,7 @@ def main(argv: list[str]) -> None:
 
 
 def _size(text: str) -> str:
-    if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", text):
+    if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", text) or not float(text[:-2]):
         raise ArgumentTypeError(f"expected a size such as 500MB or 5GB, not {text!r}")
     return text
 
@@ -198,8 +199,7 @@ def convert(
 
     Raises:
         InputError: the source is not supported, BERT has no equivalent, `output_dir` is the source or contains a
-            model, or the outputs differ. Nothing is written.
-        OSError, SafetensorError: writing failed. No partial output remains.
+            model or cannot be written, or the outputs differ. Nothing is written.
     """
     _check_output_dir(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(source)
@@ -214,10 +214,10 @@ def convert(
             f"The source has no pooler. Load {model_class.__name__} with `add_pooling_layer=False`. Otherwise its "
             "pooler is random."
         )
-
     output_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent) as folder:
-        written = Path(folder)
+    temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
+    with writing(output_dir, "run the same command again"), temporary:
+        written = Path(temporary.name)
         model = build_model(model_class, config, weights, dtype, checkpoint.options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
         tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case)

@@ -1,6 +1,7 @@
 """Pretraining without text: a corpus of given token ids, and a tiny model on random examples."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 import snugbert
 from snugbert.trainers.corpus.corpus import Block, Corpus
+from snugbert.trainers.manifest import MANIFEST_NAME, publish
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
@@ -93,3 +95,9 @@ def make_trainer(
         train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
         data_collator=packed,
     )
+
+
+def renew_manifest(checkpoint: Path) -> None:
+    """Makes the manifest match the files of the checkpoint, as somebody would who changes them on purpose."""
+    (checkpoint / MANIFEST_NAME).unlink()
+    publish(checkpoint.rename(checkpoint.with_name("changed")), checkpoint)

@@ -21,7 +21,7 @@ from markdown_it import MarkdownIt
 from parity import CONFIG, HEADS
 
 import snugbert
-from snugbert.card_snugbert import HEADS as CARDS
+from snugbert.card_heads_snugbert import HEADS as CARDS
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.trainers.finetuning.plots import CAPTIONS
 from snugbert.trainers.finetuning.results import write_results

@@ -1,14 +1,20 @@
 """The output folder of a run: the files in it, the checkpoint to resume from, and removing an earlier run."""
 
 import logging
+import platform
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from transformers import TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import TrainingArguments
 
 from snugbert.errors import InputError
+from snugbert.trainers.manifest import MANIFEST_NAME, check_checkpoint, has_manifest
+
+logger = logging.getLogger(__name__)
 
 # The files that a run writes next to its model. All other files in an output folder belong to the user.
 WRITTEN_BY_A_RUN = re.compile(
@@ -16,49 +22,135 @@ WRITTEN_BY_A_RUN = re.compile(
     r"(trainer_state|config|plan)\.json",
     re.ASCII,
 )
+# Contains a checkpoint until all its files are on the disk. Pushes leave out names that begin with "_".
+UNFINISHED = "_unfinished_checkpoint"
 
 
 def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
     """Checks that a run does not overwrite another one by accident, and finds the checkpoint to resume from.
 
-    Changes no files.
+    Changes no files. The first process decides, so every process must call this.
 
     Args:
-        training_args: `resume_from_checkpoint` is a folder, or "true" for the newest complete checkpoint of
-            `output_dir`. With "true" and no run in `output_dir`, the run starts from the beginning. So a job that may
-            be stopped at any time can always use the same command.
+        training_args: `resume_from_checkpoint` is a folder, or "true" for the newest whole checkpoint of `output_dir`.
+            With "true" and no whole checkpoint, the run starts from the beginning. So a job that may be stopped at any
+            time can always use the same command.
         overwrite: allow replacing a run in `output_dir`, see [`clear_output_dir`].
 
     Returns:
         The checkpoint folder to resume from. None: start from the beginning.
 
     Raises:
-        InputError: `output_dir` contains a run that is neither resumed nor overwritten, or the checkpoint to resume
-            from is missing or incomplete.
+        InputError: `output_dir` contains a run that is neither resumed nor overwritten; it contains a model or results
+            but no whole checkpoint; the checkpoint to resume from is missing or damaged; or machines have different
+            checkpoints.
     """
-    output_dir = Path(training_args.output_dir or "")
-    resume = str(training_args.resume_from_checkpoint or "false")
-    checkpoint = None
-    if resume.lower() == "true":
-        checkpoint = find_newest_checkpoint(output_dir)
-        if checkpoint is None and list_run_files(output_dir):
-            raise InputError(
-                f"--resume_from_checkpoint true: {output_dir} contains no complete checkpoint. Train again with "
-                "--overwrite_output_dir."
-            )
-    elif resume.lower() != "false":
-        checkpoint = Path(resume)
-        if not _is_complete(checkpoint):
-            raise InputError(f"--resume_from_checkpoint: {resume} is not a complete checkpoint.")
+    output_dir, resume = Path(training_args.output_dir or ""), str(training_args.resume_from_checkpoint or "")
+    resume = "" if resume.lower() == "false" else resume
+    checkpoint = _agree(training_args, resume, lambda: _choose_checkpoint(output_dir, resume, overwrite))
+    if checkpoint is None and not overwrite:
+        _compare_machines(output_dir)
+    return checkpoint
+
+
+def find_checkpoint(training_args: TrainingArguments, resume: str | bool | None) -> str | None:
+    """Finds and checks the checkpoint for `Trainer.train(resume_from_checkpoint=...)`. Every process must call this.
+
+    Raises:
+        InputError: there is no whole checkpoint.
+    """
+
+    def choose() -> Path | None:
+        if not resume:
+            return None
+        output_dir = Path(training_args.output_dir or "")
+        checkpoint = find_newest_checkpoint(output_dir) if resume is True else _check_explicit(str(resume))
+        if checkpoint is None:
+            raise InputError(f"resume_from_checkpoint: {output_dir} contains no whole checkpoint.")
+        if not has_manifest(checkpoint):
+            logger.warning("%s cannot be verified, because it has no %s.", checkpoint, MANIFEST_NAME)
+        return checkpoint
+
+    return _agree(training_args, str(resume or ""), choose)
+
+
+def _choose_checkpoint(output_dir: Path, resume: str, overwrite: bool) -> Path | None:
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
+    run_files = list_run_files(output_dir)
+    if resume.lower() == "true":
+        checkpoint = find_newest_checkpoint(output_dir)
+        if checkpoint is not None:
+            return checkpoint
+        if not (overwrite or all(path.name.startswith("checkpoint-") for path in run_files)):
+            raise InputError(
+                f"--resume_from_checkpoint true: {output_dir} contains a model or results, but no whole checkpoint. "
+                "Choose another folder, or replace them (--overwrite_output_dir)."
+            )
+        if run_files or (output_dir / UNFINISHED).exists():
+            logger.warning("%s contains no whole checkpoint. Training starts again from step 0.", output_dir)
+        return None
+    checkpoint = _check_explicit(resume) if resume else None
     resumes_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
-    if list_run_files(output_dir) and not resumes_here and not overwrite:
+    if run_files and not resumes_here and not overwrite:
         raise InputError(
             f"--output_dir: {output_dir} already contains a run. Choose another folder, resume the run "
             "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
         )
-    return None if checkpoint is None else str(checkpoint)
+    return checkpoint
+
+
+def _check_explicit(checkpoint: str) -> Path:
+    try:
+        check_checkpoint(Path(checkpoint))
+    except InputError as error:
+        raise InputError(f"--resume_from_checkpoint: {error} Resume from another checkpoint.") from error
+    return Path(checkpoint)
+
+
+def _agree(args: TrainingArguments, resume: str, choose: Callable[[], Path | None]) -> str | None:
+    """Calls `choose` in the first process. All other processes use its checkpoint, or raise its error."""
+    name: str | None = None
+    error: str | None = None
+    if args.process_index == 0:
+        try:
+            chosen = choose()
+            name = None if chosen is None else chosen.name
+        except InputError as refusal:
+            error = str(refusal)
+    name, error = broadcast_object_list([name, error])
+    if error is not None:
+        raise InputError(error)
+    if name is None:
+        return None
+    # Machines may have different output folders.
+    checkpoint = (Path(args.output_dir or "") if resume.lower() == "true" else Path(resume).parent) / name
+    problem = None
+    if args.process_index > 0:
+        try:
+            check_checkpoint(checkpoint, checksums=False)
+        except InputError as damage:
+            problem = str(damage)
+    _stop_together(problem, f"The first process resumes from {name}.")
+    return str(checkpoint)
+
+
+def _compare_machines(output_dir: Path) -> None:
+    """Checks that no machine has a run if the first process found none, as on a replaced machine."""
+    found = f"{output_dir} contains a run." if list_run_files(output_dir) else None
+    (first,) = broadcast_object_list([found])
+    _stop_together(None if first else found, "The first process found no run to resume.")
+
+
+def _stop_together(problem: str | None, context: str) -> None:
+    """Raises an error in all processes if any has a problem."""
+    problems = gather_object([problem and f"Process {PartialState().process_index} on {platform.node()}: {problem}"])
+    problems = [problem for problem in problems if problem]
+    if problems:
+        raise InputError(
+            f"--output_dir: machines have different checkpoints. {context} {problems[0]} Use a folder that all "
+            "machines share, or copy the newest checkpoint to each."
+        )
 
 
 def clear_output_dir(training_args: TrainingArguments) -> None:
@@ -69,6 +161,7 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
 
 def remove_run(output_dir: Path) -> None:
     """Removes the checkpoints and results of a run. Its model stays until a new model replaces it."""
+    shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
     for path in list_run_files(output_dir):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -90,22 +183,12 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the complete checkpoint with the highest step. Skips incomplete ones with a warning."""
+    """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file."""
     for folder in reversed(list_checkpoints(output_dir)):
-        if _is_complete(folder):
-            return folder
-        logging.getLogger(__name__).warning("skipping %s, which is not a complete checkpoint", folder)
+        try:
+            check_checkpoint(folder)
+        except InputError as error:
+            logger.warning("skipping %s: %s", folder.name, error)
+            continue
+        return folder
     return None
-
-
-def _is_complete(checkpoint: Path) -> bool:
-    # Trainer writes trainer_state.json last, so a checkpoint with this file is complete. A checkpoint without an
-    # optimizer (--save_only_model) cannot be resumed.
-    try:
-        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        kinds = (int, list, dict)
-        if not all(map(isinstance, (state.global_step, state.log_history, state.stateful_callbacks), kinds)):
-            return False
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return False  # incomplete, or not written by Trainer
-    return any(True for pattern in ("optimizer*", "global_step*") for _ in checkpoint.glob(pattern))

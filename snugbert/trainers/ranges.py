@@ -78,7 +78,7 @@ RANGES = {
     "early_stopping_patience": COUNT,
     "early_stopping_threshold": NOT_NEGATIVE,
     "freeze_layers": NOT_NEGATIVE,
-    "layerwise_lr_decay": Range(0, 1, open_below=True),
+    "layerwise_lr_decay": SHARE,
     "max_answer_length": COUNT,
     "max_eval_samples": COUNT,
     "max_predict_samples": COUNT,

@@ -3,11 +3,12 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.configuration_snugbert import SnugBertConfig
@@ -139,6 +140,29 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
         schedule.step()
         change += f", next learning rate {optimizer.param_groups[0]['lr']:.3g} instead of {rate:.3g}"
     return change
+
+
+class ApplyIntervals(TrainerCallback):
+    """Logs, evaluates and saves as often as the arguments say. Trainer would do it as often as before the resume."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step."""
+        state.compute_steps(args, state.max_steps)
+
+
+@contextmanager
+def hide_trainer_comparison() -> Iterator[None]:
+    """Hides Trainer's own comparison. It also warns if only the batch of a device or a share of the steps differs."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
+
+    reporter = logging.getLogger("transformers.trainer_utils")
+    reporter.addFilter(is_other)
+    try:
+        yield
+    finally:
+        reporter.removeFilter(is_other)
 
 
 def _read_state(checkpoint: str) -> TrainerState:

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,21 +11,25 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
+from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, find_best
 from snugbert.trainers.log_lines import LogLines, ProgressBar
-from snugbert.trainers.output_folder import find_newest_checkpoint, list_checkpoints
+from snugbert.trainers.manifest import MANIFEST_NAME
+from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
     SETTINGS_NAME,
+    ApplyIntervals,
     apply_new_steps,
     check_training_settings,
     collect_training_settings,
+    hide_trainer_comparison,
     read_settings,
 )
 from snugbert.trainers.run_setup import move_hub_token
@@ -36,7 +41,7 @@ logger = logging.getLogger(__name__)
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 
 
-class SharedTrainer(StoppableTrainer):
+class SharedTrainer(StoppableTrainer, CheckpointTrainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
@@ -59,20 +64,25 @@ class SharedTrainer(StoppableTrainer):
         self.changes: list[str] = []
         self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         move_hub_token(self.args)
-        self.add_callback(FindBestCheckpoint)
+        self.add_callback(ApplyIntervals)
         self.remove_callback(PrinterCallback)
         self.add_callback(LogLines)
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(ProgressBar)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. Logs how many checkpoints are kept.
+        """As in Trainer. Verifies the checkpoint, and logs how many are kept.
 
         Raises:
             InputError: a setting changed since the checkpoint, or one of its files is damaged, contains objects that
-                could run code, or does not fit the run.
+                could run code, or does not fit the run; or `resume_from_checkpoint` is True and there is no whole
+                checkpoint.
         """
-        checkpoint = self.find_checkpoint(resume_from_checkpoint)
+        checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+        state = TrainerState()
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+        self._begin(state)
         self.compare_settings(checkpoint)
         limit = self.args.save_total_limit
         self._checkpoints_kept = max(limit or 0, 0)  # 0: all
@@ -81,18 +91,26 @@ class SharedTrainer(StoppableTrainer):
         # Trainer would also remove other folders that begin with "checkpoint-".
         self.args.save_total_limit = None
         try:
-            return super().train(checkpoint, *args, **kwargs)
+            with hide_trainer_comparison():
+                return super().train(checkpoint, *args, **kwargs)
         finally:
             self.args.save_total_limit = limit
 
-    def find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
-        """Returns the checkpoint that the argument of `train` means: a folder, or True for the newest."""
-        if resume_from_checkpoint is not True:
-            return str(resume_from_checkpoint) if resume_from_checkpoint else None
-        newest = find_newest_checkpoint(Path(self.args.output_dir or ""))
-        if newest is None:
-            raise ValueError(f"{self.args.output_dir} has no complete checkpoint to resume from.")
-        return str(newest)
+    def _begin(self, state: TrainerState) -> None:
+        """Called before training with the `state` of the checkpoint, or of a new run."""
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """As in Trainer. An invalid option is a short error."""
+        optim = getattr(self.args.optim, "value", self.args.optim)
+        with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
+            return super().create_optimizer(model)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """As in Trainer. An invalid option is a short error."""
+        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
+            return super().create_scheduler(num_training_steps, optimizer)
 
     def compare_settings(self, checkpoint: str | None) -> None:
         """Collects the settings of this run, and compares them with those in the checkpoint that it resumes.
@@ -153,12 +171,16 @@ class SharedTrainer(StoppableTrainer):
         self.state.best_model_checkpoint = best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        output_dir = Path(self._get_output_dir(trial))
         self.state.stateful_callbacks |= {  # type: ignore[operator]
             SETTINGS_NAME: {"settings": self._settings, "changes": self.changes}
         }
         super()._save_checkpoint(model, trial)
+        find_best(self.state, output_dir)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"))
         if self.args.should_save and self._checkpoints_kept:
-            self._remove_old_checkpoints(Path(self._get_output_dir(trial)))
+            self._remove_old_checkpoints(output_dir)
 
     def _remove_old_checkpoints(self, output_dir: Path) -> None:
         """Keeps `save_total_limit` checkpoints: the last, the best, and the newest of the others."""
@@ -172,7 +194,9 @@ class SharedTrainer(StoppableTrainer):
         ranked = sorted(list_checkpoints(output_dir), key=rank, reverse=True)
         protected = sum(folder.name in (last, best) for folder in ranked)
         for folder in ranked[max(self._checkpoints_kept, protected) :]:
-            shutil.rmtree(folder, ignore_errors=True)
+            (output_dir / UNFINISHED).mkdir(exist_ok=True)
+            folder.rename(output_dir / UNFINISHED / folder.name)  # a kill leaves no incomplete checkpoint
+        shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """As in Trainer, without `training_args.bin`, a pickle of all arguments that contains local paths."""
@@ -181,6 +205,8 @@ class SharedTrainer(StoppableTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes as Trainer does (`hub_strategy`), with the card and the model's code, without `training_args.bin`."""
+        if self.writes_checkpoint:  # Trainer calls this before the checkpoint has its name
+            return
         args, checkpoint, output_dir = self.args, Path(checkpoint_folder), Path(str(self.args.output_dir))
         busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
@@ -189,7 +215,7 @@ class SharedTrainer(StoppableTrainer):
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
         for file in checkpoint.iterdir():
-            if file.suffix in MODEL_SUFFIXES and file.name != TRAINER_STATE_NAME:
+            if file.suffix in MODEL_SUFFIXES and file.name not in (TRAINER_STATE_NAME, MANIFEST_NAME):
                 shutil.copy(file, output_dir)
         if self.write_card is not None:
             self.write_card()
@@ -202,7 +228,6 @@ class SharedTrainer(StoppableTrainer):
         ignored = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME]
         jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=ignored)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            _remove_folder_name(checkpoint / TRAINER_STATE_NAME)
             folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             message += ", checkpoint"
             jobs.append(upload(folder_path=checkpoint, path_in_repo=folder, commit_message=message))
@@ -215,24 +240,6 @@ class SharedTrainer(StoppableTrainer):
         """Returns the metrics of the last evaluation during training, without their prefix. Empty before the first."""
         lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
-
-
-class FindBestCheckpoint(TrainerCallback):
-    """Finds the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step."""
-        best = Path(args.output_dir) / Path(state.best_model_checkpoint or "none").name
-        if state.best_model_checkpoint is not None and best.is_dir():
-            state.best_model_checkpoint = str(best)
-
-
-def _remove_folder_name(file: Path) -> None:
-    """Shortens the path of the best checkpoint in a `trainer_state.json` to its name, before it is published."""
-    state = TrainerState.load_from_json(str(file))
-    if state.best_model_checkpoint is not None:
-        state.best_model_checkpoint = Path(state.best_model_checkpoint).name
-        state.save_to_json(str(file))
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -253,6 +260,17 @@ def _check_optimizer(optimizer: Any) -> None:
 
 
 @contextmanager
+def _naming(flags: str) -> Iterator[None]:
+    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names the flags."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        raise InputError(f"{flags}: {error}") from error
+
+
+@contextmanager
 def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
     """Turns an error about the content of a checkpoint's `files` into an [`InputError`]."""
     try:
@@ -264,7 +282,8 @@ def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
         for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
             read_torch_file(file)
         read_weights(Path(str(checkpoint)))
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
         raise InputError(
-            f"{checkpoint}: {files} does not fit this run ({type(error).__name__}: {error}). Resume from another "
-            f"checkpoint, or start a new run from its weights with --model_name_or_path {checkpoint}."
+            f"{checkpoint}: {files} does not fit this run ({reason}). Resume from another checkpoint, or start a new "
+            f"run from its weights with --model_name_or_path {checkpoint}."
         ) from error

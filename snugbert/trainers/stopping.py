@@ -19,6 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, seed_
 
 from snugbert.errors import InputError, RunStopped
 from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.run_lock import lock_output_dir
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +60,11 @@ class StoppableTrainer(Trainer):
 
         Raises:
             DivergedError: the loss or the gradient norm is not finite.
+            InputError: another process runs in the output folder.
             KeyboardInterrupt: on a second SIGINT.
         """
         self.interrupted, self._received, self._saved_step = None, 0, -1
-        with self._note_signals():
+        with lock_output_dir(self.args), self._note_signals():
             output = super().train(*args, **kwargs)
         if self.interrupted:
             logger.warning(
@@ -140,7 +142,8 @@ class StoppableTrainer(Trainer):
         self._saved_step = self.state.global_step
 
     def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> TrainOutput:
-        if self.interrupted and self._saved_step != self.state.global_step:
+        if self.interrupted and (self.args.save_only_model or self._saved_step != self.state.global_step):
+            self.args.save_only_model = False  # to continue, the run needs the optimizer
             self._save_checkpoint(self.model_wrapped, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         return super()._finalize_training(trial, *args, **kwargs)

@@ -1,15 +1,21 @@
 """A run that is killed again and again, and whose checkpoints are damaged, ends like an unkilled run.
 
-`python tests/torture.py --kills 50 --seed 2` kills at other random moments.
+`python tests/torture.py --seed 2` kills at other random moments.
 """
 
-from torture import Kill, assert_same_end, make_arguments, make_material, start
+import signal
+
+import pytest
+from torture import Kill, assert_same_end, damage, make_arguments, make_material, start, torture
 
 KILLS = [
     Kill(r"os.rename .*\.arrow$"),  # the text is tokenized, but its file is not renamed
     Kill(r"os.rename .*\.examples$"),
-    Kill(r"open .*/metrics.jsonl$", nth=6),
-    Kill(r"shutil.rmtree .*/checkpoint-4$"),
+    Kill(r"open .*checkpoint-4/tokenizer_config.json$"),
+    Kill(r"os.rename .*/run/checkpoint-4$"),
+    Kill(r"os.rename .*/run/checkpoint-8$", signal=signal.SIGTERM),
+    Kill(r"os.rename .*_unfinished_checkpoint/checkpoint-4$"),
+    Kill(r"open .*/metrics.jsonl$", nth=3, signal=signal.SIGINT),
     Kill(r"open .*/run/config.json$"),
 ]
 
@@ -22,5 +28,14 @@ def test_a_run_that_is_killed_at_every_stage_ends_like_an_unkilled_run(tmp_path)
     for kill in KILLS:
         reached, _ = start([*killed, "--dataloader_num_workers", "1"], kill)
         assert reached is not None, f"{kill}: the run ended before"
-    start(killed, None)
+    damage(tmp_path / "killed/run/checkpoint-20/optimizer.pt", "six bytes")
+    _, messages = start(killed, None)
+    assert "checkpoint-20" in messages and "optimizer.pt" in messages
     assert_same_end(tmp_path / "killed", tmp_path / "straight")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_fifty_kills(tmp_path):
+    """At random moments of every phase, with damage of every kind in between. Prints a line per kill."""
+    torture(tmp_path, number=50, seed=1)

@@ -16,6 +16,7 @@ import forked
 import pytest
 import torch
 from safetensors.torch import load_file
+from synthetic import renew_manifest
 from transformers import (
     BertConfig,
     BertForPreTraining,
@@ -288,6 +289,7 @@ def test_resuming_is_fast_at_any_step(material, straight, tmp_path):
     shutil.copytree(Path(straight.args.output_dir) / "checkpoint-3", tmp_path / "checkpoint-3")
     state = tmp_path / "checkpoint-3/trainer_state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 10**6}))
+    renew_manifest(state.parent)
     resumed = make_trainer(material, tmp_path, "24:100%", max_steps=10**6 + 1, save_strategy="no", eval_strategy="no")
     start = time.perf_counter()
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))

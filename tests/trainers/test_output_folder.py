@@ -1,31 +1,52 @@
 """The output folder of a run: what may be overwritten, and which checkpoint is resumed."""
 
+import json
+import os
+import platform
+import shutil
+import signal
+from pathlib import Path
+
+import forked
 import pytest
+import torch
+from accelerate import PartialState
+from synthetic import make_trainer
 from transformers import TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import check_output_dir, find_newest_checkpoint, list_run_files, remove_run
+from snugbert.trainers.manifest import publish
+from snugbert.trainers.output_folder import (
+    UNFINISHED,
+    check_output_dir,
+    find_newest_checkpoint,
+    list_run_files,
+    remove_run,
+)
 
 
-def write_checkpoint(folder, step: int, complete: bool = True) -> str:
-    checkpoint = folder / f"checkpoint-{step}"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "optimizer.pt").touch()
-    if complete:
-        TrainerState(global_step=step).save_to_json(str(checkpoint / "trainer_state.json"))
+def write_checkpoint(folder: Path, step: int) -> str:
+    """A checkpoint with its manifest."""
+    unfinished, checkpoint = folder / UNFINISHED / f"checkpoint-{step}", folder / f"checkpoint-{step}"
+    unfinished.mkdir(parents=True)
+    (unfinished / "optimizer.pt").write_text("moments")
+    TrainerState(global_step=step).save_to_json(str(unfinished / "trainer_state.json"))
+    publish(unfinished, checkpoint)
+    unfinished.parent.rmdir()
     return str(checkpoint)
 
 
-def arguments(folder, resume: str | None = None) -> TrainingArguments:
-    return TrainingArguments(str(folder), use_cpu=True, resume_from_checkpoint=resume)
+def arguments(folder, resume: str | None = None, **more) -> TrainingArguments:
+    return TrainingArguments(str(folder), use_cpu=True, resume_from_checkpoint=resume, **more)
 
 
-def test_the_newest_complete_checkpoint_is_resumed(tmp_path, caplog):
+def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
     write_checkpoint(tmp_path, 9)
     newest = write_checkpoint(tmp_path, 10)
-    write_checkpoint(tmp_path, 20, complete=False)
+    damaged = Path(write_checkpoint(tmp_path, 20))
+    (damaged / "trainer_state.json").unlink()
     assert str(find_newest_checkpoint(tmp_path)) == newest
-    assert f"skipping {tmp_path / 'checkpoint-20'}, which is not a complete checkpoint" in caplog.text
+    assert f"skipping checkpoint-20: {damaged / 'trainer_state.json'} is missing." in caplog.text
     assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) == newest
     # With nothing to resume, the same command starts a run.
     assert check_output_dir(arguments(tmp_path / "new", "true"), overwrite=False) is None
@@ -33,11 +54,166 @@ def test_the_newest_complete_checkpoint_is_resumed(tmp_path, caplog):
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path):
     write_checkpoint(tmp_path, 10)
+    (tmp_path / UNFINISHED).mkdir()
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match="already contains a run"):
         check_output_dir(arguments(tmp_path), overwrite=False)
-    with pytest.raises(InputError, match="is not a complete checkpoint"):
+    with pytest.raises(InputError, match="checkpoint-11 contains no"):
         check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-11")), overwrite=False)
     assert check_output_dir(arguments(tmp_path), overwrite=True) is None
     remove_run(tmp_path)
-    assert list_run_files(tmp_path) == [] and (tmp_path / "notes.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("finished", [None, "config.json", "train_results.json"])
+def test_a_run_without_a_whole_checkpoint_starts_again(finished, tmp_path, caplog):
+    """Unless its folder contains a model or results."""
+    (Path(write_checkpoint(tmp_path, 10)) / "optimizer.pt").unlink()
+    start_again = "contains no whole checkpoint. Training starts again from step 0."
+    if finished is None:
+        assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
+        assert "optimizer.pt is missing" in caplog.text and start_again in caplog.text
+        return
+    (tmp_path / finished).touch()
+    with pytest.raises(InputError, match="contains a model or results, but no whole checkpoint"):
+        check_output_dir(arguments(tmp_path, "true"), overwrite=False)
+    assert start_again not in caplog.text
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
+    assert start_again in caplog.text
+
+
+# --- damaged checkpoints ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run with dropout and two checkpoints."""
+    folder = tmp_path_factory.mktemp("run")
+    make_trainer(folder, max_steps=2, save_steps=1, dropout=0.1).train()
+    return folder
+
+
+def cut(size: int | None):
+    return lambda file: file.write_bytes(file.read_bytes()[:size])
+
+
+def overwrite_six_bytes(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 6] = bytes(byte ^ 255 for byte in content[middle : middle + 6])
+    file.write_bytes(content)
+
+
+DAMAGES = [
+    ("optimizer.pt", "has 0 bytes instead of", cut(0)),
+    ("optimizer.pt", "has [0-9]+ bytes instead of", cut(-100)),
+    ("scheduler.pt", "has 0 bytes instead of", cut(0)),
+    ("rng_state.pth", "has 0 bytes instead of", cut(0)),
+    ("rng_state.pth", "is missing", Path.unlink),
+    ("trainer_state.json", "has 2 bytes instead of", lambda file: file.write_text("{}")),
+    ("model.safetensors", "is missing", Path.unlink),
+    ("model.safetensors", "has [0-9]+ bytes instead of", cut(1000)),
+    ("manifest.json", "is missing", Path.unlink),
+    ("manifest.json", "does not describe trainer_state.json", lambda file: file.write_text("{}")),
+    ("manifest.json", "is not JSON", cut(1000)),
+    *(
+        (name, "its checksum is not", overwrite_six_bytes)
+        for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+    ),
+    ("config.json", "its checksum is not", overwrite_six_bytes),
+    ("manifest.json", "is not JSON", overwrite_six_bytes),
+]
+
+
+@pytest.mark.parametrize(("name", "problem", "damage"), DAMAGES)
+def test_a_damaged_checkpoint_is_skipped(name, problem, damage, run, tmp_path, caplog):
+    """The warning names the file. So does the error if the checkpoint is passed explicitly."""
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    damaged = tmp_path / "checkpoint-2"
+    damage(damaged / name)
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) == str(tmp_path / "checkpoint-1")
+    with pytest.raises(InputError, match=f"--resume_from_checkpoint: .*{damaged / name}.* {problem}") as error:
+        check_output_dir(arguments(tmp_path, str(damaged)), overwrite=False)
+    assert "\n" not in str(error.value) and str(error.value).split(": ", 1)[1].split(" Resume")[0] in caplog.text
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run, tmp_path):
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "checkpoint-2/rng_state.pth").unlink()
+    make_trainer(tmp_path, max_steps=2, save_steps=1, dropout=0.1).train(resume_from_checkpoint=True)
+    for name in ("model.safetensors", "rng_state.pth"):
+        assert (tmp_path / "checkpoint-2" / name).read_bytes() == (run / "checkpoint-2" / name).read_bytes()
+    check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-2")), overwrite=False)  # whole again
+
+
+def test_a_checkpoint_of_trainer_itself_is_resumed_with_a_warning(run, tmp_path, caplog):
+    checkpoint = tmp_path / "checkpoint-1"
+    shutil.copytree(run / checkpoint.name, checkpoint)
+    (checkpoint / "manifest.json").unlink()
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    del state["stateful_callbacks"]["RunSettings"]
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no")
+    trainer.train(resume_from_checkpoint=True)
+    assert f"{checkpoint} cannot be verified, because it has no manifest.json" in caplog.text
+    assert trainer.state.global_step == 2
+
+
+# --- killed and moved runs --------------------------------------------------------------------------------------
+
+
+def killed_at_the_first_checkpoint(folder: Path) -> None:
+    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    make_trainer(folder, max_steps=2, save_steps=1, dropout=0.1).train()
+
+
+def test_a_kill_during_the_first_checkpoint_does_not_block_a_restart(run, tmp_path, caplog):
+    assert forked.run(killed_at_the_first_checkpoint, tmp_path).returncode == -signal.SIGKILL
+    assert (tmp_path / UNFINISHED / "checkpoint-1/model.safetensors").exists() and list_run_files(tmp_path) == []
+    assert check_output_dir(arguments(tmp_path), overwrite=False) is None
+    assert caplog.text == ""
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
+    assert f"{tmp_path} contains no whole checkpoint. Training starts again from step 0." in caplog.text
+    make_trainer(tmp_path, max_steps=1, save_steps=1, dropout=0.1).train()
+    weights = [(folder / "checkpoint-1/model.safetensors").read_bytes() for folder in (tmp_path, run)]
+    assert weights[0] == weights[1] and not (tmp_path / UNFINISHED).exists()
+
+
+def train_on_a_machine(folder: Path) -> None:
+    """One of two machines that share no disk. Resumes with copied checkpoints, then without those of each in turn."""
+    os.environ["LOCAL_RANK"] = "0"
+    rank = int(os.environ["RANK"])
+    mine, options = folder / f"machine-{rank}", {"dropout": 0.1, "save_steps": 1}
+    straight = make_trainer(mine, max_steps=2, **options)
+    straight.train()
+    if rank == 1:
+        assert not mine.exists() or list(mine.iterdir()) == []
+        shutil.copytree(folder / "machine-0/checkpoint-1", mine / "checkpoint-1")
+    PartialState().wait_for_everyone()
+    if rank == 0:
+        shutil.rmtree(mine / "checkpoint-2")
+    checkpoint = check_output_dir(arguments(mine, "true"), overwrite=False)
+    resumed = make_trainer(mine, max_steps=2, **options)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    messages = []
+    for case in ("lacks the newest checkpoint", "is replaced by an empty machine"):
+        if rank == 0 and case == "is replaced by an empty machine":
+            shutil.rmtree(mine)
+        try:
+            check_output_dir(arguments(mine, "true"), overwrite=False)
+        except InputError as error:
+            messages.append(str(error))
+    weights = zip(straight.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in weights)
+    (folder / f"messages-{rank}.json").write_text(json.dumps(messages))
+
+
+def test_a_machine_without_the_checkpoint_stops_all(tmp_path):
+    """The first process writes a checkpoint for all. It can be copied to other machines."""
+    process = forked.run(train_on_a_machine, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
+    other = f"Process 1 on {platform.node()}: {tmp_path / 'machine-1'}"
+    for rank in (0, 1):
+        messages = json.loads((tmp_path / f"messages-{rank}.json").read_text())
+        assert f"The first process resumes from checkpoint-2. {other}/checkpoint-2 contains no" in messages[0]
+        assert f"The first process found no run to resume. {other} contains a run." in messages[1]

@@ -1,10 +1,12 @@
 """A run resumes with its settings. A changed setting is refused by name, another number of steps is reported."""
 
 import json
+import logging
 import shutil
 
 import pytest
-from synthetic import make_trainer
+import synthetic
+from synthetic import make_trainer, renew_manifest
 
 from snugbert.errors import InputError
 from snugbert.trainers.run_settings import read_settings
@@ -46,12 +48,16 @@ def test_a_changed_setting_is_refused_by_name(checkpoint, tmp_path, changes, mes
     assert f"--model_name_or_path {checkpoint}" in text and not list(tmp_path.iterdir())
 
 
-def test_settings_that_do_not_change_the_outcome_may_change(checkpoint, tmp_path, caplog):
-    changes = {"logging_steps": 2, "save_steps": 1, "save_total_limit": 1, "dataloader_num_workers": 1}
+def test_settings_that_do_not_change_the_outcome_may_change(checkpoint, tmp_path, caplog, monkeypatch):
+    changes = {"logging_steps": 0.5, "save_steps": 3, "save_total_limit": 5, "dataloader_num_workers": 1}
     changes |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer = make_trainer(tmp_path, **RUN | changes)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     trainer.train(resume_from_checkpoint=checkpoint)
-    assert trainer.changes == [] and "changed" not in caplog.text
+    assert trainer.changes == [] and "changed" not in caplog.text and "do not match" not in caplog.text
+    # Trainer would keep the earlier intervals.
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
+    assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 4]
 
 
 def test_more_steps_are_applied_and_reported(checkpoint, tmp_path, caplog):
@@ -87,17 +93,22 @@ def test_fewer_steps_than_the_checkpoint_has_are_refused(checkpoint, tmp_path):
         InputError, match=r"^--max_steps: .*checkpoint-2 has taken 2 steps, more than the 1 step of this run"
     ):
         trainer.train(resume_from_checkpoint=checkpoint)
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("saved", [{}, {"RunSettings": {"settings": {"a new one": 1}}}], ids=["none", "others"])
-def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, caplog, saved):
+def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, caplog, monkeypatch, saved):
     """Checkpoints of Trainer, and of other versions."""
     file = tmp_path / "checkpoint-2/trainer_state.json"
     shutil.copytree(checkpoint, file.parent)
     state = json.loads(file.read_text())
     state["stateful_callbacks"].pop("RunSettings")
     file.write_text(json.dumps(state | {"stateful_callbacks": state["stateful_callbacks"] | saved}))
+    renew_manifest(file.parent)
+    monkeypatch.setattr(synthetic, "VOCAB_SIZE", 300)
+    with pytest.raises(InputError, match=r"checkpoint-2: the model does not fit this run \(.{,300} \.\.\.\)"):
+        make_trainer(tmp_path, **RUN).train(resume_from_checkpoint=str(file.parent))
+    monkeypatch.undo()
     make_trainer(tmp_path, **RUN | {"seed": 1}).train(resume_from_checkpoint=str(file.parent))
     warned = f"{file.parent} stores no settings. They are not compared with those of this run." in caplog.text
     assert warned == (saved == {})

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import stat
 
 import torch
 from parity import CONFIG
@@ -32,7 +34,11 @@ def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, capl
         trainer.train(resume_from_checkpoint=resume or None)
         return trainer
 
-    train(2, resume=False)
+    umask = os.umask(0o027)
+    train(2, resume=False).save_model()
+    os.umask(umask)
+    for folder in (tmp_path, tmp_path / "checkpoint-2"):
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.is_file()} == {0o640}
     first = capsys.readouterr()
     assert [line.split("  ")[0] for line in first.err.splitlines() if "loss" in line] == ["step 1/2", "step 2/2"]
     assert "{" not in first.out + first.err

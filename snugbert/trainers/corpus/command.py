@@ -12,13 +12,13 @@ It also lists and cleans the cache:
     snugbert prepare --clean all
 """
 
-import shlex
 from pathlib import Path
 
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.corpus.arguments import CacheArguments, OutputArguments, PreparationArguments
+from snugbert.trainers.hints import changed_flags, format_command
 
 
 def main(argv: list[str]) -> None:
@@ -73,7 +73,12 @@ def main(argv: list[str]) -> None:
         )
     else:
         print(f"{folder}: {open_corpus(folder, tokenizer)}")
-        print(
-            f"Next: snugbert pretrain --tokenizer_name {shlex.quote(tokenizer_args.tokenizer_name)} "
-            f"--corpus {shlex.quote(str(folder))} --config_name mini --output_dir pretrained"
-        )
+        flags = {
+            "tokenizer_name": tokenizer_args.tokenizer_name,
+            **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
+            "corpus": folder,
+            **changed_flags(text_args, ("lines_are_sentences", "language")),  # for --validation_file and the card
+            "config_name": "mini",
+            "output_dir": "pretrained",
+        }
+        print(f"Next: {format_command('pretrain', flags)}")

@@ -6,15 +6,13 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from snugbert.card_heads_snugbert import HEADS, REGRESSION, how_to_load
 from snugbert.card_snugbert import (
     BIAS_WARNING,
-    HEADS,
-    REGRESSION,
     TAGS,
     code_span,
     escape,
     find_base_model,
-    how_to_load,
 )
 from snugbert.trainers.card import eval_result, save_model_card, table
 from snugbert.trainers.finetuning.plots import describe_plot, list_plots

@@ -28,7 +28,8 @@ from snugbert.trainers.finetuning.results import RunResults, format_summary, wri
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
 from snugbert.trainers.finetuning.tables import sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
-from snugbert.trainers.output_folder import find_newest_checkpoint, list_checkpoints
+from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.run_lock import LOCK_NAME
 from snugbert.trainers.stopping import DivergedError
 
 logger = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ def _run_arguments(args: FineTuningArguments, run: PlannedRun) -> FineTuningArgu
     run_args.seed, run_args.output_dir = run.seed, str(run.folder)
     # The folder was checked: an interrupted run in it belongs to this sweep.
     run_args.overwrite_output_dir = True
-    run_args.resume_from_checkpoint = "true" if find_newest_checkpoint(run.folder) is not None else None
+    run_args.resume_from_checkpoint = "true"
     run_args.push_to_hub, run_args.sweep, run_args.seeds = False, None, 1
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]
@@ -211,7 +212,7 @@ def _finish(
         hub.upload_folder(
             repo_id=repository,
             folder_path=output_dir,
-            ignore_patterns=["runs/*", PLAN, TRAINING_ARGS_NAME],
+            ignore_patterns=["runs/*", "_*", PLAN, TRAINING_ARGS_NAME],
             commit_message="Best run of a sweep",
         )
 
@@ -232,7 +233,7 @@ def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
     for path in best.folder.iterdir():
         if path.suffix == ".safetensors":
             path.replace(output_dir / path.name)
-        elif path.is_file() and path.name not in (DONE, "results.md"):
+        elif path.is_file() and path.name not in (DONE, "results.md", LOCK_NAME):
             shutil.copy2(path, output_dir / path.name)
 
 

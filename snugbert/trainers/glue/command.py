@@ -28,10 +28,12 @@ def main(argv: list[str]) -> None:
     from snugbert.trainers.finetuning.sweep import run_task
     from snugbert.trainers.glue.suite import run_suite
     from snugbert.trainers.glue.task import make_task
+    from snugbert.trainers.run_lock import lock_output_dir
     from snugbert.trainers.run_setup import set_up
 
     set_up(training_args)
-    if data_args.task_name == "all":
-        run_suite(model_args, data_args, training_args)
-    else:
-        run_task(make_task(model_args, data_args, training_args), model_args, training_args)
+    with lock_output_dir(training_args):
+        if data_args.task_name == "all":
+            run_suite(model_args, data_args, training_args)
+        else:
+            run_task(make_task(model_args, data_args, training_args), model_args, training_args)

@@ -18,7 +18,6 @@ from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import TASKS
 from snugbert.trainers.glue.data import missing_files
 from snugbert.trainers.glue.task import make_task
-from snugbert.trainers.output_folder import find_newest_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
     task_args.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
     # The folder was checked: an interrupted run in it belongs to this suite. A sweep checks its own folder.
     task_args.overwrite_output_dir = not args.sweeps
-    task_args.resume_from_checkpoint = "true" if find_newest_checkpoint(folder) is not None else None
+    task_args.resume_from_checkpoint = "true"
     return task_args
 
 

@@ -95,12 +95,10 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
     """
     for dataset in datasets:
         check_dataset(dataset)
-    parts = args.gradient_accumulation_steps * args.world_size
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
     if len(lengths) > 1 and None in lengths:
         raise InputError("phases: with several datasets, each needs a `max_seq_length`, like PretrainingDataset.")
-    batch_sizes = [args.per_device_train_batch_size * parts]
-    batch_sizes += [max(1, round(batch_sizes[0] * lengths[0] / length)) for length in lengths[1:]]
+    batch_sizes = choose_batch_sizes(lengths, args)
     steps = args.max_steps
     if steps <= 0:
         epochs_per_step = sum(
@@ -115,13 +113,30 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
     ):
         if start == end:
             raise InputError(f"--phases: length {length} gets no steps (the run has {steps}). Increase its share.")
+        phases.append(Phase(dataset, end - start, batch_size))
+    return phases
+
+
+def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> list[int]:
+    """Returns the number of examples per step for each phase.
+
+    Args:
+        lengths: maximum sequence length of each phase. A single one may be None.
+        args: the batch size of the first phase.
+
+    Raises:
+        InputError: a step has fewer examples than processes x accumulation steps.
+    """
+    parts = args.gradient_accumulation_steps * args.world_size
+    batch_sizes = [args.per_device_train_batch_size * parts]
+    batch_sizes += [max(1, round(batch_sizes[0] * lengths[0] / length)) for length in lengths[1:]]
+    for length, batch_size in zip(lengths, batch_sizes, strict=True):
         if batch_size < parts:
             raise InputError(
                 f"--phases: the batch size for length {length} is {batch_size}, less than processes x accumulation "
                 f"steps ({parts}). Use a larger batch or fewer --gradient_accumulation_steps."
             )
-        phases.append(Phase(dataset, end - start, batch_size))
-    return phases
+    return batch_sizes
 
 
 def find_phase(phases: Sequence[Phase], step: int) -> Phase:
@@ -130,6 +145,13 @@ def find_phase(phases: Sequence[Phase], step: int) -> Phase:
         if step < end:
             return phase
     raise IndexError(step)
+
+
+def find_epoch(phases: Sequence[Phase], step: int) -> int:
+    """Returns the epoch of the first example of `step`, among the epochs of its phase. All count from 0."""
+    phase = find_phase(phases, step)
+    first_step = sum(earlier.steps for earlier in phases[: phases.index(phase)])
+    return (step - first_step) * phase.batch_size // len(phase.dataset)
 
 
 def count_epochs(phases: Sequence[Phase], steps: int) -> float:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_snugbert import BIAS_WARNING, HEADS, TAGS, escape, find_base_model, how_to_load
+from snugbert.card_heads_snugbert import HEADS, how_to_load
+from snugbert.card_snugbert import BIAS_WARNING, TAGS, escape, find_base_model
 from snugbert.trainers.card import eval_result, save_model_card, table
 from snugbert.trainers.pretraining.plot import FORMATS, PLOT_NAME
 
@@ -45,7 +46,7 @@ def write_pretraining_card(
     Args:
         output_dir: folder of the model and the tokenizer.
         name: repository on the Hub, or name of the folder.
-        language: ISO 639-1 code, or None.
+        language: language code of the text, or None. The example is in this language.
         data: rows of the table of training and validation text.
         settings: rows of the table of training settings.
         metrics: metrics on the validation text. Only those in [`METRICS`] are used.
@@ -72,7 +73,7 @@ def write_pretraining_card(
     sections = [
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was pretrained with SnugBERT, starting from {escape(start)}.",
-        how_to_load(name, head),
+        how_to_load(name, head, language),
         f"## Text\n\n{table(('text', 'source'), data.items())}",
         f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
     ]

@@ -29,7 +29,7 @@ def write_run_card(
     write_pretraining_card(
         output_dir,
         name=trainer.hub_model_id or trainer.args.hub_model_id or output_dir.resolve().name,
-        language=data_args.sentence_language,
+        language=_find_language(data_args, train),
         data=_describe_text(train, validation),
         settings=_describe_training(trainer, model_args, data_args),
         metrics=metrics,
@@ -39,6 +39,12 @@ def write_run_card(
         base_model=model_args.model_name_or_path,
         sentence_pairs=not data_args.no_nsp,
     )
+
+
+def _find_language(data_args: PretrainingDataArguments, train: Corpus | None) -> str | None:
+    """Returns the language of the text. None if lines are sentences and --language is not given."""
+    recorded = None if train is None else train.settings.get("language")  # a prepared corpus may have another one
+    return recorded or (None if data_args.language == "en" else data_args.language)
 
 
 def _name_validation_text(data_args: PretrainingDataArguments, validation: Corpus | None) -> str:

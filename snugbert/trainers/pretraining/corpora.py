@@ -9,10 +9,12 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.corpus.corpus import Corpus, open_corpus
+from snugbert.trainers.documents import find_files, read_lines
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
 from snugbert.trainers.text_arguments import TextArguments
+from snugbert.trainers.text_lines import ReadingLog
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ def load_corpora(
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
     if not has_text and data_args.corpus is None and (training_args.do_train or not data_args.validation_file):
         raise InputError("there is no text. Give --train_file, --dataset_name or --corpus.")
+    check_files(data_args)
     percentage = data_args.validation_split_percentage
     hold_out = training_args.do_eval and not data_args.validation_file
     if hold_out and data_args.corpus is not None:
@@ -57,6 +60,13 @@ def load_corpora(
         return corpus
 
     train = validation = None
+    if data_args.validation_file:  # first, because the training text can take hours
+        text = TextArguments(
+            train_file=data_args.validation_file,
+            text_column_name=data_args.text_column_name,
+            on_bad_text=data_args.on_bad_text,
+        )
+        validation = prepare(text, "validation text")
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
         logger.info("training text: %s", train)
@@ -72,14 +82,21 @@ def load_corpora(
         validation = prepare(data_args, name, documents=f"{percentage} %", keeps=is_held_out)
     elif has_text:
         train = prepare(data_args, "training text")
-    if data_args.validation_file:
-        text = TextArguments(
-            train_file=data_args.validation_file,
-            text_column_name=data_args.text_column_name,
-            on_bad_text=data_args.on_bad_text,
-        )
-        validation = prepare(text, "validation text")
     return train, validation
+
+
+def check_files(data_args: PretrainingDataArguments) -> None:
+    """Finds the text files, and reads the first line or row of each.
+
+    Raises:
+        InputError: a file does not exist, has an unknown suffix, or cannot be read.
+    """
+    for flag, patterns in (("train_file", data_args.train_file), ("validation_file", data_args.validation_file)):
+        try:
+            for file in find_files(patterns):
+                next(read_lines([file], data_args.text_column_name, ReadingLog(data_args.on_bad_text)), None)
+        except InputError as error:
+            raise InputError(f"--{flag}: {error}") from error
 
 
 def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:

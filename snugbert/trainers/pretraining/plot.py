@@ -1,8 +1,9 @@
 """`training.png`: the curves of a pretraining run, from its `metrics.jsonl`.
 
 A line of `metrics.jsonl` is a JSON object. A training line has `step`, `tokens` (seen so far), `learning_rate`,
-`mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`. An evaluation line has `step` and
-the same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
+`grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`.
+An evaluation line has `step` and the same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0
+and 1.
 """
 
 import json
@@ -17,18 +18,19 @@ from snugbert.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, 
 PLOT_NAME = "training.png"  # in the output folder
 TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
+CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}
 
 
 def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
-    """Draws losses, accuracies and the learning rate over the tokens seen.
+    """Draws losses, accuracies, the learning rate, the gradient norm and the speed over the tokens seen.
 
     Args:
         metrics_file: the log. Incomplete lines, which a killed run may leave, are skipped.
         image_file: the PNG to write. If the log has no metrics, an old image is removed.
         baselines: metrics of trivial predictions by name, such as `mlm_loss`, drawn as dotted lines.
     """
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
     lines = _read_metrics(metrics_file)
     tasks = [task for task in TASKS if any(f"{task}_loss" in name for line in lines for name in line)]
@@ -36,29 +38,36 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
         image_file.unlink(missing_ok=True)
         return
     unit, unit_name = _choose_unit(max(line["tokens"] for line in lines))
-    figure = new_figure(6 * len(tasks) + 0.5, 8)
-    panels = figure.subplots(3, len(tasks), sharex=True, squeeze=False, height_ratios=(4, 4, 1.3))
-    rates = _curve(lines, "learning_rate", unit)
-    for column, task in enumerate(tasks):
-        for row, (measure, label) in enumerate(MEASURES.items()):
+    conditions = [name for name in CONDITIONS if any(name in line for line in lines)]
+    figure = new_figure(6 * len(tasks) + 0.5, 7 + 1.2 * len(conditions))
+    rows: list[Any] = [[f"{task}_{measure}" for task in tasks] for measure in MEASURES]
+    rows += [[name] * len(tasks) for name in conditions]
+    panels = figure.subplot_mosaic(rows, sharex=True, height_ratios=[4, 4, *([1.3] * len(conditions))])
+    for task in tasks:
+        for measure, label in MEASURES.items():
             name = f"{task}_{measure}"
-            form, baseline = FORMATS[measure], (baselines or {}).get(name)
-            draw_curves(panels[row, column], _curve(lines, name, unit), _curve(lines, f"eval_{name}", unit), form)
+            panel, form, baseline = panels[name], FORMATS[measure], (baselines or {}).get(name)
+            draw_curves(panel, _curve(lines, name, unit), _curve(lines, f"eval_{name}", unit), form)
             if baseline is not None:
-                text = f"baseline {baseline:{form}}"
-                panels[row, column].axhline(baseline, color=GREY, linestyle=":", label=text)
-            panels[row, column].legend(frameon=False)
-            panels[row, column].set_ylabel(label)
+                panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{form}}")
+            panel.legend(frameon=False)
+            panel.set_ylabel(label)
             if measure == "accuracy":
-                panels[row, column].yaxis.set_major_formatter(PercentFormatter(1))
-        panels[0, column].set_title(TASKS[task], **TITLE)
-        panels[2, column].plot(*rates, color=GREY, marker=marker(rates))
-        panels[2, column].set_ylim(bottom=0)
-        panels[2, column].set_ylabel("learning rate")
-        panels[2, column].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-        panels[2, column].set_xlabel(f"tokens seen{unit_name}")
-        panels[2, column].set_xlim(left=0)
-    for panel in panels.flat:
+                panel.yaxis.set_major_formatter(PercentFormatter(1))
+        panels[f"{task}_loss"].set_title(TASKS[task], **TITLE)
+        panels[f"{task}_accuracy"].tick_params(labelbottom=True)  # narrower than the panels below
+    for name in conditions:
+        curve = _curve(lines, name, unit)
+        panels[name].plot(*curve, color=GREY, linewidth=1.2, marker=marker(curve))
+        panels[name].set_ylim(bottom=0)
+        panels[name].set_ylabel(CONDITIONS[name])
+        if name == "learning_rate":
+            panels[name].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+        else:
+            panels[name].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    panels[conditions[-1]].set_xlabel(f"tokens seen{unit_name}")
+    panels[conditions[-1]].set_xlim(left=0)
+    for panel in panels.values():
         tidy(panel)
     figure.savefig(image_file, format="png")
 
@@ -78,7 +87,8 @@ def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
         return []
     # Interpolation gives evaluation lines their tokens. All steps have nearly the same number.
     steps, tokens = [line["step"] for line in measured], [line["tokens"] for line in measured]
-    lines = [{"tokens": float(np.interp(line["step"], steps, tokens))} | line for line in lines]
+    interpolated = np.interp([line["step"] for line in lines], steps, tokens).tolist()
+    lines = [{"tokens": number} | line for number, line in zip(interpolated, lines, strict=True)]
     return sorted(lines, key=lambda line: line["tokens"])
 
 

@@ -6,19 +6,14 @@ run can resume any checkpoint, and `from_pretrained` opens all of them. BERT is 
 BERT-large has 335M parameters, 4 GB with AdamW's state.
 """
 
-import errno
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -87,20 +82,15 @@ class ProcessesTrainer(Trainer):
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        with _writing(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"):
-            super()._save_checkpoint(model, trial)
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer. Saves complete weights, also under FSDP2."""
-        with _writing(Path(output_dir or self.args.output_dir or "")):
-            if not self._is_sharded:
-                return super().save_model(output_dir, _internal_call)
-            sharded, weights = self.model, get_model_state_dict(self.model, options=GATHERED)
-            if self.args.should_save:
-                self.model = _unsharded(sharded, weights)
-                self._save(output_dir)
-                self.model = sharded
+        if not self._is_sharded:
+            return super().save_model(output_dir, _internal_call)
+        sharded, weights = self.model, get_model_state_dict(self.model, options=GATHERED)
+        if self.args.should_save:
+            self.model = _unsharded(sharded, weights)
+            self._save(output_dir)
+            self.model = sharded
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer = _bare(self.optimizer)
@@ -173,23 +163,3 @@ def _load_optimizer_state(file: Path) -> dict[str, Any]:
             f"--model_name_or_path {file.parent}."
         )
     return content
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turns an error while writing `folder` into an [`InputError`]."""
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # torch reports any failure to write as a RuntimeError without a reason.
-        is_torch_writer = extract_tb(error.__traceback__)[-1].filename == torch.serialization.__file__
-        if isinstance(error, RuntimeError) and not is_torch_writer:
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = "Fix this"
-        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
-        if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            remedy = "The disk is probably full. Free some space"
-        raise InputError(
-            f"{folder} could not be written: {reason}. {remedy} and resume with --resume_from_checkpoint true."
-        ) from error

@@ -1,8 +1,9 @@
 """A run of `snugbert pretrain`, from its arguments to the model, its metrics, its plot and its card."""
 
+import copy
 import logging
-import shlex
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,27 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
+    TrainerState,
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.disk_space import check_disk_space
+from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.baselines import compute_baselines, format_comparison
-from snugbert.trainers.pretraining.batches import Phase, plan_phases
+from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
 from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora, make_dataset
@@ -36,6 +43,7 @@ from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
+from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
@@ -56,10 +64,10 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
-    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     _check_lengths(data_args, config)
+    choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
         data_args.mlm_probability,
@@ -70,7 +78,19 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     if data_args.show:
         show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
+    with lock_output_dir(training_args):
+        _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, collator)
 
+
+def _train_and_evaluate(
+    model_args: ModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    config: SnugBertConfig,
+    collator: SnugBertDataCollatorForPretraining,
+) -> None:
+    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, collect_training_settings(training_args, config))
@@ -78,6 +98,9 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
+    if do_train:
+        check_disk_space(training_args, model.parameters())
+        _check_training_arguments(training_args, model)
     train_corpus, validation_corpus = load_corpora(data_args, training_args, model_args.cache_dir, tokenizer)
 
     epochs_dir = output_dir / "epochs"
@@ -99,25 +122,23 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
             epochs_dir,
             VALIDATION_SEED,
         )
-    try:
-        trainer = PretrainingTrainer(
-            model=model,
-            args=training_args,
-            phases=phases,
-            eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
-            data_collator=collator,
-            processing_class=tokenizer,
-            data_settings=data_settings,
-        )
-    except (ValueError, RuntimeError) as error:  # arguments that Trainer rejects, such as a reporter not installed
-        raise InputError(str(error)) from error
+    trainer = _make_trainer(
+        model=model,
+        args=training_args,
+        phases=phases,
+        eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
+        data_collator=collator,
+        processing_class=tokenizer,
+        data_settings=data_settings,
+    )
     trainer.command_settings = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
     write_card = partial(write_run_card, trainer, model_args, data_args, train_corpus, validation_corpus)
     seconds = 0.0
     if do_train:
         trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
-        if checkpoint is None:
+        if checkpoint is None and data_args.overwrite_output_dir:
             trainer.add_callback(ClearOutputDir())
+        trainer.add_callback(DrawTraining())
         result = trainer.train(resume_from_checkpoint=checkpoint)
         raise_if_interrupted(trainer)
         seconds = result.metrics["train_runtime"]
@@ -133,7 +154,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         shutil.rmtree(epochs_dir, ignore_errors=True)
     if training_args.should_save:
         if do_train:
-            draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
+            _draw(output_dir, baselines)
             write_card(metrics, baselines)
             steps, duration = f"{trainer.state.global_step:,} steps", format_duration(seconds)
             if checkpoint is None:
@@ -142,7 +163,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
                 print(f"\nTrained {steps}. The steps after {Path(checkpoint).name} took {duration}.")
         if metrics:
             print(f"\n{format_comparison(metrics, baselines, data_args.objective)}")
-        _print_files(output_dir, do_train, bool(metrics))
+        _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
     if do_train and training_args.push_to_hub:
         trainer.push_to_hub()
 
@@ -153,6 +174,39 @@ class ClearOutputDir(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step."""
         clear_output_dir(args)
+
+
+class DrawTraining(TrainerCallback):
+    """Draws `training.png` when a checkpoint is saved, in about a second. The end of the run draws it again."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer after a checkpoint was saved."""
+        if state.is_world_process_zero and state.log_history and state.global_step < state.max_steps:
+            _draw(Path(args.output_dir or ""))
+
+
+def _draw(output_dir: Path, baselines: Mapping[str, float] | None = None) -> None:
+    """Draws the log. A plot that cannot be drawn does not stop a run."""
+    try:
+        draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
+    except Exception as error:
+        logger.warning("%s was not drawn (%s: %s)", output_dir / PLOT_NAME, type(error).__name__, error)
+
+
+def _check_training_arguments(args: PretrainingArguments, model: PreTrainedModel) -> None:
+    """Makes a trainer, the optimizer and the schedule without data, because preparing the data can take hours."""
+    args = copy.copy(args)
+    args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
+    _make_trainer(model=model, args=args).create_optimizer_and_scheduler(
+        args.max_steps if args.max_steps > 0 else 10**9
+    )
+
+
+def _make_trainer(**arguments: Any) -> PretrainingTrainer:
+    try:
+        return PretrainingTrainer(**arguments)
+    except (ValueError, RuntimeError, ImportError) as error:  # Trainer rejects an argument, such as a reporter
+        raise InputError(str(error)) from error
 
 
 def _check_lengths(data_args: PretrainingDataArguments, config: PreTrainedConfig) -> None:
@@ -196,7 +250,7 @@ def _evaluate(trainer: PretrainingTrainer, baselines: dict[str, float]) -> dict[
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
 
-def _print_files(output_dir: Path, trained: bool, evaluated: bool) -> None:
+def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
     files = {"model": "", "plot": PLOT_NAME, "model card": "README.md"} if trained else {}
     if evaluated:
         files["metrics"] = "eval_results.json"
@@ -205,7 +259,5 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool) -> None:
         if (output_dir / file).exists():  # a short run has no plot
             print(f"{name:<12}{output_dir / file}")
     if trained:
-        print(
-            "\nNext, fine-tune it:\n"
-            f"  snugbert glue --model_name_or_path {shlex.quote(str(output_dir))} --task_name sst2 --output_dir sst2"
-        )
+        flags = {"model_name_or_path": output_dir, **hub_flags, "task_name": "sst2", "output_dir": "sst2"}
+        print(f"\nNext, fine-tune it:\n  {format_command('glue', flags)}")

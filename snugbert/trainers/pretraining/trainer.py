@@ -10,7 +10,6 @@ Shapes: a batch has N sequences.
 import copy
 import functools
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -20,13 +19,10 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 from transformers import TrainerState, get_wsd_schedule
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
-    PREFIX_CHECKPOINT_DIR,
     EvalLoopOutput,
     IntervalStrategy,
     SaveStrategy,
-    TrainOutput,
 )
 from transformers.utils import ModelOutput
 
@@ -43,6 +39,7 @@ from snugbert.trainers.pretraining.batches import (
     plan_phases,
     seed_random_state,
 )
+from snugbert.trainers.pretraining.coverage import check_processes, log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
@@ -124,24 +121,19 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self.data_settings = data_settings or {}
         self._step_pairs: torch.Tensor | None = None
         self._metrics_file: MetricsFile | None = None
-        self._begin(TrainerState())
+        self._load_log(TrainerState())
 
     # --- start and end of a run ---------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer, with the log of a checkpoint."""
-        output_dir = Path(self.args.output_dir or "")
-        checkpoint = self.find_checkpoint(resume_from_checkpoint)
-        state = TrainerState()
-        if checkpoint is not None:
-            state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
-        self._begin(state)
+    def _begin(self, state: TrainerState) -> None:
+        self._load_log(state)
         precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
         precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
         self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        check_processes(self.phases)
         if self.is_world_process_zero():
-            self._metrics_file = MetricsFile(output_dir / METRICS_NAME, state.log_history)
-        return super().train(checkpoint, *args, **kwargs)
+            self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
+            log_coverage(self.phases, self._first_step)
 
     def compare_settings(self, checkpoint: str | None) -> None:
         """As in the base class, but changed data settings are only reported. The command refuses them earlier."""
@@ -149,7 +141,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
             self._report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
 
-    def _begin(self, state: TrainerState) -> None:
+    def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
         self.training_log = TrainingLog(
             self._model_config, self.args.device, self.is_world_process_zero(), self.accelerator.reduce
@@ -160,11 +152,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As in Trainer, with the state of the log and the data settings."""
-        if self.args.should_save:
-            # An old folder of this name must not look complete while it is overwritten. The other processes wait
-            # for this one when the counts are collected below.
-            checkpoint = Path(self.args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            (checkpoint / TRAINER_STATE_NAME).unlink(missing_ok=True)
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         record = self.training_log.state_dict() | {"data_settings": self.data_settings}
         self.state.num_input_tokens_seen = self.training_log.tokens_seen

@@ -1,10 +1,11 @@
 """Runs `snugbert vocabulary`: learns or extends a tokenizer, saves it, and prints a summary."""
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
@@ -13,6 +14,8 @@ from transformers.utils import logging as transformers_logging
 from snugbert.errors import InputError
 from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import find_files, read_dataset_documents, read_lines
+from snugbert.trainers.hints import changed_flags, format_command
+from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog
 from snugbert.trainers.vocabulary.arguments import VocabularyArguments
 from snugbert.trainers.vocabulary.extension import (
@@ -25,6 +28,7 @@ from snugbert.trainers.vocabulary.extension import (
 )
 from snugbert.trainers.vocabulary.learning import Kind, count_words, learn_tokens, make_tokenizer
 from snugbert.vocab_txt import write_vocab_txt
+from snugbert.writing import writing
 
 WRITTEN_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
@@ -43,12 +47,14 @@ def run(args: VocabularyArguments) -> None:
     first_line = next(lines, None)
     if first_line is None:
         summary = f" {log.summarize()}" if log.summarize() else ""
-        raise InputError(f"{_format_text_arguments(args)}: the text is empty.{summary}")
+        source = args.dataset_name or ", ".join(args.train_file)
+        raise InputError(f"{source}: the text is empty.{summary}")
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
 
     learn = _learn if args.init is None else _extend
     tokenizer, has_model = learn(args, output_dir, chain([first_line], lines))
-    _save(tokenizer, output_dir)
+    with writing(output_dir, "run the same command again"):
+        _save(tokenizer, output_dir)
 
     if len(tokenizer) < args.vocab_size:
         print(
@@ -61,11 +67,9 @@ def run(args: VocabularyArguments) -> None:
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     written = [name for name in WRITTEN_FILES if (output_dir / name).exists()]
     print(f"Written to {output_dir}: {', '.join(written)}")
-    source = "--model_name_or_path {}" if has_model else "--tokenizer_name {} --config_name mini"
-    print(
-        f"Next: snugbert pretrain {source.format(shlex.quote(args.output_dir))} {_format_text_arguments(args)} "
-        "--output_dir pretrained"
-    )
+    model = {"model_name_or_path": output_dir} if has_model else {"tokenizer_name": output_dir, "config_name": "mini"}
+    flags = {**model, **_text_flags(args), "output_dir": "pretrained"}
+    print(f"Next: {format_command('pretrain', flags)}\nAdd --language if the text is not English.")
 
 
 def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
@@ -108,7 +112,8 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
         print(f"{name} has no model (config.json), so only the tokenizer was extended.")
     else:
         extend_model(model, extension)
-        model.save_pretrained(output_dir)
+        with writing(output_dir, "run the same command again"):
+            model.save_pretrained(output_dir)
         print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")
     return tokenizer, model is not None
 
@@ -153,16 +158,6 @@ def _read_lines(args: VocabularyArguments, log: ReadingLog) -> Iterator[str]:
     return read_lines(find_files(args.train_file), args.text_column_name, log)
 
 
-def _format_text_arguments(args: VocabularyArguments) -> str:
-    """Returns the arguments that name the text, as typed on a command line."""
-    if args.train_file:
-        source = ["--train_file", *args.train_file]
-    else:
-        source = ["--dataset_name", str(args.dataset_name)]
-        if args.dataset_config_name:
-            source += ["--dataset_config_name", args.dataset_config_name]
-        if args.dataset_split != "train":
-            source += ["--dataset_split", args.dataset_split]
-    if args.text_column_name != "text":
-        source += ["--text_column_name", args.text_column_name]
-    return shlex.join(source)
+def _text_flags(args: VocabularyArguments) -> dict[str, Any]:
+    """Returns the flags that name the text."""
+    return changed_flags(args, [field.name for field in fields(TextArguments)])

@@ -118,3 +118,16 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
     output = capsys.readouterr()
     assert "--on_bad_text replace: 1 bad line repaired, 2 bad lines left out. The first: text.txt," in output.err
     assert "3 documents, 4 sentences" in output.out
+
+
+def test_the_next_command_keeps_what_it_needs(tmp_path, tokenizer, monkeypatch, capsys):
+    """The language is for the validation text and the model card. The token stays secret."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer.save_pretrained("tok")
+    Path("text.txt").write_text("Ein Satz. Noch einer.\n")
+    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "--output_dir", "my corpus"]
+    assert snugbert_command([*arguments, "--language", "de", "--cache_dir", "cache", "--token", "hf_secret"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "Next: snugbert pretrain --tokenizer_name tok --cache_dir cache --corpus 'my corpus' --language de "
+        "--config_name mini --output_dir pretrained"
+    )

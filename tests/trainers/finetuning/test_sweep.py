@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from finetuning_examples import HEADS, arguments, examples, make_task, new_trainer
+from huggingface_hub.utils import filter_repo_objects
 
 import snugbert
 from snugbert.errors import InputError
@@ -124,13 +125,15 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
         def create_repo(self, name, **kwargs):
             return SimpleNamespace(repo_id=f"me/{name}")
 
-        def upload_folder(self, *, repo_id, folder_path, **kwargs):
-            pushed[repo_id] = {file.name for file in Path(folder_path).iterdir()}
+        def upload_folder(self, *, repo_id, folder_path, ignore_patterns, **kwargs):
+            files = [file.name for file in Path(folder_path).iterdir()]
+            pushed[repo_id] = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
 
     monkeypatch.setattr(sweep, "HfApi", Hub)
     given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
     sweep.run_task(make_task(tokenizer), model_args, given)
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
+    assert "_lock" not in pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
     assert "eval_accuracy" in capsys.readouterr().out

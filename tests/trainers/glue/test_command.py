@@ -13,6 +13,7 @@ from datasets import Dataset
 from glue_examples import FILLER, LARGER, NO_FILES, SMALL, VOCABULARY, WORDS, arguments, checkpoint_of, sentences
 from hostile import Malicious
 from safetensors.torch import load_file
+from synthetic import renew_manifest
 from tables import write_csv
 from transformers import (
     AutoModelForSequenceClassification,
@@ -108,6 +109,7 @@ def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkey
     again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
     for content, message in ((Malicious(), "could run code. It was not loaded"), ({}, "does not fit this run")):
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
+        renew_manifest(tmp_path / "out" / "checkpoint-15")
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
             glue.main(again)
     assert not Path("owned").exists()

@@ -1,6 +1,7 @@
 """The plot of a run's log."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("pictures")
 
 
 def log_line(number: int, next_sentences: bool) -> dict[str, float]:
-    line = {"step": number, "tokens": 4096 * number, "learning_rate": 1e-3 / number}
-    line |= {"mlm_loss": 6 - number / 1000, "mlm_accuracy": 0.1}
+    line = {"step": number, "tokens": 4096 * number, "learning_rate": 1e-3 / number, "tokens_per_second": 900}
+    line |= {"mlm_loss": 6 - number / 1000, "mlm_accuracy": 0.1, "grad_norm": 1 / number if number != 8 else math.nan}
     return line | ({"nsp_loss": 0.6, "nsp_accuracy": 0.7} if next_sentences else {})
 
 
@@ -52,7 +53,8 @@ def test_plots_of_training_with_and_without_validation(tmp_path, monkeypatch, li
     assert Image.open(picture).width > 1.5 * width
     panels = figures[-1].axes
     assert [panel.get_ylabel() for panel in panels] == [
-        name for name in ("loss (nats)", "accuracy", "learning rate") for _ in range(2)
+        *("loss (nats)", "loss (nats)", "accuracy", "accuracy"),
+        *("learning rate", "gradient norm", "tokens / s"),
     ]
     named = [{text.get_text() for text in panel.get_legend().get_texts()} for panel in panels[:4]]
     assert all(any(text.startswith("validation, last") for text in texts) for texts in named)

@@ -5,10 +5,10 @@ import resource
 
 import pytest
 import torch
-from synthetic import make_trainer, tiny_model
+from synthetic import make_trainer, renew_manifest, tiny_model
 
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import find_newest_checkpoint
+from snugbert.trainers.output_folder import UNFINISHED, find_newest_checkpoint
 
 
 def test_an_optimizer_state_of_trainer_is_refused(tmp_path):
@@ -16,27 +16,29 @@ def test_an_optimizer_state_of_trainer_is_refused(tmp_path):
     checkpoint = tmp_path / "checkpoint-1"
     model = tiny_model()
     torch.save(torch.optim.AdamW(model.parameters()).state_dict(), checkpoint / "optimizer.pt")  # as Trainer writes it
+    renew_manifest(checkpoint)
     with pytest.raises(InputError, match="was written by an older version of SnugBERT"):
         make_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=str(checkpoint))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
 def test_a_full_disk_is_a_short_error(tmp_path, file):
-    """The operating system refuses to let the file grow to its size."""
-    make_trainer(tmp_path / "first", max_steps=1, save_steps=1).train()
-    size = (tmp_path / "first/checkpoint-1" / file).stat().st_size  # the optimizer's is the larger
-    trainer = make_trainer(tmp_path / "second", max_steps=1, save_steps=1)
+    """The operating system refuses to let the file grow to its size. The earlier checkpoint stays."""
+    make_trainer(tmp_path, max_steps=1, save_steps=1).train()
+    size = (tmp_path / "checkpoint-1" / file).stat().st_size  # the optimizer's is the larger
+    trainer = make_trainer(tmp_path, max_steps=2, save_steps=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1000, limits[1]))
     try:
         with pytest.raises(
-            InputError, match=r"checkpoint-1 could not be written: .+\. The disk is probably full"
+            InputError, match=rf"{tmp_path}/checkpoint-2 could not be written: .+\. The disk is probably full"
         ) as error:
-            trainer.train()
+            trainer.train(resume_from_checkpoint=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
-    assert find_newest_checkpoint(tmp_path / "second") is None  # no folder looks like a complete checkpoint
+    assert find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
+    assert not (tmp_path / "checkpoint-2").exists() and not (tmp_path / UNFINISHED).exists()
 
 
 def test_a_tokenizer_that_cannot_be_saved_is_another_error(tmp_path, monkeypatch):

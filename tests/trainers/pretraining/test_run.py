@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ import torch
 from datasets import Dataset
 from hostile import Malicious
 from huggingface_hub import ModelCard
-from synthetic import make_trainer
+from synthetic import make_trainer, renew_manifest
 
 import snugbert
 from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.plot import draw_training
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert_cli import main as snugbert_command
 
@@ -80,13 +82,13 @@ def test_a_run_learns_and_writes_a_model(small_run, tmp_path, capsys):
 
 def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
     """Equals the mean over single pairs, each in an ordinary batch of one."""
-    run(small_run, output_dir=tmp_path, per_device_eval_batch_size=3, save_strategy="no")
+    run(small_run, output_dir=tmp_path, per_device_eval_batch_size=4, save_strategy="no")
     results = json.loads((tmp_path / "eval_results.json").read_text())
     tokenizer = snugbert.SnugBertTokenizer.from_pretrained(tmp_path)
     text = TextArguments(train_file=[str(small_run["validation_file"])])
     _, corpus = prepare_in_cache(text, tokenizer, None, str(tmp_path / "cache"), show_progress=False)
     dataset = PretrainingDataset(corpus, tokenizer, max_seq_length=40, seed=0, epochs_dir=tmp_path / "epochs")
-    assert len(dataset) % 3  # the last batch is smaller than the others
+    assert len(dataset) % 4  # the last batch is smaller than the others
     collate = SnugBertDataCollatorForPretraining(tokenizer)
     model = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path).eval()
     of_tokens, of_pairs = [], []
@@ -131,15 +133,27 @@ def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_run_writes_plot_log_and_card(small_run, tmp_path):
-    run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4)
+def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog):
+    steps_drawn = []
+
+    def draw(log, picture, baselines):
+        steps_drawn.append(json.loads(log.read_text().splitlines()[-1])["step"])
+        if len(steps_drawn) == 1:
+            raise ValueError("no font")  # does not stop the run
+        draw_training(log, picture, baselines)
+        assert picture.stat().st_size > 10_000
+
+    monkeypatch.setattr("snugbert.trainers.pretraining.run.draw_training", draw)
+    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3, language="fr") == 0
+    assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
+    assert "training.png was not drawn (ValueError: no font)" in caplog.text
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
     assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
-    assert (tmp_path / "training.png").stat().st_size > 10_000
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
+    assert card.data.language == "fr" and "Paris est la" in card.text and "Paris is" not in card.text
     assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
     assert not (tmp_path / "epochs").exists()  # needed only during the run
 
@@ -166,7 +180,7 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
 
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
     """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run."""
-    text = ["--train_file", str(small_run["train_file"]), "--lines_are_sentences", "true"]
+    text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
     more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
@@ -178,6 +192,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
     run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]
+    card = ModelCard.load(tmp_path / "straight/README.md")
+    assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
 
 
 def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path, capsys):
@@ -280,6 +296,7 @@ def shrink(state):
 def test_a_forged_checkpoint_is_a_short_error(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     with_state(folder / "checkpoint-4" / name, change)
+    renew_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
@@ -292,6 +309,7 @@ def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkp
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
     damage(folder / "checkpoint-4" / name, how)
+    renew_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
@@ -378,12 +396,12 @@ def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_pat
     assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
 
 
-def test_a_run_resumes_from_its_newest_complete_checkpoint(small_run, tmp_path, caplog):
+def test_a_run_resumes_from_its_newest_whole_checkpoint(small_run, tmp_path, caplog):
     run(small_run, output_dir=tmp_path, save_steps=4)
-    (tmp_path / "checkpoint-8/trainer_state.json").unlink()  # as if the disk had been full
+    (tmp_path / "checkpoint-8/trainer_state.json").unlink()
     more = {"resume_from_checkpoint": "true", "max_steps": 10}
     assert run(small_run, output_dir=tmp_path, **more) == 0
-    assert "checkpoint-8, which is not a complete checkpoint" in caplog.text
+    assert "checkpoint-8/trainer_state.json is missing" in caplog.text
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 10
     assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
@@ -402,7 +420,7 @@ def test_the_same_command_starts_and_resumes(small_run, tmp_path, capsys):
     for checkpoint in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     assert run(small_run, **more) == 2
-    assert "contains no complete checkpoint" in capsys.readouterr().err
+    assert "contains a model or results, but no whole checkpoint" in capsys.readouterr().err
 
 
 def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
@@ -438,7 +456,7 @@ BAD = [
     ({"dataset_name": "x"}, "--train_file and --dataset_name exclude each other"),
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
-    ({"train_file": "empty.txt"}, "training text: no documents"),
+    ({"train_file": "empty.txt"}, "empty.txt: no documents"),
     ({"train_file": "one_document.txt"}, "but the text has only one"),
     ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
     ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
@@ -500,6 +518,30 @@ def bad_files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"validation_file": "nowhere.txt"}, "--validation_file: nowhere.txt: no such file"),
+        ({"validation_file": "table.csv"}, "--validation_file: table.csv: unknown suffix"),
+        ({"validation_file": "other.jsonl"}, "--validation_file: other.jsonl, row 1: no column 'text'"),
+        ({"lr_scheduler_kwargs": '{"a": 1}'}, "--lr_scheduler_kwargs {'a': 1}: "),
+        ({"optim": "muon", "optim_args": "a=1"}, "--optim_args a=1: "),
+        (
+            {"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+            "length 40 is",
+        ),
+        ({"save_total_limit": 1}, " GB free, but a checkpoint takes "),
+    ],
+)
+def test_errors_come_before_text_is_prepared(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(bad_files)
+    monkeypatch.setattr("snugbert.trainers.pretraining.corpora.prepare_in_cache", None)
+    if "save_total_limit" in change:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=0))
+    assert run(small_run | change, output_dir=tmp_path) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
     monkeypatch.chdir(bad_files)
@@ -507,4 +549,4 @@ def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch,
     error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # after the progress bar
     assert len(error.splitlines()) == 1
     assert message in error
-    assert not list(tmp_path.glob("[!e]*"))  # only the tables of examples, "epochs"
+    assert {file.name for file in tmp_path.iterdir()} <= {"_lock", "epochs"}

@@ -1,0 +1,203 @@
+"""The text of model cards about each head: what it does, its limits, and code that loads and uses it."""
+
+import json
+import re
+from typing import Any, NamedTuple
+
+
+class Head(NamedTuple):
+    """Card text about a head.
+
+    Attributes:
+        auto_class: the Auto class that loads it.
+        task: the Hub's name for its task, if there is one.
+        ability: what the model does. It completes "A BERT encoder that".
+        limits: what the model cannot do.
+        use: code that uses `tokenizer` and `model`. `{model}` is replaced by the arguments of `from_pretrained`, and
+            `{fill_mask_example}` by a line in the language of the model.
+        use_of_package: more code, for which the package snugbert must be installed.
+    """
+
+    auto_class: str
+    task: str | None
+    ability: str
+    limits: str
+    use: str
+    use_of_package: str = ""
+
+
+CLASSIFIES = (
+    "The model predicts only the labels above, even if none of them fits the text. A score is the model's "
+    "confidence, not the probability that the label is correct."
+)
+FILLS_MASKS = "Predicted words reflect the training text. They may be factually wrong."
+FILL_MASK = """
+fill_mask = pipeline("fill-mask", model={model})
+{fill_mask_example}"""
+# By ISO 639-1 code.
+EXAMPLE_SENTENCES = {
+    "en": "Paris is the [MASK] of France.",
+    "ar": "باريس هي [MASK] فرنسا.",
+    "bg": "Париж е [MASK] на Франция.",  # noqa: RUF001
+    "ca": "París és la [MASK] de França.",
+    "cs": "Paříž je hlavní [MASK] Francie.",
+    "da": "Paris er hovedstaden i [MASK].",
+    "de": "Paris ist die [MASK] von Frankreich.",
+    "el": "Το Παρίσι είναι η [MASK] της Γαλλίας.",  # noqa: RUF001
+    "es": "París es la [MASK] de Francia.",
+    "fa": "پاریس [MASK] فرانسه است.",
+    "fi": "Pariisi on Ranskan [MASK].",
+    "fr": "Paris est la [MASK] de la France.",
+    "he": "פריז היא בירת [MASK].",
+    "hi": "पेरिस फ्रांस की [MASK] है।",
+    "hu": "Párizs [MASK] fővárosa.",
+    "id": "Paris adalah ibu kota [MASK].",
+    "it": "Parigi è la [MASK] della Francia.",
+    "ja": "パリはフランスの[MASK]です。",
+    "ko": "파리는 프랑스의 [MASK]입니다.",
+    "nb": "Paris er hovedstaden i [MASK].",
+    "nl": "Parijs is de [MASK] van Frankrijk.",
+    "no": "Paris er hovedstaden i [MASK].",
+    "pl": "Paryż jest [MASK] Francji.",
+    "pt": "Paris é a [MASK] da França.",
+    "ro": "Paris este [MASK] Franței.",
+    "ru": "Париж — [MASK] Франции.",
+    "sv": "Paris är huvudstaden i [MASK].",
+    "th": "ปารีสเป็นเมืองหลวงของ[MASK]",
+    "tr": "Fransa'nın [MASK] Paris'tir.",  # noqa: RUF001
+    "uk": "Париж — [MASK] Франції.",
+    "vi": "Paris là thủ đô của nước [MASK].",
+    "zh": "巴黎是[MASK]国的首都。",
+}
+# Keys: the name of the class without SnugBert.
+HEADS = {
+    "Model": Head(
+        "AutoModel",
+        "feature-extraction",
+        "returns a vector for each token of a text",
+        "The vectors are a starting point for fine-tuning. Texts with the same meaning may have different vectors.",
+        """
+outputs = model(**tokenizer("A text.", return_tensors="pt"))
+print(outputs.last_hidden_state.shape)""",
+    ),
+    "ForPreTraining": Head(
+        "AutoModelForPreTraining",
+        "fill-mask",
+        "predicts masked words and whether one text follows another. Fine-tune it to classify or tag text, to answer "
+        "questions, or to embed sentences",
+        FILLS_MASKS,
+        f"""{FILL_MASK}
+
+outputs = model(**tokenizer("The first text of a pair.", "The second text.", return_tensors="pt"))
+print(outputs.seq_relationship_logits.softmax(-1))  # follows, does not follow""",
+    ),
+    "ForMaskedLM": Head(
+        "AutoModelForMaskedLM",
+        "fill-mask",
+        "predicts masked words. Fine-tune it to classify or tag text, to answer questions, or to embed sentences",
+        FILLS_MASKS,
+        FILL_MASK,
+    ),
+    "ForNextSentencePrediction": Head(
+        "AutoModelForNextSentencePrediction",
+        None,
+        "predicts whether one text follows another",
+        "The model often predicts that two texts on the same subject are consecutive.",
+        """
+outputs = model(**tokenizer("The first text of a pair.", "The second text.", return_tensors="pt"))
+print(outputs.logits.softmax(-1))  # follows, does not follow""",
+    ),
+    "ForSequenceClassification": Head(
+        "AutoModelForSequenceClassification",
+        "text-classification",
+        "classifies texts or pairs of texts",
+        CLASSIFIES,
+        """
+classify = pipeline("text-classification", model={model}, top_k=None)
+print(classify("A text."))
+print(classify({{"text": "The first text of a pair.", "text_pair": "The second text."}}))""",
+    ),
+    "ForTokenClassification": Head(
+        "AutoModelForTokenClassification",
+        "token-classification",
+        "labels the words of a text, for example as named entities",
+        CLASSIFIES,
+        """
+tag = pipeline("token-classification", model={model}, aggregation_strategy="first")
+print(tag("Ada Lovelace was born in London."))""",
+    ),
+    "ForQuestionAnswering": Head(
+        "AutoModelForQuestionAnswering",
+        "question-answering",
+        "answers questions about a text",
+        "An answer is always a span of the given text, and the model does not check whether the text is true. A score "
+        "is the model's confidence, not the probability that the answer is correct.",
+        """
+inputs = tokenizer("Where was Ada Lovelace born?", "Ada Lovelace was born in London.", return_tensors="pt")
+outputs = model(**inputs)
+first, last = outputs.start_logits.argmax(), outputs.end_logits.argmax()
+print(tokenizer.decode(inputs.input_ids[0, first : last + 1]))""",
+        """
+answer = snugbert.QuestionAnswerer({model})  # also for long texts; returns a score
+print(answer(question="Where was Ada Lovelace born?", context="Ada Lovelace was born in London."))""",
+    ),
+    "ForMultipleChoice": Head(
+        "AutoModelForMultipleChoice",
+        "multiple-choice",
+        "chooses which of several texts best fits a given text",
+        "The model always chooses one of the texts, even if none fits.",
+        """
+inputs = tokenizer(["The street is wet."] * 2, ["It rained.", "It is dry."], padding=True, return_tensors="pt")
+outputs = model(**{{name: values[None] for name, values in inputs.items()}})
+print(outputs.logits.softmax(-1))""",
+    ),
+}
+REGRESSION = HEADS["ForSequenceClassification"]._replace(
+    ability="predicts a number for a text or a pair of texts",
+    limits="The numbers are on the scale of the training data. Some may be slightly outside its range.",
+)
+
+
+def how_to_load(name: str, head: Head, language: Any = None) -> str:
+    """Returns the section on how to load the model, with the package snugbert and without it.
+
+    Args:
+        name: the repository or folder.
+        head: the model's head.
+        language: the language of the example, as in the header of a card. None: English.
+    """
+    quoted = json.dumps(name)
+    if isinstance(language, list):
+        language = language[0] if len(language) == 1 else None
+    code = re.split("[-_]", str(language or "en").lower())[0]
+    head = head._replace(use=head.use.replace("{fill_mask_example}", _fill_mask_example(code)))
+    return (
+        "## How to load it\n\n"
+        "Without the package snugbert: `trust_remote_code=True` runs the code in this repository. To pin a version of "
+        "the code, pass a commit hash as `revision`.\n\n"
+        f"{_code(head, f'{quoted}, trust_remote_code=True')}\n\n"
+        "With the package snugbert installed:\n\n"
+        f"{_code(head, quoted, head.use_of_package, 'import snugbert')}"
+    )
+
+
+def _code(head: Head, model: str, more: str = "", first_line: str = "") -> str:
+    use = head.use + (f"\n{more}" if more else "")
+    pipeline = ", pipeline" if "pipeline(" in use else ""
+    lines = [
+        *([first_line] if first_line else []),
+        f"from transformers import {head.auto_class}, AutoTokenizer{pipeline}",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({model})",
+        f"model = {head.auto_class}.from_pretrained({model})",
+        use.format(model=model),
+    ]
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _fill_mask_example(language: str) -> str:
+    mask = "{{tokenizer.mask_token}}"  # for `format`
+    sentence = EXAMPLE_SENTENCES.get(language)
+    if sentence is None:
+        return f'# Replace the dots by words in the language of the model.\nprint(fill_mask(f"... {mask} ..."))'
+    return f'print(fill_mask(f"{sentence.replace("[MASK]", mask)}"))'

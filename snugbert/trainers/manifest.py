@@ -1,0 +1,104 @@
+"""The manifest of a checkpoint: the size and checksum of every file. Resuming compares the files with it.
+
+A checkpoint is written into a temporary folder. The manifest is its last file. Then everything is synced to the disk,
+and the folder gets its final name. So a folder named `checkpoint-<step>` is complete, unless it was damaged later.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+
+from snugbert.errors import InputError
+from snugbert.json_files import read_json
+from snugbert.trainers.run_settings import SETTINGS_NAME
+
+MANIFEST_NAME = "manifest.json"
+
+
+def publish(folder: Path, checkpoint: Path) -> None:
+    """Adds the manifest to `folder`, waits until all files are on the disk, and renames the folder to `checkpoint`.
+
+    Replaces an old checkpoint of this name.
+    """
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    entries = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()}
+    (folder / MANIFEST_NAME).write_text(json.dumps(entries, indent=1))
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+    if checkpoint.exists():
+        checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
+    folder.rename(checkpoint)
+    _sync(checkpoint.parent)
+
+
+def check_checkpoint(checkpoint: Path, checksums: bool = True) -> None:
+    """Checks that a run can resume from a checkpoint. The content is verified only if there is a manifest.
+
+    Args:
+        checkpoint: the folder.
+        checksums: compare the content of the files. Otherwise only their sizes.
+
+    Raises:
+        InputError: a file is missing or damaged. The message names it.
+    """
+    try:
+        if has_manifest(checkpoint):
+            entries = read_json(checkpoint / MANIFEST_NAME)
+            for name in (TRAINER_STATE_NAME, *entries):
+                _compare(checkpoint / name, entries.get(name), checksums)
+        state = _read_state(checkpoint / TRAINER_STATE_NAME)
+    except FileNotFoundError as error:
+        raise InputError(f"{error.filename} is missing.") from error
+    except OSError as error:
+        raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
+    if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):  # Trainer writes neither
+        raise InputError(f"{checkpoint / MANIFEST_NAME} is missing.")
+    if not any(True for pattern in ("optimizer*", "global_step*") for _ in checkpoint.glob(pattern)):
+        raise InputError(f"{checkpoint / 'optimizer.pt'} is missing.")  # --save_only_model
+
+
+def has_manifest(checkpoint: Path) -> bool:
+    """Whether the content of the checkpoint can be verified."""
+    return (checkpoint / MANIFEST_NAME).exists()
+
+
+def _compare(file: Path, entry: Any, checksums: bool) -> None:
+    """Compares a file with its entry in the manifest."""
+    if not (isinstance(entry, dict) and entry.keys() >= {"bytes", "sha256"}):
+        raise InputError(f"{file.parent / MANIFEST_NAME} is damaged: it does not describe {file.name}.")
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        raise InputError(f"{file} is damaged: it has {size} bytes instead of {entry['bytes']}.")
+    if checksums and _digest(file) != entry["sha256"]:
+        raise InputError(f"{file} is damaged: its checksum is not the one in {MANIFEST_NAME}.")
+
+
+def _read_state(file: Path) -> TrainerState:
+    """Reads `trainer_state.json`. Trainer itself accepts `{}`."""
+    values = read_json(file)
+    kinds = {"global_step": int, "log_history": list, "stateful_callbacks": dict}
+    try:
+        if all(isinstance(values.get(name), kind) for name, kind in kinds.items()):
+            return TrainerState(**values)
+    except (TypeError, ValueError, AttributeError):
+        pass  # unknown names
+    raise InputError(f"{file} is damaged, or was not written by Trainer.")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the list of files in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
