@@ -89,16 +89,24 @@ def read_dataset_documents(text: TextArguments, log: ReadingLog | None = None) -
         log: follows the reading, and decides about rows without text. By default they raise an error.
 
     Raises:
-        InputError: the dataset, the configuration, the split or the column does not exist.
+        InputError: the dataset, the configuration, the split or the column does not exist, or a row cannot be read.
     """
     log = log or ReadingLog()
+    rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
     number = 0
 
     def read_rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
         nonlocal number
-        for row in _load_builder(text).as_streaming_dataset(text.dataset_split):
-            number += 1
-            yield number, row
+        try:
+            for row in rows:
+                number += 1
+                yield number, row
+        except ValueError as error:  # the datasets library stops at text that is not UTF-8 or not JSON
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"dataset {text.dataset_name}, after row {number}: {reason}. To skip bad text, download the files and "
+                "use --train_file with --on_bad_text skip."
+            ) from error
 
     with log.follow(lambda: number):
         yield from _split_rows(read_rows(), text.text_column_name, f"dataset {text.dataset_name}", log)

@@ -142,7 +142,8 @@ class StoppableTrainer(Trainer):
         self._saved_step = self.state.global_step
 
     def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> TrainOutput:
-        if self.interrupted and self._saved_step != self.state.global_step:
+        if self.interrupted and (self.args.save_only_model or self._saved_step != self.state.global_step):
+            self.args.save_only_model = False  # to continue, the run needs the optimizer
             self._save_checkpoint(self.model_wrapped, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         return super()._finalize_training(trial, *args, **kwargs)

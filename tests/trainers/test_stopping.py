@@ -71,9 +71,10 @@ def straight(tmp_path_factory):
 
 
 # Within an epoch, at its end, and at the end of the run.
-@pytest.mark.parametrize(("step", "strategy"), [(2, "no"), (3, "best"), (5, "epoch"), (STEPS, "no")])
+@pytest.mark.parametrize(("step", "strategy"), [(2, "no"), (3, "best"), (3, "epoch"), (5, "epoch"), (STEPS, "no")])
 def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path, monkeypatch, caplog):
-    settings = {"save_strategy": strategy, "metric_for_best_model": "accuracy"}
+    # A checkpoint with only the model could not be resumed.
+    settings = {"save_strategy": strategy, "metric_for_best_model": "accuracy", "save_only_model": step == 3}
     number = signal.SIGTERM if step % 2 else signal.SIGINT
     raise_in_step(monkeypatch, step, number)
     with pytest.raises(RunStopped) as stop:
@@ -91,10 +92,21 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     assert log_of(tmp_path) == log
 
 
-def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch):
+def test_early_stopping_counts_on(tmp_path, monkeypatch):
+    """The score never improves, so training ends after three epochs."""
+    settings = {"early_stopping_patience": 2, "num_train_epochs": 6, "learning_rate": 0.0}
+    raise_in_step(monkeypatch, 8, signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        train(tmp_path, **settings)
+    train(tmp_path, **settings, resume_from_checkpoint="true")
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 9
+
+
+def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch, caplog):
     raise_in_step(monkeypatch, 4, signal.SIGTERM)
     with pytest.raises(RunStopped):
         train(tmp_path, seeds=2)
+    assert caplog.messages[-1] == "To continue, run the same command again."
     (folder,) = (tmp_path / "runs").iterdir()
     assert [file.name for file in folder.iterdir() if file.is_dir()] == ["checkpoint-4"]
     train(tmp_path, seeds=2)

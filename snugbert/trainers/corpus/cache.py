@@ -27,7 +27,7 @@ FOLDER = re.compile(r"[0-9a-f]{32}")
 PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
 EPOCHS_FOLDER = "epochs"  # in a folder of prepared text: the tables of examples that PretrainingDataset writes
-TABLE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|unfinished)")
+TABLE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|[0-9a-f]{32}\.unfinished)")
 
 
 def cache_folder(cache_dir: str | None) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import EarlyStoppingCallback, set_seed
+from transformers import set_seed
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
@@ -25,7 +25,7 @@ from snugbert.trainers.finetuning.digests import digest_features
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
-from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
 from snugbert.trainers.splits import describe_dataset
@@ -150,7 +150,7 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
         )
     callbacks = []
     if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
+        callbacks.append(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
     weights = None if args.class_weights is None else class_weights(args.class_weights, task)
     model = task.make_model()
     validation_set = task.validation_set

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 from torch import nn
-from transformers import EvalPrediction, PreTrainedModel, TrainerCallback
+from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from snugbert.errors import InputError, format_count
@@ -163,6 +163,16 @@ class FineTuningTrainer(SharedTrainer):
             scores = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=None))  # type: ignore[arg-type]
             metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
         return output._replace(predictions=predictions, metrics=metrics)
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Early stopping that counts on in a resumed run. Trainer would start again with the full patience."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step. The `state` contains the count at the checkpoint."""
+        super().on_train_begin(args, state, control, **kwargs)
+        stored = state.stateful_callbacks.get(type(self).__name__, {"attributes": {}})
+        vars(self).update(stored["attributes"])
 
 
 class Unfreezing(TrainerCallback):

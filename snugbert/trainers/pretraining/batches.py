@@ -147,6 +147,13 @@ def find_phase(phases: Sequence[Phase], step: int) -> Phase:
     raise IndexError(step)
 
 
+def find_epoch(phases: Sequence[Phase], step: int) -> int:
+    """Returns the epoch of the first example of `step`, among the epochs of its phase. All count from 0."""
+    phase = find_phase(phases, step)
+    first_step = sum(earlier.steps for earlier in phases[: phases.index(phase)])
+    return (step - first_step) * phase.batch_size // len(phase.dataset)
+
+
 def count_epochs(phases: Sequence[Phase], steps: int) -> float:
     """Returns the number of passes over the data in the first `steps` steps."""
     epochs = 0.0

@@ -2,7 +2,7 @@
 
 import shutil
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,11 @@ from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
 from snugbert.trainers.ranges import check_ranges
 
+CUT = "‖"
 # Explains the output of `describe`.
 LEGEND = (
     "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
-    "must be predicted. Tokens without braces have no label."
+    "must be predicted. Tokens without braces have no label. ‖ is a place where a sentence was cut."
 )
 
 
@@ -114,12 +115,13 @@ class SnugBertDataCollatorForPretraining:
             continues_word=None if self.continues_word is None else self.continues_word[ids],
         )
 
-    def describe(self, example: dict[str, Any], objective: Objective) -> str:
+    def describe(self, example: dict[str, Any], objective: Objective, cuts: Sequence[Sequence[int]] = ()) -> str:
         """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains it.
 
         Args:
             example: an example of a [`PretrainingDataset`].
             objective: the objective of the dataset.
+            cuts: from [`PretrainingDataset.find_cuts`]. They are marked.
         """
         seen, labels = self._mask(example)
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]
@@ -128,7 +130,9 @@ class SnugBertDataCollatorForPretraining:
         lines = [", ".join(facts)]
         ends = np.flatnonzero(example["input_ids"] == self.tokenizer.sep_token_id).tolist()
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            text = self._format_span(*(ids[start + 1 : end] for ids in (example["input_ids"], seen, labels)))
+            part = slice(start + 1, end)
+            marked = cuts[number] if cuts else ()
+            text = self._format_span(example["input_ids"][part], seen[part], labels[part], marked)
             lines += textwrap.wrap(
                 f"{'AB'[number] if is_pair else '-'}  {text}",
                 width=shutil.get_terminal_size().columns,
@@ -138,15 +142,17 @@ class SnugBertDataCollatorForPretraining:
             )
         return "\n".join(lines)
 
-    def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray) -> str:
+    def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray, cuts: Sequence[int]) -> str:
         prefix = getattr(self.tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None) or "##"
         tokens, seen_tokens = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (original, seen))
         text = ""
-        for token, seen_token, label in zip(tokens, seen_tokens, labels, strict=True):
-            continues_word = token.startswith(prefix) and text != ""
+        for place, (token, seen_token, label) in enumerate(zip(tokens, seen_tokens, labels, strict=True)):
+            if place in cuts:
+                text += f" {CUT}" if text else CUT
+            continues_word = token.startswith(prefix) and text != "" and place not in cuts
             text += "" if continues_word or not text else " "
             if label == IGNORE_INDEX:
                 text += token.removeprefix(prefix) if continues_word else token
             else:
                 text += f"{seen_token}{{{token}}}"
-        return text
+        return f"{text} {CUT}" if len(tokens) in cuts else text

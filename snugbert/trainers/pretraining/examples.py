@@ -10,8 +10,11 @@ import json
 import logging
 import os
 import random
+import time
+import uuid
 from bisect import bisect_right
 from collections.abc import Callable
+from itertools import pairwise
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -24,27 +27,24 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.cache import EPOCHS_FOLDER
-from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.corpus.corpus import Block, Corpus
 from snugbert.trainers.corpus.digests import hash_tokenizer
 from snugbert.trainers.corpus.parallel_map import map_in_order
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
-    Example,
+    LABELED_ROWS,
+    ROW,
+    cut_pairs,
+    exchange_seconds,
     full_sentences,
-    next_sentence_pairs,
-    sentence_order_pairs,
+    longest_sentence,
+    swap_seconds,
 )
+from snugbert.trainers.pretraining.sentence_splits import classify_tokens, rank_places, split_long_sentences
 
-# A row of the table: an `Example` in 21 bytes. A block has fewer than 2^32 tokens, an example fewer than 2^16.
-ROW = np.dtype(
-    [
-        *[("block", "<u4"), ("start", "<u4"), ("length", "<u2")],
-        *[("second_block", "<u4"), ("second_start", "<u4"), ("second_length", "<u2")],
-        ("label", "u1"),
-    ]
-)
-RECIPE_VERSION = 1  # part of a table's name; increase it with every change to the examples that a recipe makes
+RECIPE_VERSION = 2  # part of a table's name; increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
+STALE_SECONDS = 3600  # a process that writes a table writes a block every few seconds
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs
 
 logger = logging.getLogger(__name__)
@@ -120,6 +120,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
         self.max_seq_length = max_seq_length
         self.short_seq_prob = short_seq_prob
         self.seed = seed
+        self._token_kinds = classify_tokens(tokenizer)
+        self._rng_key = f"{objective} {max_seq_length} {short_seq_prob} {seed}"
         self._open_epoch(0)
         self._length = len(self._table)
         self.next_share = None if objective == "mlm" else 1 - np.count_nonzero(self._table["label"]) / self._length
@@ -134,25 +136,60 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     def get_example(self, epoch: int, position: int) -> dict[str, Any]:
         """Returns example `position` of `epoch`. Both count from 0. Each epoch has `len(self)` positions."""
-        self.prepare_epoch(epoch)
-        size = len(self._table)
-        row = self._table[shuffle_position(position % size, size, f"{self.seed} {epoch}")].item()
-        block, start, length, second_block, second_start, second_length, label = row
-        spans = [self.corpus.blocks[block].tokens[start : start + length]]
-        if self.objective == "mlm":
-            spans = np.split(spans[0], self._find_document_starts(block, start, length))
-        else:
-            spans.append(self.corpus.blocks[second_block].tokens[second_start : second_start + second_length])
+        spans, label = self._find_spans(epoch, position)
+        texts = [self.corpus.blocks[block].tokens[start : start + length] for block, start, length in spans]
         parts = [np.array([self.cls_token_id])]
-        for span in spans:
-            parts += [span, np.array([self.sep_token_id])]
+        for text in texts:
+            parts += [text, np.array([self.sep_token_id])]
         input_ids = np.concatenate(parts, dtype=np.int64)
         token_type_ids = np.zeros_like(input_ids)
         example = {"input_ids": input_ids, "token_type_ids": token_type_ids, "mask_seed": (self.seed, epoch, position)}
         if self.objective != "mlm":
-            token_type_ids[length + 2 :] = 1
+            token_type_ids[len(texts[0]) + 2 :] = 1
             example["next_sentence_label"] = label
         return example
+
+    def find_cuts(self, position: int, epoch: int = 0) -> list[list[int]]:
+        """Returns the places in each segment of an example where a sentence was cut, for `--show`.
+
+        0 means that the segment begins within a sentence, and its length that it ends within one. Between them are the
+        places where a sentence that is longer than an example was split.
+        """
+        spans, _ = self._find_spans(epoch, position)
+        return [self._find_cuts(*span) for span in spans]
+
+    def _find_cuts(self, block_index: int, start: int, length: int) -> list[int]:
+        block = self.corpus.blocks[block_index]
+        first = int(np.searchsorted(block.sentences, start, side="right")) - 1
+        last = int(np.searchsorted(block.sentences, start + length))
+        sentences = block.sentences[first : last + 1]
+        part = Block(block.tokens[sentences[0] : sentences[-1]], sentences - sentences[0], np.array([0, last - first]))
+        places = {start, start + length}
+        if self.objective != "mlm":
+            split = split_long_sentences(part, rank_places(part, self._token_kinds), self.longest_sentence)
+            places |= set((split + sentences[0]).tolist())
+        return sorted(place - start for place in places - set(sentences.tolist()) if start <= place <= start + length)
+
+    def _find_spans(self, epoch: int, position: int) -> tuple[list[tuple[int, int, int]], int]:
+        """Returns the spans of an example, each as block, start and length, and its label."""
+        self.prepare_epoch(epoch)
+        size = len(self._table)
+        row = self._table[shuffle_position(position % size, size, f"{self.seed} {epoch}")].item()
+        block, start, length, second_block, second_start, second_length, label = row
+        if self.objective != "mlm":
+            return [(block, start, length), (second_block, second_start, second_length)], label
+        bounds = [0, *self._find_document_starts(block, start, length), length]
+        return [(block, start + begin, end - begin) for begin, end in pairwise(bounds)], label
+
+    @property
+    def longest_sentence(self) -> int:
+        """Tokens of the longest sentence that is not split."""
+        return longest_sentence(self.max_seq_length, self.objective)
+
+    def open_table(self, epoch: int) -> np.ndarray:
+        """Returns the examples of `epoch` in the order of the text. *Shape:* (examples,), [`ROW`], read-only"""
+        self.prepare_epoch(epoch)
+        return self._table
 
     def prepare_epoch(self, epoch: int) -> None:
         """Opens the table of `epoch`. If no process has made it yet, makes it on all cores (in a data worker: one)."""
@@ -188,6 +225,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
                     for old in self.epochs_dir.glob(f"{name}-*.examples"):
                         if 0 < int(old.stem.rpartition("-")[2]) < epoch - 1:
                             old.unlink()
+                    # Killed processes left these.
+                    for old in self.epochs_dir.glob(f"{name}-*.unfinished"):
+                        if time.time() - old.stat().st_mtime > STALE_SECONDS:
+                            old.unlink()
                 self._table = np.memmap(file, dtype=ROW, mode="r")
         except OSError as error:
             raise OSError(
@@ -197,33 +238,42 @@ class PretrainingDataset(torch.utils.data.Dataset):
         self._epoch = epoch
 
     def _write_epoch(self, epoch: int, file: Path) -> None:
-        """Writes a table under another name and renames it, so that an unfinished table is never read."""
+        """Writes a table under a unique name and renames it, so that an unfinished table is never read."""
         logger.info("making the examples of epoch %d", epoch)
-        unfinished = file.with_suffix(".unfinished")
+        # Machines may write the same table at once, because network file systems may ignore the lock.
+        unfinished = file.with_suffix(f".{uuid.uuid4().hex}.unfinished")
         try:
-            with unfinished.open("wb") as table:
+            with unfinished.open("wb") as stream:
                 encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, epoch)
                 for rows in map_in_order(encode_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
-                    table.write(rows)
-                table.flush()
-                os.fsync(table.fileno())  # some file systems report only now that they are full
-                if not table.tell():
+                    stream.write(rows)
+                if not stream.tell():
                     raise ValueError("The text is too short to make an example.")
+                stream.flush()
+                table = np.memmap(unfinished, dtype=ROW, mode="r+")
+                self._label_rows(table, epoch)
+                table.flush()
+                os.fsync(stream.fileno())  # some file systems report only now that they are full
             unfinished.replace(file)
         finally:
             unfinished.unlink(missing_ok=True)
 
     def _encode_block(self, epoch: int, block_index: int) -> bytes:
-        return np.array(self._make_block_examples(block_index, epoch), dtype=ROW).tobytes()
+        block, length = self.corpus.blocks[block_index], self.max_seq_length
+        if self.objective == "mlm":
+            return full_sentences(block, block_index, length).tobytes()
+        rng = random.Random(f"{self._rng_key} {epoch} {block_index}")
+        share = self.short_seq_prob
+        return cut_pairs(block, block_index, self._token_kinds, length, share, rng, self.objective).tobytes()
 
-    def _make_block_examples(self, block_index: int, epoch: int) -> list[Example]:
-        block, length, short_share = self.corpus.blocks[block_index], self.max_seq_length, self.short_seq_prob
-        rng = random.Random(f"{self.objective} {length} {short_share} {self.seed} {epoch} {block_index}")
-        if self.objective == "nsp":
-            return next_sentence_pairs(self.corpus, block_index, length, short_share, rng)
-        if self.objective == "sop":
-            return sentence_order_pairs(block, block_index, length, short_share, rng)
-        return full_sentences(block, block_index, length)
+    def _label_rows(self, table: np.ndarray, epoch: int) -> None:
+        """Gives the pairs of a table their labels, and random pairs their second segments."""
+        for number, rows in enumerate(np.array_split(table, -(-len(table) // LABELED_ROWS))):
+            rng = random.Random(f"{self._rng_key} {epoch} labels {number}")
+            if self.objective == "nsp":
+                exchange_seconds(rows, self.corpus, self.max_seq_length, rng)
+            elif self.objective == "sop":
+                swap_seconds(rows, rng)
 
 
 def _is_table(file: Path) -> bool:

@@ -1,147 +1,243 @@
-"""The recipes that make examples from a block: next sentences, sentence order, or full sentences.
+"""The recipes that make examples: next sentences, sentence order, or full sentences.
 
 - Next sentences (Devlin et al., 2018, section 3.1, A.2): two spans. The second follows the first, or comes from
   another document.
 - Sentence order (ALBERT: Lan et al., 2019, section 3.1): two consecutive spans, swapped in half of the pairs.
 - Full sentences (RoBERTa: Liu et al., 2019, section 4.2): no pairs. Sentences fill each example.
 
-Next sentences differ from `create_pretraining_data.py` of the original release, where lengths reveal the label:
-
-- A random second segment is about as long as the real one. The original fills up to the target length even if the real
-  segment is short because its document ends.
-- A chunk has at least two sentences, unless only one is left in the document. So few pairs are forced to be random
-  (on books with 64 tokens per pair: 1 %, instead of 17 %). Forced random pairs are compensated for, so both labels
-  are equally frequent.
+Each recipe shows every token in every epoch. `create_pretraining_data.py` of the original release does not: it drops
+what exceeds a pair, and shows the text of short documents many times. Its second segments also reveal the label. Here,
+random pairs exchange their second segments, so neither the text nor the lengths of segments reveal it.
 """
 
 import random
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
 from snugbert.trainers.corpus.corpus import Block, Corpus
+from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.pretraining.sentence_splits import rank_places, split_long_sentences
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original release
-# Probability correction per surplus random pair. The counts of the two labels in a block then differ by about ten at
-# most, while neighboring labels are nearly independent.
-CORRECTION = 1 / 32
+SHORTEST_SEGMENT = 4  # tokens; a shorter end of a sentence would tell nothing about what follows
 
-# Block, offset in its tokens and length of the first span; the same of the second span, or 0, 0, 0; and the label: 0
-# if the second span follows the first, 1 if it is random or precedes it.
-Example = tuple[int, int, int, int, int, int, int]
+# An example in 21 bytes: block, offset in its tokens and length of the first span; the same of the second span, or 0;
+# and the label: 0 if the second span follows the first, 1 if it is random or precedes it. A block has fewer than 2^32
+# tokens, an example fewer than 2^16.
+ROW = np.dtype(
+    [
+        *[("block", "<u4"), ("start", "<u4"), ("length", "<u2")],
+        *[("second_block", "<u4"), ("second_start", "<u4"), ("second_length", "<u2")],
+        ("label", "u1"),
+    ]
+)
+LABELED_ROWS = 2**20  # rows that get their labels together, in about 200 MB of memory
 
-
-def next_sentence_pairs(
-    corpus: Corpus, block_index: int, max_seq_length: int, short_seq_prob: float, rng: random.Random
-) -> list[Example]:
-    """Cuts a block into pairs whose second segment follows the first (label 0) or is random (1).
-
-    Sentences are gathered up to a target length and split into two segments at a random sentence. A random second
-    segment replaces the real one, whose text is used for the next pair. If a pair exceeds `max_seq_length`, tokens are
-    dropped one at a time from the longer segment, at either end at random.
-
-    Args:
-        corpus: at least two documents. Random segments come from the whole corpus.
-        block_index: index of the block.
-        max_seq_length: tokens of the longest pair, special tokens included.
-        short_seq_prob: share of the pairs with a random shorter target, so that the model also sees short sequences.
-        rng: the source of all random choices.
-    """
-    block, longest = corpus.blocks[block_index], max_seq_length - PAIR_SPECIAL_TOKENS
-    # Lists: bisect and indexing are several times faster on them than on arrays.
-    sentences, documents = block.sentences.tolist(), block.documents.tolist()
-    document_starts = corpus.document_starts.tolist()
-    pairs: list[Example] = []
-    surplus = 0  # random pairs minus next pairs
-
-    for document in range(len(documents) - 1):
-        sentence, document_end = documents[document], documents[document + 1]
-        while sentence < document_end:
-            target = _target(longest, short_seq_prob, rng)
-            chunk_end = _chunk_end(sentences, sentence, document_end, target)
-            is_alone = chunk_end - sentence == 1  # there is no second segment, so the pair must be random
-            is_random = is_alone or rng.random() < 0.5 - surplus * CORRECTION
-            surplus += 1 if is_random else -1
-            first_end = sentence + 1
-            if not is_alone:
-                first_end += int(rng.random() * (chunk_end - sentence - 1))
-            start, first = sentences[sentence], sentences[first_end] - sentences[sentence]
-            if is_random:
-                # As long as the real pair, and full if the real pair is full.
-                total = target if is_alone else sentences[chunk_end] - start
-                wanted = max(min(total, longest) - first, 1)
-                other = int(rng.random() * (document_starts[-1] - 1))
-                other += other >= document_starts[block_index] + document
-                second_block = bisect_right(document_starts, other) - 1
-                second_start, second = _random_second(
-                    corpus.blocks[second_block], other - document_starts[second_block], wanted, total >= longest, rng
-                )
-            else:
-                second_block, second_start = block_index, sentences[first_end]
-                second = sentences[chunk_end] - second_start
-            first_cut, first, second_cut, second = _truncate(first, second, longest, rng)
-            pairs.append(
-                (
-                    block_index,
-                    start + first_cut,
-                    first,
-                    second_block,
-                    second_start + second_cut,
-                    second,
-                    int(is_random),
-                )
-            )
-            sentence = first_end if is_random else chunk_end
-    return pairs
+# Offset in a block of a pair's first segment, of its second segment, and of its end.
+Pair = tuple[int, int, int]
 
 
-def sentence_order_pairs(
-    block: Block, block_index: int, max_seq_length: int, short_seq_prob: float, rng: random.Random
-) -> list[Example]:
-    """Cuts a block into pairs of consecutive spans, in order (label 0) or swapped (1).
+def longest_sentence(max_seq_length: int, objective: Objective) -> int:
+    """Returns the tokens of the longest sentence that is not split. Sentence order needs two that fit into a pair."""
+    longest = max_seq_length - (2 if objective == "mlm" else PAIR_SPECIAL_TOKENS)
+    return longest // 2 if objective == "sop" else longest
 
-    Documents are cut into chunks from the front or from the back, at random. Otherwise lengths would reveal the order:
-    the last sentence of a chunk is longer than average, and would always be in the second span of the text.
 
-    A document of one sentence is split in the middle of the sentence. A document of one token is left out.
+def cut_pairs(
+    block: Block,
+    block_index: int,
+    token_kinds: np.ndarray,
+    max_seq_length: int,
+    short_seq_prob: float,
+    rng: random.Random,
+    objective: Objective = "nsp",
+) -> np.ndarray:
+    """Cuts a block into pairs of adjacent segments. Every token is in a pair.
+
+    Sentences are gathered up to a target length, at least two, and split at a random sentence. A sentence that
+    exceeds the maximum is cut between words, and its rest starts the next pair. The last pair of a document would be
+    short. It repeats sentences of the pair before it until it is full. Sentences longer than a pair are split first,
+    see [`split_long_sentences`]. A document of one sentence is split between words, and a document of one token makes
+    no pair.
+
+    Documents are cut from the front or from the back, at random. So pairs change from epoch to epoch, and the lengths
+    of two segments do not reveal which one was first.
 
     Args:
         block: any number of documents.
         block_index: index of the block.
-        max_seq_length, short_seq_prob, rng: as in [`next_sentence_pairs`].
+        token_kinds: from [`classify_tokens`].
+        max_seq_length: tokens of the longest pair, special tokens included.
+        short_seq_prob: share of the pairs with a random shorter target, so that the model also sees short sequences.
+        rng: the source of all random choices.
+        objective: `"nsp"`, or `"sop"`, which ends pairs with the last sentence that fits. If its pairs ended within
+            sentences but were split between two, the ends of swapped segments would reveal the label.
+
+    Returns:
+        Rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`ROW`]
     """
-    longest = max_seq_length - PAIR_SPECIAL_TOKENS
-    sentences, documents = block.sentences.tolist(), block.documents.tolist()
-    pairs: list[Example] = []
-    for document, next_document in pairwise(documents):
-        offsets = sentences[document : next_document + 1]
-        from_back = rng.random() < 0.5
-        if from_back:
-            offsets = [-offset for offset in reversed(offsets)]
-        chunk, end = 0, len(offsets) - 1
-        while chunk < end:
-            chunk_end = _chunk_end(offsets, chunk, end, _target(longest, short_seq_prob, rng))
-            start, stop = offsets[chunk], offsets[chunk_end]
-            if chunk_end - chunk == 1:
-                middle = (start + stop) // 2
-            else:
-                middle = offsets[chunk + 1 + int(rng.random() * (chunk_end - chunk - 1))]
-            chunk = chunk_end
-            if middle == start:
-                continue
-            first_cut, first, second_cut, second = _truncate(middle - start, stop - middle, longest, rng)
-            start, middle = start + first_cut, middle + second_cut
-            spans = (block_index, start, first), (block_index, middle, second)
-            if from_back:
-                spans = (block_index, -middle - second, second), (block_index, -start - first, first)
-            is_swapped = rng.random() < 0.5
-            pairs.append((*spans[is_swapped], *spans[not is_swapped], int(is_swapped)))
-    return pairs
+    longest, whole_sentences = max_seq_length - PAIR_SPECIAL_TOKENS, objective == "sop"
+    places = rank_places(block, token_kinds)
+    sentences = split_long_sentences(block, places, longest_sentence(max_seq_length, objective))
+    documents = np.searchsorted(sentences, block.sentences[block.documents]).tolist()
+    # Lists and bytes: bisect and indexing are several times faster on them than on arrays.
+    offsets, can_cut = sentences.tolist(), places.tobytes()
+    pairs: list[Pair] = []
+    for first, last in pairwise(documents):
+        document = offsets[first : last + 1]
+        if rng.random() < 0.5:
+            pairs += _cut_document(document, can_cut, longest, short_seq_prob, rng, whole_sentences)
+        else:
+            mirrored = [-offset for offset in reversed(document)]
+            reverse = _cut_document(mirrored, can_cut, longest, short_seq_prob, rng, whole_sentences)
+            pairs += [(-end, -middle, -start) for start, middle, end in reverse]
+    starts, middles, ends = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
+    table = np.zeros(len(pairs), dtype=ROW)
+    table["block"] = table["second_block"] = block_index
+    table["start"], table["length"] = starts, middles - starts
+    table["second_start"], table["second_length"] = middles, ends - middles
+    return table
 
 
-def full_sentences(block: Block, block_index: int, max_seq_length: int) -> list[Example]:
+def _cut_document(
+    offsets: list[int],
+    can_cut: bytes,
+    longest: int,
+    short_seq_prob: float,
+    rng: random.Random,
+    whole_sentences: bool,
+) -> Iterator[Pair]:
+    """Cuts a document into pairs from the front. Offsets are negative if the document is mirrored."""
+    document_end = offsets[-1]
+    end = offsets[0]
+    while end < document_end and document_end - offsets[0] >= 2:
+        start, target = end, longest
+        if document_end - start < longest:
+            start = _move_back(start, offsets, can_cut, longest)
+        elif rng.random() < short_seq_prob:
+            target = SHORTEST_TARGET + int(rng.random() * (longest - SHORTEST_TARGET + 1))
+        following = bisect_right(offsets, start)  # the first boundary between sentences after `start`
+        end = _find_end(start, offsets, following, target)
+        if end - start > longest:
+            fitting = offsets[bisect_right(offsets, start + longest) - 1]
+            cut = _find_place(range(start + longest, start + longest // 2, -1), can_cut)
+            end = fitting if whole_sentences and fitting > start + 1 else cut
+        boundaries = offsets[following : bisect_left(offsets, end, following)]
+        shortest = 1 if whole_sentences else SHORTEST_SEGMENT
+        boundaries = [place for place in boundaries if shortest <= place - start <= end - start - shortest]
+        if boundaries:
+            middle = boundaries[int(rng.random() * len(boundaries))]
+        else:
+            middle = _find_place(range((start + end) // 2, start, -1), can_cut)
+        yield start, middle, end
+
+
+def _move_back(start: int, offsets: list[int], can_cut: bytes, longest: int) -> int:
+    """Returns where the last pair of a document begins, so that it is full: at a sentence if two sentences fit."""
+    earliest = offsets[-1] - longest
+    sentence = bisect_left(offsets, earliest)
+    if 0 < sentence == len(offsets) - 2:  # only one fits: add the end of the sentence before it
+        return min(start, _find_place(range(earliest, offsets[-1] - 1), can_cut))
+    return min(start, offsets[sentence])
+
+
+def _find_end(start: int, offsets: list[int], following: int, target: int) -> int:
+    """Returns the end of the sentence that reaches `target` tokens and completes two whole sentences."""
+    last = len(offsets) - 1
+    second = following + 1 if offsets[following - 1] == start else following + 2
+    return offsets[min(bisect_left(offsets, start + target, min(second, last)), last)]
+
+
+def _find_place(places: range, can_cut: bytes) -> int:
+    """Returns the first place between words, or the first place."""
+    return next((place for place in places if can_cut[abs(place)]), places[0])
+
+
+def exchange_seconds(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng: random.Random) -> None:
+    """Makes half of the pairs random: they exchange their second segments. Changes `table`.
+
+    Segments of similar length change places, never within a document. A segment that was cut at its end to fill a pair
+    is cut again to fill the other pair, or continues in its document. So nearly every token is still shown once, and
+    both labels have the same segments and the same lengths.
+
+    If one document has more than half of the random pairs, some of them copy the second segment of another document.
+    If there is no other document, they stay as they are, with label 0.
+
+    Args:
+        table: from [`cut_pairs`]. Rows with label 1 become random pairs.
+        corpus: the corpus.
+        max_seq_length: as in [`cut_pairs`].
+        rng: the source of all random choices.
+    """
+    documents, room, is_cut = _describe_seconds(table, corpus)
+    random_rows = rng.sample(range(len(table)), (len(table) + rng.getrandbits(1)) // 2)
+    sources = _match_rows(table["second_length"], documents, is_cut, random_rows, rng)
+    fits = np.minimum(max_seq_length - PAIR_SPECIAL_TOKENS - table["length"].astype(np.int64), room[sources])
+    same = np.where(is_cut[sources], table["second_length"], table["second_length"][sources])
+    table["label"] = sources != np.arange(len(table))
+    table["second_length"] = np.minimum(same, fits)
+    for name in ("second_block", "second_start"):
+        table[name] = table[name][sources]
+
+
+def _describe_seconds(table: np.ndarray, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Describes the second segments of pairs.
+
+    Returns:
+        The document of each, the tokens from its start to the document's end, and whether it ends within a sentence.
+    """
+    documents, room = np.empty(len(table), dtype=np.int64), np.empty(len(table), dtype=np.int64)
+    is_cut = np.empty(len(table), dtype=bool)
+    for number in np.unique(table["block"]).tolist():
+        rows, block = table["block"] == number, corpus.blocks[number]
+        starts = table["second_start"][rows].astype(np.int64)
+        ends = starts + table["second_length"][rows]
+        document_starts = block.sentences[block.documents]
+        following = np.searchsorted(document_starts, starts, side="right")
+        documents[rows] = corpus.document_starts[number] + following - 1
+        room[rows] = document_starts[following] - starts
+        is_cut[rows] = block.sentences[np.searchsorted(block.sentences, ends)] != ends
+    return documents, room, is_cut
+
+
+def _match_rows(
+    lengths: np.ndarray, documents: np.ndarray, is_cut: np.ndarray, random_rows: list[int], rng: random.Random
+) -> np.ndarray:
+    """Returns the row that each row gets its second segment from: for a random pair, one of another document."""
+    sources = np.arange(len(lengths))
+    document_of = documents.tolist()
+    order = (is_cut.astype(np.int64) << 16 | lengths).tolist()
+    waiting: list[int] = []  # rows of one document
+    for row in sorted(random_rows, key=order.__getitem__):  # equal rows stay in random order
+        if waiting and document_of[row] != document_of[waiting[-1]]:
+            other = waiting.pop()
+            sources[row], sources[other] = other, row
+        else:
+            waiting.append(row)
+    if waiting:
+        others = np.flatnonzero(documents != document_of[waiting[0]]).tolist()
+        sources[waiting] = rng.choices(others, k=len(waiting)) if others else waiting
+    return sources
+
+
+def swap_seconds(table: np.ndarray, rng: random.Random) -> None:
+    """Swaps the segments of half of the pairs. Sets `label` to 0 (in order) or 1 (swapped). Changes `table`."""
+    size = len(table)
+    swapped = np.zeros(size, dtype=bool)
+    swapped[rng.sample(range(size), (size + rng.getrandbits(1)) // 2)] = True
+    table["label"] = swapped
+    for first, second in (("start", "second_start"), ("length", "second_length")):
+        table[first], table[second] = (
+            np.where(swapped, table[second], table[first]),
+            np.where(swapped, table[first], table[second]),
+        )
+
+
+def full_sentences(block: Block, block_index: int, max_seq_length: int) -> np.ndarray:
     """Cuts a block into examples of as many whole sentences as fit, from one or more documents.
 
     A sentence that is longer than an example is cut. The rest of it starts the next example.
@@ -150,9 +246,12 @@ def full_sentences(block: Block, block_index: int, max_seq_length: int) -> list[
         block: any number of documents.
         block_index: index of the block.
         max_seq_length: tokens of the longest example, including [CLS], the final [SEP] and a [SEP] between documents.
+
+    Returns:
+        Rows with one span. *Shape:* (examples,), [`ROW`]
     """
     sentences, documents = block.sentences.tolist(), block.sentences[block.documents].tolist()
-    examples: list[Example] = []
+    examples = []
     start, document = 0, 1  # `documents[document]` is where the current document ends
     while start < sentences[-1]:
         end, room = start, max_seq_length - 2
@@ -168,63 +267,4 @@ def full_sentences(block: Block, block_index: int, max_seq_length: int) -> list[
             end = start + room
         examples.append((block_index, start, end - start, 0, 0, 0, 0))
         start = end
-    return examples
-
-
-def _target(longest: int, short_seq_prob: float, rng: random.Random) -> int:
-    if rng.random() < short_seq_prob:
-        return SHORTEST_TARGET + int(rng.random() * (longest - SHORTEST_TARGET + 1))
-    return longest
-
-
-def _chunk_end(sentences: list[int], start: int, document_end: int, target: int) -> int:
-    """Returns the end of a chunk: at least two sentences and `target` tokens, unless the document ends first.
-
-    A last sentence that would remain alone is included.
-    """
-    end = max(bisect_left(sentences, sentences[start] + target, start + 1, document_end), start + 2)
-    return end if end < document_end - 1 else document_end
-
-
-def _random_second(block: Block, document: int, wanted: int, fills: bool, rng: random.Random) -> tuple[int, int]:
-    """Returns start and length of a span of whole sentences of `document` that starts at a random sentence.
-
-    Args:
-        block: the block of the document.
-        document: its index in the block.
-        wanted: tokens in the span.
-        fills: whether the span must have at least `wanted` tokens. Otherwise it ends at the nearest sentence boundary,
-            before or after, so that random spans are as long as real ones.
-        rng: chooses the sentence.
-    """
-    first, end = block.documents[document : document + 2].tolist()
-    first = min(first + 1, end - 1)  # a real second segment never starts a document
-    start = first + int(rng.random() * (end - first))
-    document_end = int(block.sentences[end])
-    if document_end - int(block.sentences[start]) < wanted:  # too close to the end: move back
-        start = first + int(np.searchsorted(block.sentences[first:end], document_end - wanted, side="right")) - 1
-        start = max(start, first)
-    # No sentence is empty, so `wanted` sentences are enough.
-    offsets = block.sentences[start : min(start + wanted, end) + 1].tolist()
-    last = min(bisect_left(offsets, offsets[0] + wanted, 1), len(offsets) - 1)
-    if not fills and last > 1 and offsets[last] + offsets[last - 1] > 2 * (offsets[0] + wanted):
-        last -= 1
-    return offsets[0], offsets[last] - offsets[0]
-
-
-def _truncate(first: int, second: int, longest: int, rng: random.Random) -> tuple[int, int, int, int]:
-    """Shortens two segments to `longest` tokens in total. Returns the cut at the start and the new length of each."""
-    excess = first + second - longest
-    if excess <= 0:
-        return 0, first, 0, second
-    # Dropping tokens from the longer segment first makes the lengths equal and then alternates. A random segment loses
-    # the odd token: otherwise lengths would reveal which segment was first before they were swapped.
-    from_first = min(excess, max(first - second, 0))
-    from_second = min(excess, max(second - first, 0))
-    rest = excess - from_first - from_second
-    odd = rng.getrandbits(1)
-    from_first, from_second = from_first + (rest + odd) // 2, from_second + (rest + 1 - odd) // 2
-    # Each dropped token comes from the start or the end with equal probability: a binomial number of random bits.
-    first_cut = rng.getrandbits(from_first).bit_count() if from_first else 0
-    second_cut = rng.getrandbits(from_second).bit_count() if from_second else 0
-    return first_cut, first - from_first, second_cut, second - from_second
+    return np.array(examples, dtype=ROW)

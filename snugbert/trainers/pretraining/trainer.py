@@ -39,6 +39,7 @@ from snugbert.trainers.pretraining.batches import (
     plan_phases,
     seed_random_state,
 )
+from snugbert.trainers.pretraining.coverage import check_processes, log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
@@ -129,8 +130,10 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
         precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
         self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        check_processes(self.phases)
         if self.is_world_process_zero():
             self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
+            log_coverage(self.phases, self._first_step)
 
     def compare_settings(self, checkpoint: str | None) -> None:
         """As in the base class, but changed data settings are only reported. The command refuses them earlier."""

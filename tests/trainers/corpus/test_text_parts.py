@@ -11,7 +11,9 @@ from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.corpus.corpus import open_corpus
 from snugbert.trainers.corpus.preparation import prepare_parts
 from snugbert.trainers.corpus.text_parts import plan_parts
+from snugbert.trainers.documents import read_dataset_documents
 from snugbert.trainers.text_arguments import TextArguments
+from snugbert.trainers.text_lines import ReadingLog
 
 
 def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, tokenizer):
@@ -35,3 +37,19 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     os.utime(data / "train.parquet", (1, 1))
     _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
     assert changed.num_documents == 5
+
+
+@pytest.mark.parametrize("row", [b'{"text": "b\xffd"}', b'{"te'])
+def test_bad_rows_of_a_dataset_are_one_error(tmp_path, row):
+    """The datasets library cannot skip them."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.jsonl").write_bytes(b'{"text": "fine"}\n' + row + b"\n")
+    text = TextArguments(dataset_name=str(tmp_path / "data"), on_bad_text="skip")
+    with pytest.raises(
+        InputError, match=r"dataset .*data, after row [01]: .* use --train_file with --on_bad_text skip\."
+    ):
+        list(read_dataset_documents(text, ReadingLog("skip")))
+    (tmp_path / "data/train.jsonl").write_bytes(b'{"text": "fine"}\n{"text": 5}\n')
+    log = ReadingLog("skip")
+    assert list(read_dataset_documents(text, log)) == [["fine"]]
+    assert (log.left_out, log.position) == (1, 2)

@@ -1,9 +1,11 @@
 """Pretraining examples: tables, order and content."""
 
+import errno
+import os
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,18 +13,18 @@ from scipy.stats import chisquare
 from synthetic import make_corpus
 
 from snugbert.trainers.corpus.corpus import Corpus, open_corpus
+from snugbert.trainers.pretraining import examples
 from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset, shuffle_position
 
 pytestmark = pytest.mark.slow
 
 CLS, SEP = 101, 102
-TOKENIZER = SimpleNamespace(cls_token_id=CLS, sep_token_id=SEP)
 
 
-def test_full_sentences_by_hand(tmp_path):
+def test_full_sentences_by_hand(tokenizer, tmp_path):
     documents = [[[11, 12], [13, 14, 15]], [[21], [22, 23, 24, 25, 26, 27, 28, 29, 30, 31]], [[41, 42]], [[51], [52]]]
     corpus = make_corpus([documents[:3], documents[3:], [[[71, 72, 73, 74, 75]], [[81, 82]]]])
-    dataset = PretrainingDataset(corpus, TOKENIZER, 9, "mlm", epochs_dir=tmp_path)
+    dataset = PretrainingDataset(corpus, tokenizer, 9, "mlm", epochs_dir=tmp_path)
     examples = [dataset[index] for index in range(len(dataset))]
     assert sorted(example["input_ids"].tolist() for example in examples) == [
         [CLS, 11, 12, 13, 14, 15, SEP, 21, SEP],
@@ -38,8 +40,8 @@ def test_full_sentences_by_hand(tmp_path):
     assert dataset.next_share is None
 
 
-def test_full_sentences_are_full(corpus, tmp_path):
-    dataset = PretrainingDataset(corpus, TOKENIZER, 512, "mlm", epochs_dir=tmp_path)
+def test_full_sentences_are_full(tokenizer, corpus, tmp_path):
+    dataset = PretrainingDataset(corpus, tokenizer, 512, "mlm", epochs_dir=tmp_path)
     lengths = [len(dataset[index]["input_ids"]) for index in range(len(dataset))]
     assert max(lengths) <= 512 and np.mean(lengths) > 0.9 * 512
     assert sum((dataset[index]["input_ids"] == SEP).sum() - 1 for index in range(len(dataset))) > 0
@@ -64,9 +66,9 @@ def test_orders_look_random():
 
 
 @pytest.mark.parametrize("objective", ["nsp", "sop", "mlm"])
-def test_examples_do_not_depend_on_the_order_of_access(corpus, tmp_path, objective):
+def test_examples_do_not_depend_on_the_order_of_access(tokenizer, corpus, tmp_path, objective):
     def dataset(folder, **settings):
-        return PretrainingDataset(corpus, TOKENIZER, objective=objective, epochs_dir=tmp_path / folder, **settings)
+        return PretrainingDataset(corpus, tokenizer, objective=objective, epochs_dir=tmp_path / folder, **settings)
 
     straight, jumping = dataset("a"), dataset("b")
     last = len(straight) - 1
@@ -92,7 +94,7 @@ def test_examples_do_not_depend_on_the_order_of_access(corpus, tmp_path, objecti
         assert types.tolist() == [0] * first + [1] * (len(ids) - first)
 
 
-def test_a_table_is_made_once(corpus, tmp_path, monkeypatch):
+def test_a_table_is_made_once(tokenizer, corpus, tmp_path, monkeypatch):
     made = []
     write = PretrainingDataset._write_epoch
     monkeypatch.setattr(
@@ -100,7 +102,7 @@ def test_a_table_is_made_once(corpus, tmp_path, monkeypatch):
     )
 
     def dataset(**settings):
-        return PretrainingDataset(corpus, TOKENIZER, **settings, epochs_dir=tmp_path)
+        return PretrainingDataset(corpus, tokenizer, **settings, epochs_dir=tmp_path)
 
     with ThreadPoolExecutor(4) as pool:
         datasets = list(pool.map(lambda _: dataset(), range(4)))
@@ -117,24 +119,52 @@ def test_a_table_is_made_once(corpus, tmp_path, monkeypatch):
     assert made[-4:] == [0] * 4
     dataset()
     other = Corpus(corpus.blocks, digest="another")
-    PretrainingDataset(other, TOKENIZER, epochs_dir=tmp_path)
+    PretrainingDataset(other, tokenizer, epochs_dir=tmp_path)
     assert len(made) == 10
 
 
-def test_a_full_disk_leaves_no_table(corpus, tmp_path):
-    whole = PretrainingDataset(corpus, TOKENIZER, epochs_dir=tmp_path)
+def test_a_full_disk_leaves_no_table(tokenizer, corpus, tmp_path, monkeypatch):
+    whole = PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path)
     (file,) = tmp_path.glob("*.examples")
     content = file.read_bytes()
     file.unlink()
-    file.with_suffix(".unfinished").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"the examples of epoch 0 \(No space left on device\)\. Each takes 21 bytes"):
-        PretrainingDataset(corpus, TOKENIZER, epochs_dir=tmp_path)
+
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(
+            OSError, match=r"the examples of epoch 0 \(No space left on device\)\. Each takes 21 bytes"
+        ):
+            PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path)
     assert [file.suffix for file in tmp_path.iterdir()] == [".lock"]
-    assert len(PretrainingDataset(corpus, TOKENIZER, epochs_dir=tmp_path)) == len(whole)
+    assert len(PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path)) == len(whole)
     assert file.read_bytes() == content
 
 
-def test_a_text_without_examples_is_an_error(tmp_path):
+def test_writers_of_a_table_do_not_disturb_each_other(tokenizer, corpus, tmp_path, monkeypatch):
+    """Network file systems may ignore locks."""
+    expected = PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "alone").open_table(0).tobytes()
+    monkeypatch.setattr(examples, "FileLock", lambda _: nullcontext())
+    with ThreadPoolExecutor(4) as pool:
+        tables = pool.map(
+            lambda _: PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "shared").open_table(0).tobytes(),
+            range(4),
+        )
+        assert set(tables) == {expected}
+    assert [file.suffix for file in (tmp_path / "shared").iterdir()] == [".examples"]
+    # A killed writer's file is removed when it is old.
+    (table,) = (tmp_path / "shared").iterdir()
+    killed, working = (tmp_path / "shared" / f"{table.stem}.{name}.unfinished" for name in ("a", "b"))
+    for part in (killed, working):
+        part.touch()
+    os.utime(killed, (0, 0))
+    PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "shared").open_table(1)
+    assert working.exists() and not killed.exists()
+
+
+def test_a_text_without_examples_is_an_error(tokenizer, tmp_path):
     one = make_corpus([[[[1000, 1001]]]])
     for corpus, settings, message in (
         (one, {}, "at least two documents"),
@@ -143,8 +173,26 @@ def test_a_text_without_examples_is_an_error(tmp_path):
         (make_corpus([[[[1000]], [[1001]]]]), {"objective": "sop"}, "too short to make an example"),
     ):
         with pytest.raises(ValueError, match=message):
-            PretrainingDataset(corpus, TOKENIZER, **settings, epochs_dir=tmp_path)
-    assert len(PretrainingDataset(one, TOKENIZER, objective="sop", epochs_dir=tmp_path)) == 1
+            PretrainingDataset(corpus, tokenizer, **settings, epochs_dir=tmp_path)
+    assert len(PretrainingDataset(one, tokenizer, objective="sop", epochs_dir=tmp_path)) == 1
+
+
+def test_places_where_sentences_were_cut_are_found(tokenizer, tmp_path):
+    comma, word = tokenizer.convert_tokens_to_ids([",", "house"])
+    sentences = [[word] * 2, [word] * 9 + [comma] + [word] * 9, [word] * 2]
+    dataset = PretrainingDataset(make_corpus([[sentences] * 2]), tokenizer, 20, "nsp", 0, epochs_dir=tmp_path)
+    for position in range(len(dataset)):
+        text = dataset[position]["input_ids"].tolist()
+        segments = [len(text[1 : text.index(SEP)]), len(text) - text.index(SEP) - 2]
+        for cuts, length, ids in zip(
+            dataset.find_cuts(position), segments, (text[1:], text[text.index(SEP) + 1 :]), strict=True
+        ):
+            assert all(0 <= cut <= length for cut in cuts)
+            # The long sentence is split after its comma.
+            assert all(ids[cut - 1] == comma for cut in cuts if 0 < cut < length)
+    assert any(0 in cuts for position in range(len(dataset)) for cuts in dataset.find_cuts(position))
+    lines = PretrainingDataset(make_corpus([[sentences[1:2]]]), tokenizer, 12, "mlm", epochs_dir=tmp_path)
+    assert sorted(lines.find_cuts(position) for position in range(2)) == [[[0]], [[10]]]
 
 
 def test_a_table_that_was_cut_off_is_made_again(small, words_tokenizer, tmp_path):

@@ -1,0 +1,40 @@
+"""What is logged and checked before the first step."""
+
+import logging
+import os
+
+import numpy as np
+from forked import run
+from synthetic import make_corpus, make_trainer
+
+from snugbert.trainers.pretraining.batches import Phase
+from snugbert.trainers.pretraining.coverage import log_coverage
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+
+
+def test_the_share_of_the_text_is_logged(words_tokenizer, tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    documents = [[rng.integers(8, 98, rng.integers(5, 60)).tolist() for _ in range(10)] for _ in range(40)]
+    dataset = PretrainingDataset(make_corpus([documents]), words_tokenizer, 32, epochs_dir=tmp_path)
+    lengths = [len(sentence) for document in documents for sentence in document]
+    steps_per_epoch = -(-len(dataset) // 8)
+    phases = [Phase([1, 2], 3, 1), Phase(dataset, 3 * steps_per_epoch, 8)]
+    with caplog.at_level(logging.INFO, "snugbert"):
+        for step in (0, 3, 3 + 2 * steps_per_epoch, 3 + 3 * steps_per_epoch):
+            log_coverage(phases, step)  # a list of features and a finished run have nothing to report
+    first, second = [record.message for record in caplog.records if "its examples contain" in record.message]
+    assert first.startswith("epoch 0: its examples contain 9") and second.startswith("epoch 2: ")
+    assert first.endswith(
+        f"Longest sentence: {max(lengths)} tokens. Sentences longer than 29 tokens, which are split: "
+        f"{sum(length > 29 for length in lengths)}"
+    )
+
+
+def train_on(folder, sizes) -> None:
+    make_trainer(folder, size=sizes[int(os.environ["RANK"])], max_steps=1, save_strategy="no").train()
+
+
+def test_processes_with_other_examples_stop(tmp_path):
+    result = run(train_on, tmp_path, [1000, 999], processes=2)
+    assert result.returncode != 0
+    assert "the training examples of process 1 differ from those of process 0: 999 and 1,000 examples" in result.stderr
