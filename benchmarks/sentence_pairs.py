@@ -12,13 +12,13 @@ Each seed and length gives several epochs of pairs. The columns of the table, me
   means that the part does not reveal the label. Words and tokens go into logistic regression, lengths into gradient
   boosting.
 
-A classifier learns from even epochs and is scored on odd ones, with as many pairs of each label. Those that see only B
-learn from one random half of the documents. They are scored first on the same documents, then on the other half. A
-model in training sees the same documents in every epoch, so the first number is what it could exploit. The second
-number shows what generalizes.
+A classifier learns from even epochs and is scored on odd ones, with as many pairs of each label. Classifiers
+that see only B learn from a random half of the documents. They are scored first on the same documents, then on the
+other half. A model in training sees the same documents in every epoch, so the first number is what it could exploit.
+The second number shows what generalizes.
 
-The original recipe is a reimplementation (`data_preparation.py`). Both recipes get the same prepared sentences. Its
-epochs correspond to `--dupe_factor`.
+The original recipe is a reimplementation (`data_preparation.py`). Its epochs correspond to
+`--dupe_factor`. Both recipes get the same prepared sentences.
 """
 
 import argparse
@@ -85,7 +85,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
     parser.add_argument("--tokenizer_name", required=True, help="tokenizer folder")
     parser.add_argument("--language", default="en")
-    parser.add_argument("--document_sentences", type=positive, help="cut documents into ones of so many sentences")
+    parser.add_argument(
+        "--document_sentences", type=positive, help="cut documents into shorter ones of this many sentences"
+    )
     parser.add_argument("--lengths", type=positive, nargs="+", default=[64, 128, 512])
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--seeds", type=positive, default=3)
@@ -116,7 +118,7 @@ def snugbert_epochs(
         rng = np.random.default_rng(seed)
         for epoch in range(MOST_EPOCHS):
             dataset.prepare_epoch(epoch)
-            # All epochs have the length of the first. Of a longer one, the dataset leaves out random pairs.
+            # All epochs have the length of the first. The dataset leaves out random pairs of a longer epoch.
             rows = rng.permutation(np.array(dataset._table))[: len(dataset)]
             yield Pairs(
                 text.block_starts[rows["block"]] + rows["start"],
@@ -130,7 +132,7 @@ def snugbert_epochs(
 def original_epochs(
     corpus: Corpus, text: Text, tokenizer: PreTrainedTokenizerBase, length: int, seed: int
 ) -> Iterator[Pairs]:
-    """Yields epochs of the original recipe. It gets token positions instead of tokens, which locate the pairs."""
+    """Yields epochs of the original recipe. It gets token positions instead of tokens, to locate the pairs."""
     documents = [
         [list(map(str, range(start, end))) for start, end in pairwise(offsets.tolist())] for offsets in text.sentences
     ]

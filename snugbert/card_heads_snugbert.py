@@ -199,5 +199,5 @@ def _fill_mask_example(language: str) -> str:
     mask = "{{tokenizer.mask_token}}"  # for `format`
     sentence = EXAMPLE_SENTENCES.get(language)
     if sentence is None:
-        return f'# Replace the dots by words in the language of the model.\nprint(fill_mask(f"... {mask} ..."))'
+        return f'# Replace the dots with words in the language of the model.\nprint(fill_mask(f"... {mask} ..."))'
     return f'print(fill_mask(f"{sentence.replace("[MASK]", mask)}"))'

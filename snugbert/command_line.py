@@ -117,7 +117,7 @@ def parse_arguments(
         *instances, _ = parser.parse_args_into_dataclasses(args=from_files + argv, look_for_args_file=False)
     except InputError:
         raise
-    # A dataclass rejected a value. Mostly it is TrainingArguments, which also parses JSON and looks for packages.
+    # A dataclass rejected a value, usually TrainingArguments, which also parses JSON and looks for packages.
     except (ValueError, TypeError, ImportError) as error:
         raise InputError(str(error)) from error
     return tuple(instances)

@@ -1,4 +1,4 @@
-"""The exceptions that the command line prints without a traceback, and counts in messages."""
+"""Exceptions that the command line handles without a traceback, and the format of counts in messages."""
 
 import signal
 
@@ -11,7 +11,7 @@ class InputError(ValueError):
 
 
 class RunStopped(Exception):
-    """A signal stopped a command, which has written a checkpoint and said how to continue.
+    """A signal stopped a run. Its checkpoint is written, and a log line explains how to continue.
 
     Args:
         number: the signal.

@@ -37,7 +37,7 @@ def writing(folder: Path, then: str) -> Iterator[None]:
 
 
 def _is_failed_write(error: Exception) -> bool:
-    """Whether a library reports a failure to write by an error of a general type."""
+    """Whether a library reports a failed write with an exception of a general type."""
     if type(error) is Exception:  # the tokenizers library
         return "(os error " in str(error)
     # torch gives no reason.

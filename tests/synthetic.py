@@ -98,6 +98,6 @@ def make_trainer(
 
 
 def renew_manifest(checkpoint: Path) -> None:
-    """Makes the manifest match the files of the checkpoint, as somebody would who changes them on purpose."""
+    """Makes the manifest match the files, as after a deliberate change."""
     (checkpoint / MANIFEST_NAME).unlink()
     publish(checkpoint.rename(checkpoint.with_name("changed")), checkpoint)

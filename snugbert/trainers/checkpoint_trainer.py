@@ -1,4 +1,4 @@
-"""Writing checkpoints that are complete or absent, whenever a run is killed."""
+"""Checkpoints that are complete or absent, even if a run is killed while it writes one."""
 
 import logging
 import shutil
@@ -73,7 +73,7 @@ class CheckpointTrainer(Trainer):
 
     @contextmanager
     def _unfinished(self, folder: Path) -> Iterator[Path]:
-        """Makes Trainer write its checkpoint into `folder`, and removes what is left in it before and after."""
+        """Makes Trainer write its checkpoint into `folder`. Removes the folder before and after."""
 
         def clear() -> None:
             if self.args.local_process_index == 0:  # machines without a shared disk have their own folders
@@ -100,7 +100,7 @@ class FindBestCheckpoint(TrainerCallback):
     """Finds the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step. Forgets a damaged one, so that a later one can be the best."""
+        """Called by Trainer before the first step. Ignores a damaged best checkpoint: a later one can be the best."""
         find_best(state, Path(args.output_dir))
         if state.best_model_checkpoint is None or not args.load_best_model_at_end:
             return
@@ -112,7 +112,7 @@ class FindBestCheckpoint(TrainerCallback):
                 damage = str(error)
         (damage,) = broadcast_object_list([damage])
         if damage is not None:
-            logger.warning("forgetting the best checkpoint: %s", damage)
+            logger.warning("ignoring the best checkpoint: %s", damage)
             state.best_model_checkpoint = state.best_global_step = state.best_metric = None
 
 

@@ -1,4 +1,4 @@
-"""The commands that a command suggests when it ends. They keep the flags that the next command needs."""
+"""The next command, which a command suggests when it ends, with the flags to keep."""
 
 import shlex
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: the size and checksum of every file. Resuming compares the files with it.
+"""The manifest of a checkpoint: the size and checksum of every file. They are verified on resume.
 
 A checkpoint is written into a temporary folder. The manifest is its last file. Then everything is synced to the disk,
-and the folder gets its final name. So a folder named `checkpoint-<step>` is complete, unless it was damaged later.
+and the folder gets its final name. So a folder named `checkpoint-<step>` is complete unless it is damaged later.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def check_checkpoint(checkpoint: Path, checksums: bool = True) -> None:
 
     Args:
         checkpoint: the folder.
-        checksums: compare the content of the files. Otherwise only their sizes.
+        checksums: whether to compare checksums, or only sizes.
 
     Raises:
         InputError: a file is missing or damaged. The message names it.
@@ -75,7 +75,7 @@ def _compare(file: Path, entry: Any, checksums: bool) -> None:
     if size != entry["bytes"]:
         raise InputError(f"{file} is damaged: it has {size} bytes instead of {entry['bytes']}.")
     if checksums and _digest(file) != entry["sha256"]:
-        raise InputError(f"{file} is damaged: its checksum is not the one in {MANIFEST_NAME}.")
+        raise InputError(f"{file} is damaged: its checksum does not match {MANIFEST_NAME}.")
 
 
 def _read_state(file: Path) -> TrainerState:

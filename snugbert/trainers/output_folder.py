@@ -22,7 +22,7 @@ WRITTEN_BY_A_RUN = re.compile(
     r"(trainer_state|config|plan)\.json",
     re.ASCII,
 )
-# Contains a checkpoint until all its files are on the disk. Pushes leave out names that begin with "_".
+# A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
 UNFINISHED = "_unfinished_checkpoint"
 
 
@@ -136,7 +136,7 @@ def _agree(args: TrainingArguments, resume: str, choose: Callable[[], Path | Non
 
 
 def _compare_machines(output_dir: Path) -> None:
-    """Checks that no machine has a run if the first process found none, as on a replaced machine."""
+    """If the first process found no run, as on a replaced machine, checks that no other machine has one."""
     found = f"{output_dir} contains a run." if list_run_files(output_dir) else None
     (first,) = broadcast_object_list([found])
     _stop_together(None if first else found, "The first process found no run to resume.")

@@ -12,15 +12,15 @@ from transformers import TrainingArguments
 from snugbert.errors import InputError
 
 LOCK_NAME = "_lock"  # uploads skip names that begin with "_"
-SECONDS = 10  # data workers live up to 5 seconds longer than a killed run, and may hold its lock
+SECONDS = 10  # the data workers of a killed run may hold its lock for up to 5 seconds
 
 
 @contextmanager
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder.
 
-    Only a process that writes takes the lock. It may take it again within. The operating system releases the lock when
-    the process ends, also if it was killed. A new folder that stays empty is removed.
+    Only processes that write take the lock. A process can take it again inside the block. The operating system
+    releases the lock when the process ends, even if it is killed. A new folder that stays empty is removed.
 
     Raises:
         InputError: another process runs in the folder, or the folder cannot be written.

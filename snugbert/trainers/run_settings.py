@@ -1,4 +1,4 @@
-"""The settings that decide how training ends. Checkpoints store them, and resuming compares them."""
+"""The settings that determine the result of training. Checkpoints store them, and a resumed run compares them."""
 
 import json
 import logging
@@ -36,9 +36,9 @@ TRAINING_SETTINGS = (
     "seed",
     "load_best_model_at_end",
 )
-# With `load_best_model_at_end`, these choose the model.
+# With `load_best_model_at_end`, these determine which model is kept.
 BEST_MODEL_SETTINGS = ("metric_for_best_model", "greater_is_better", "eval_strategy", "eval_steps")
-# Training itself sets these, the first two to tokens that BERT does not use.
+# Training sets these. The first two are tokens that BERT does not use.
 SET_BY_TRAINING = ("bos_token_id", "eos_token_id", "problem_type")
 MODEL_SETTINGS = tuple(name for name in SnugBertConfig.__annotations__ if name not in SET_BY_TRAINING)
 
@@ -90,7 +90,7 @@ def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> Non
 
 
 def describe_change(name: str, before: Any, now: Any) -> list[str]:
-    """Describes how a setting changed. Empty if it did not. Of dictionaries, it lists the changed entries."""
+    """Describes how a setting changed. Empty if it did not. Lists the changed entries of dictionaries."""
     if before == now:
         return []
     if not (isinstance(before, dict) and isinstance(now, dict)):
@@ -108,16 +108,16 @@ def describe_change(name: str, before: Any, now: Any) -> list[str]:
 
 
 def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
-    """Applies another number of steps to the learning rate of a run that resumes.
+    """Applies a different number of steps to the learning rate of a resumed run.
 
     Trainer would use the earlier schedule for one more step.
 
     Args:
-        trainer: has loaded the optimizer and the schedule of the checkpoint.
+        trainer: the trainer, after it loaded the optimizer and the schedule of the checkpoint.
         checkpoint: the folder.
 
     Returns:
-        What changed, for the log and the model card. None: the run has as many steps as before.
+        What changed, for the log and the model card. None if the number of steps is the same.
 
     Raises:
         InputError: the checkpoint has more steps than the run.
@@ -143,7 +143,7 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
 
 
 class ApplyIntervals(TrainerCallback):
-    """Logs, evaluates and saves as often as the arguments say. Trainer would do it as often as before the resume."""
+    """Logs, evaluates and saves at the intervals of the arguments. Trainer would use the ones in the checkpoint."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step."""
@@ -152,7 +152,7 @@ class ApplyIntervals(TrainerCallback):
 
 @contextmanager
 def hide_trainer_comparison() -> Iterator[None]:
-    """Hides Trainer's own comparison. It also warns if only the batch of a device or a share of the steps differs."""
+    """Hides Trainer's own comparison. It warns even if only the batch per device or an interval differs."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "do not match the ones in the `trainer_state.json`" not in record.getMessage()

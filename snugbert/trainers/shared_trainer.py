@@ -45,17 +45,17 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
-    only folders named `checkpoint-<step>`. A run resumes with the settings that it started with. Only the number of
-    steps may change.
+    only folders named `checkpoint-<step>`. A run resumes with its original settings. Only the number of steps may
+    change.
 
     Attributes:
         write_card: writes a model card with the current metrics into the output folder.
-        command_settings: settings beyond the training arguments and the configuration that must not change either.
+        command_settings: further settings that must not change on resume.
         changes: what changed when the run resumed, for the model card.
     """
 
     write_card: Callable[[], None] | None = None
-    compared_names: tuple[str, ...] = ()  # training arguments that must not change, beyond those of every Trainer
+    compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
     push_in_progress: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -113,7 +113,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             return super().create_scheduler(num_training_steps, optimizer)
 
     def compare_settings(self, checkpoint: str | None) -> None:
-        """Collects the settings of this run, and compares them with those in the checkpoint that it resumes.
+        """Collects the settings of this run, and compares them with the settings in the checkpoint.
 
         Raises:
             InputError: a setting changed.
@@ -127,7 +127,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             record = read_settings(checkpoint)
             self.changes = record.get("changes", [])
             if not record:
-                logger.warning("%s stores no settings. They are not compared with those of this run.", checkpoint)
+                logger.warning("%s stores no settings, so none were compared.", checkpoint)
 
     def _report_change(self, change: str) -> None:
         logger.warning("changed %s", change)

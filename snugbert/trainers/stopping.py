@@ -38,7 +38,7 @@ class StoppableTrainer(Trainer):
     - On SIGTERM or SIGINT (Ctrl-C), it finishes the step, writes a checkpoint, whatever `save_strategy` is, and
       returns. A second SIGINT raises KeyboardInterrupt at once. After training, signals act as before.
     - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
-      written. With fp16, gradients overflow on purpose, so only the loss is checked.
+      written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
     All processes stop after the same step.
 
@@ -105,9 +105,9 @@ class StoppableTrainer(Trainer):
     def _check_step(self, grad_norm: torch.Tensor) -> None:
         """Raises an error if the step diverged in any process. Sets `interrupted` if any process received a signal.
 
-        Here the host waits for the device, once per step. With several processes, they exchange two numbers.
+        The host waits for the device here, once per step. Several processes exchange two numbers.
         """
-        loss = self._tr_loss  # the sum since the last log line, which was finite before this step
+        loss = self._tr_loss  # summed since the last log line; finite before this step
         norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
         if self.accelerator.scaler is not None:
             norm = torch.zeros_like(loss)  # the scaler skips steps with infinite gradients
@@ -159,7 +159,7 @@ class StoppableTrainer(Trainer):
 
     @property
     def start_worker(self) -> Callable[[int], None]:
-        """The function that data workers call first. It seeds them, and they leave signals to this process."""
+        """The function that each data worker calls first. It seeds the worker and keeps signals from ending it."""
         arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
         return functools.partial(_start_worker, **arguments)
 
@@ -176,7 +176,7 @@ class StopAfterStep(TrainerCallback):
             control.should_training_stop = True
 
     def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer also if training stops within an epoch. Then nothing is due that is due once per epoch."""
+        """Trainer also calls this if training stops within an epoch. Then, what is due once per epoch is skipped."""
         if self.trainer.interrupted and state.epoch % 1 and state.global_step < state.max_steps:
             control.should_log = control.should_evaluate = control.should_save = False
 
@@ -196,12 +196,12 @@ def raise_if_interrupted(trainer: StoppableTrainer) -> None:
 
 
 def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker as Trainer does. It survives SIGINT and SIGTERM, because the trainer ends the run."""
+    """Seeds a data worker as Trainer does. SIGINT and SIGTERM do not end it, because the trainer ends the run."""
     seed_worker(worker_id, num_workers, rank)
     received: list[float] = []
 
     def survive(*_: Any) -> None:
-        # The launcher and the scheduler may both send a signal. So the worker ignores signals for 30 seconds after the
+        # The launcher and the scheduler may both send SIGTERM. So the worker ignores it until 30 seconds after the
         # first. A later one ends it: at exit, multiprocessing sends SIGTERM to the remaining workers.
         received.append(time.monotonic())
         if received[-1] - received[0] > SIGTERM_SECONDS:

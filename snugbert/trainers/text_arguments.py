@@ -33,7 +33,7 @@ class TextArguments:
     text_column_name: str = field(default="text", metadata={"help": "Text column of .jsonl, .parquet and datasets."})
     on_bad_text: OnBadText = field(
         default="error",
-        metadata={"help": "For invalid UTF-8 and rows without text: stop, skip, or replace bytes."},
+        metadata={"help": "Invalid UTF-8 and rows without text: error, skip, or replace bytes."},
     )
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""Reads lines from text files, also compressed. Errors name the file and the line.
+"""Reads lines from plain and compressed text files. Errors name the file and the line.
 
 A [`ReadingLog`] follows the reading of a corpus: how far it is, and which text was bad (`--on_bad_text`).
 """
@@ -31,7 +31,7 @@ class ReadingLog:
 
     Args:
         on_bad_text: "error" raises an [`InputError`], "skip" leaves out the line or row, and "replace" puts U+FFFD in
-            place of bytes that are not UTF-8 and leaves out other bad rows. None: as "error", for commands without
+            place of bytes that are not UTF-8 and leaves out other bad rows. None: like "error", for commands without
             `--on_bad_text`.
 
     Attributes:
@@ -47,7 +47,7 @@ class ReadingLog:
 
     @property
     def position(self) -> int:
-        """How much was read: bytes of the files as they are on the disk, or rows of a dataset."""
+        """How much was read: bytes of the files on the disk (compressed), or rows of a dataset."""
         return self._read_before + self._tell()
 
     @contextmanager

@@ -12,7 +12,7 @@ from snugbert.trainers.checkpoint_trainer import FindBestCheckpoint
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_damaged_best_checkpoint_is_forgotten(damaged, tmp_path, caplog):
+def test_a_damaged_best_checkpoint_is_ignored(damaged, tmp_path, caplog):
     """Otherwise its weights would be the final model."""
     make_trainer(tmp_path / "before", max_steps=1, save_steps=1).train()
     shutil.move(tmp_path / "before", tmp_path / "now")
@@ -25,7 +25,7 @@ def test_a_damaged_best_checkpoint_is_forgotten(damaged, tmp_path, caplog):
     args = TrainingArguments(str(tmp_path / "now"), **options)
     state = TrainerState(best_global_step=1, best_metric=0.5)
     FindBestCheckpoint().on_train_begin(args, state, TrainerControl())
-    assert f"forgetting the best checkpoint: {best / 'model.safetensors'} is damaged" in caplog.text or not damaged
+    assert f"ignoring the best checkpoint: {best / 'model.safetensors'} is damaged" in caplog.text or not damaged
     found = (state.best_model_checkpoint, state.best_global_step, state.best_metric)
     assert found == ((None, None, None) if damaged else (str(best), 1, 0.5))
 

@@ -1,4 +1,4 @@
-"""The room for checkpoints."""
+"""Free space for checkpoints."""
 
 import shutil
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The command that a command suggests next."""
+"""The suggested next command."""
 
 import shlex
 

@@ -117,10 +117,10 @@ DAMAGES = [
     ("manifest.json", "does not describe trainer_state.json", lambda file: file.write_text("{}")),
     ("manifest.json", "is not JSON", cut(1000)),
     *(
-        (name, "its checksum is not", overwrite_six_bytes)
+        (name, "its checksum does not match", overwrite_six_bytes)
         for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
     ),
-    ("config.json", "its checksum is not", overwrite_six_bytes),
+    ("config.json", "its checksum does not match", overwrite_six_bytes),
     ("manifest.json", "is not JSON", overwrite_six_bytes),
 ]
 

@@ -92,7 +92,7 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     assert log_of(tmp_path) == log
 
 
-def test_early_stopping_counts_on(tmp_path, monkeypatch):
+def test_early_stopping_keeps_its_count(tmp_path, monkeypatch):
     """The score never improves, so training ends after three epochs."""
     settings = {"early_stopping_patience": 2, "num_train_epochs": 6, "learning_rate": 0.0}
     raise_in_step(monkeypatch, 8, signal.SIGTERM)

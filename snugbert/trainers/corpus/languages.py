@@ -42,6 +42,6 @@ def check_language(code: str) -> None:
     hint = (
         f"Did you mean {close}?"
         if close
-        else "Give an ISO 639-1 code, such as en or zh. A language without one can use the rules of another language."
+        else "Give an ISO 639-1 code, such as en or zh. For a language without a code, use a similar one."
     )
     raise InputError(f"--language {code!r} is not a known language code. {hint}")

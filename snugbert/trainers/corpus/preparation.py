@@ -79,7 +79,7 @@ def prepare_corpus(
             raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
         overwrite_output_dir: whether to replace a corpus with a different text, tokenizer or settings in `folder`.
-        show_progress: whether to show a progress bar on a terminal, or a line now and then in a log file.
+        show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
 
     Returns:
         The corpus, as [`open_corpus`] opens it.
@@ -131,7 +131,7 @@ def prepare_parts(
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers: number of processes that tokenize. Default: one per core that this process may use.
         replace: whether to replace parts with a different text, division, tokenizer or settings in `folder`.
-        show_progress: whether to show a progress bar on a terminal, or a line now and then in a log file.
+        show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
 
     Raises:
         InputError: the text cannot be read, changes while it is read, or is empty; `folder` holds a part with a
@@ -146,7 +146,7 @@ def prepare_parts(
         "source": [parts[0].text.text_column_name, parts[0].text.dataset_config_name, parts[0].text.dataset_split],
     }
     on_bad_text = parts[0].text.on_bad_text
-    if on_bad_text != "error":  # otherwise the corpus equals one from before this setting existed
+    if on_bad_text != "error":  # so corpora from before this setting stay valid
         settings["on_bad_text"] = on_bad_text
     try:
         if not _is_complete(folder, parts, settings):

@@ -1,4 +1,4 @@
-"""The progress of `snugbert prepare`: a bar on a terminal, a line now and then in a log file."""
+"""The progress of `snugbert prepare`: a bar on a terminal, occasional lines in a log file."""
 
 import sys
 import time
@@ -9,14 +9,14 @@ from tqdm import tqdm
 from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.text_lines import ReadingLog
 
-# Seconds between two lines: at least the first number, and until the second only if another 10 % is done.
+# Seconds. After the first, a line is printed if another 10 % is done. After the second, it is printed anyway.
 SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
 
 
 class PreparationProgress:
     """Shows how much of a text is prepared, and the remaining time.
 
-    Text that was prepared earlier counts for the percentage, but not for the speed.
+    Text that was prepared earlier counts in the percentage, but not in the speed.
 
     Args:
         total: size of the whole text. None if it is unknown.

@@ -1,4 +1,4 @@
-"""Digests of the examples, to notice that they changed."""
+"""Digests of examples, which detect changes."""
 
 import hashlib
 

@@ -305,7 +305,7 @@ def collect_results(
 def _compared_settings(
     task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
 ) -> dict[str, Any]:
-    """Returns what must not change when the run resumes, beyond training arguments and configuration."""
+    """Returns further settings that must not change on resume."""
     data = {"the training data": task.train_features}
     if args.load_best_model_at_end and task.validation_set is not None:
         data["the validation data"] = task.validation_set.features

@@ -166,7 +166,7 @@ class FineTuningTrainer(SharedTrainer):
 
 
 class EarlyStopping(EarlyStoppingCallback):
-    """Early stopping that counts on in a resumed run. Trainer would start again with the full patience."""
+    """Early stopping that keeps its count on resume. Trainer would start again with the full patience."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. The `state` contains the count at the checkpoint."""

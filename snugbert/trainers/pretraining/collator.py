@@ -22,7 +22,7 @@ CUT = "‖"
 # Explains the output of `describe`.
 LEGEND = (
     "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
-    "must be predicted. Tokens without braces have no label. ‖ is a place where a sentence was cut."
+    "must be predicted. Tokens without braces have no label. ‖ marks a place where a sentence was cut."
 )
 
 
@@ -121,7 +121,7 @@ class SnugBertDataCollatorForPretraining:
         Args:
             example: an example of a [`PretrainingDataset`].
             objective: the objective of the dataset.
-            cuts: from [`PretrainingDataset.find_cuts`]. They are marked.
+            cuts: places to mark, from [`PretrainingDataset.find_cuts`].
         """
         seen, labels = self._mask(example)
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]

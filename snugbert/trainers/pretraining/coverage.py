@@ -27,9 +27,9 @@ def check_processes(phases: Sequence[Phase]) -> None:
     for rank, others in enumerate(everywhere):
         if others != everywhere[0]:
             raise InputError(
-                f"the training examples of process {rank} differ from those of process 0: "
-                f"{sum(size for size, _ in others):,} and {sum(size for size, _ in everywhere[0]):,} examples. Give "
-                "all machines the same text and the same version of SnugBERT."
+                f"processes 0 and {rank} have different training examples "
+                f"({sum(size for size, _ in everywhere[0]):,} and {sum(size for size, _ in others):,}). Use the same "
+                "text and the same version of SnugBERT on all machines."
             )
 
 
@@ -47,8 +47,8 @@ def log_coverage(phases: Sequence[Phase], step: int) -> None:
     epoch = find_epoch(phases, step)
     lengths = [np.diff(block.sentences) for block in dataset.corpus.blocks]
     logger.info(
-        "epoch %d: its examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Sentences longer than %d "
-        "tokens, which are split: %s",
+        "epoch %d: the examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Split sentences (longer "
+        "than %d tokens): %s",
         epoch,
         100 * measure_coverage(dataset.corpus, dataset.open_table(epoch)),
         f"{max(length.max() for length in lengths):,}",
@@ -66,7 +66,7 @@ def measure_coverage(corpus: Corpus, table: np.ndarray) -> float:
     """
     block_starts = np.cumsum([0, *(len(block.tokens) for block in corpus.blocks)])
     covered = 0
-    # Rows that got their labels together have only each other's text.
+    # Rows that are labeled together exchange segments only with each other.
     for rows in np.array_split(table, -(-len(table) // LABELED_ROWS)):
         starts = np.concatenate(
             [
@@ -77,6 +77,6 @@ def measure_coverage(corpus: Corpus, table: np.ndarray) -> float:
         ends = starts + np.concatenate([rows["length"], rows["second_length"]])
         order = np.argsort(starts)
         starts, ends = starts[order], ends[order]
-        before = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]])  # up to here, text is counted already
+        before = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]])  # text before this is already counted
         covered += np.maximum(ends - np.maximum(starts, before), 0).sum()
     return float(covered / corpus.num_tokens)

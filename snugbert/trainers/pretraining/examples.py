@@ -152,8 +152,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def find_cuts(self, position: int, epoch: int = 0) -> list[list[int]]:
         """Returns the places in each segment of an example where a sentence was cut, for `--show`.
 
-        0 means that the segment begins within a sentence, and its length that it ends within one. Between them are the
-        places where a sentence that is longer than an example was split.
+        0 means that the segment begins within a sentence. The length of the segment means that it ends within one. The
+        others are places where an over-long sentence was split.
         """
         spans, _ = self._find_spans(epoch, position)
         return [self._find_cuts(*span) for span in spans]

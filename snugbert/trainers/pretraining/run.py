@@ -169,7 +169,7 @@ def _train_and_evaluate(
 
 
 class ClearOutputDir(TrainerCallback):
-    """Removes the earlier run in the output folder as late as possible: after optimizer and schedule are made."""
+    """Removes the earlier run in the output folder as late as possible, after optimizer and schedule are created."""
 
     def on_train_begin(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step."""
@@ -194,7 +194,7 @@ def _draw(output_dir: Path, baselines: Mapping[str, float] | None = None) -> Non
 
 
 def _check_training_arguments(args: PretrainingArguments, model: PreTrainedModel) -> None:
-    """Makes a trainer, the optimizer and the schedule without data, because preparing the data can take hours."""
+    """Creates a trainer, an optimizer and a schedule without data, so that invalid arguments fail before long work."""
     args = copy.copy(args)
     args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
     _make_trainer(model=model, args=args).create_optimizer_and_scheduler(

@@ -23,7 +23,7 @@ from snugbert.trainers.pretraining.sentence_splits import rank_places, split_lon
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original release
-SHORTEST_SEGMENT = 4  # tokens; a shorter end of a sentence would tell nothing about what follows
+SHORTEST_SEGMENT = 4  # tokens; the end of a sentence needs some context to be useful
 
 # An example in 21 bytes: block, offset in its tokens and length of the first span; the same of the second span, or 0;
 # and the label: 0 if the second span follows the first, 1 if it is random or precedes it. A block has fewer than 2^32
@@ -37,12 +37,12 @@ ROW = np.dtype(
 )
 LABELED_ROWS = 2**20  # rows that get their labels together, in about 200 MB of memory
 
-# Offset in a block of a pair's first segment, of its second segment, and of its end.
+# Offsets in a block: the start of the first segment, the start of the second, and the end of the pair.
 Pair = tuple[int, int, int]
 
 
 def longest_sentence(max_seq_length: int, objective: Objective) -> int:
-    """Returns the tokens of the longest sentence that is not split. Sentence order needs two that fit into a pair."""
+    """Returns the maximum number of tokens of an unsplit sentence. For sentence order, two of them fit into a pair."""
     longest = max_seq_length - (2 if objective == "mlm" else PAIR_SPECIAL_TOKENS)
     return longest // 2 if objective == "sop" else longest
 
@@ -160,9 +160,9 @@ def _find_place(places: range, can_cut: bytes) -> int:
 def exchange_seconds(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng: random.Random) -> None:
     """Makes half of the pairs random: they exchange their second segments. Changes `table`.
 
-    Segments of similar length change places, never within a document. A segment that was cut at its end to fill a pair
-    is cut again to fill the other pair, or continues in its document. So nearly every token is still shown once, and
-    both labels have the same segments and the same lengths.
+    Segments of similar length change places, never within a document. A segment that ends within a sentence is
+    shortened or extended to fill its new pair. So nearly every token is still shown once, and both labels have the same
+    segments and the same lengths.
 
     If one document has more than half of the random pairs, some of them copy the second segment of another document.
     If there is no other document, they stay as they are, with label 0.

@@ -1,7 +1,7 @@
 """Where text may be cut: ranks of the places between tokens, and splitting of over-long sentences.
 
 The sentence splitter does not split inside quotation marks. An unbalanced mark can make a "sentence" of thousands of
-tokens. Token ids alone decide where it is cut, so a prepared corpus fits every sequence length.
+tokens. Cuts depend only on token ids, so one prepared corpus serves every sequence length.
 """
 
 import unicodedata
@@ -92,7 +92,7 @@ def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
 
 
 def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.ndarray:
-    """Splits sentences of more than `limit` tokens at the last place of the best rank in reach.
+    """Splits sentences of more than `limit` tokens at the best place within reach. Of equal places, the last is used.
 
     A part has at most `limit` tokens, and at least half of that unless it is the last one.
 

@@ -22,10 +22,10 @@ def test_the_share_of_the_text_is_logged(words_tokenizer, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "snugbert"):
         for step in (0, 3, 3 + 2 * steps_per_epoch, 3 + 3 * steps_per_epoch):
             log_coverage(phases, step)  # a list of features and a finished run have nothing to report
-    first, second = [record.message for record in caplog.records if "its examples contain" in record.message]
-    assert first.startswith("epoch 0: its examples contain 9") and second.startswith("epoch 2: ")
+    first, second = [record.message for record in caplog.records if "the examples contain" in record.message]
+    assert first.startswith("epoch 0: the examples contain 9") and second.startswith("epoch 2: ")
     assert first.endswith(
-        f"Longest sentence: {max(lengths)} tokens. Sentences longer than 29 tokens, which are split: "
+        f"Longest sentence: {max(lengths)} tokens. Split sentences (longer than 29 tokens): "
         f"{sum(length > 29 for length in lengths)}"
     )
 
@@ -34,7 +34,7 @@ def train_on(folder, sizes) -> None:
     make_trainer(folder, size=sizes[int(os.environ["RANK"])], max_steps=1, save_strategy="no").train()
 
 
-def test_processes_with_other_examples_stop(tmp_path):
+def test_processes_with_different_examples_stop(tmp_path):
     result = run(train_on, tmp_path, [1000, 999], processes=2)
     assert result.returncode != 0
-    assert "the training examples of process 1 differ from those of process 0: 999 and 1,000 examples" in result.stderr
+    assert "processes 0 and 1 have different training examples (1,000 and 999)" in result.stderr
