@@ -16,10 +16,10 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 import forked
@@ -168,11 +168,12 @@ def start(arguments: Sequence[str], kill: Kill | None) -> tuple[str | None, str]
     process = forked.start(pretrain, arguments, kill)
     status = process.wait()
     sent = kill and re.search(r"^SIG\w+ after (.*)", process.stdout, re.MULTILINE)
-    if kill and kill.signal == signal.SIGINT and status == 0 and "Exception ignored in" in process.stderr:
-        return None, ""  # Python loses a KeyboardInterrupt that it receives within os.fork
+    messages, lost, _ = process.stderr.partition("Exception ignored in")
+    if lost and status == 0:
+        return None, messages  # Python loses a KeyboardInterrupt that arrives during os.fork
     expected = {-kill.signal, 128 + kill.signal} if kill and sent else {0}
     assert status in expected, f"{kill}: exit status {status}\n{process.stdout}{process.stderr}"
-    return sent[1] if sent else None, process.stderr
+    return sent[1] if sent else None, messages
 
 
 # --- damage -----------------------------------------------------------------------------------------------------
@@ -279,8 +280,10 @@ def plan_kills(number: int, rng: random.Random) -> list[tuple[str, Kill]]:
     """Chooses kills of all phases: a third before training, half during training, the others at the end."""
     names = []
     for phases, share in ((BEFORE_TRAINING, 0.34), (DURING_TRAINING, 0.5), (AT_THE_END, 0.16)):
-        chosen = rng.choices(list(phases), k=round(number * share))
-        names += chosen if phases is DURING_TRAINING else sorted(chosen, key=list(phases).index)
+        chosen = sorted(islice(cycle(phases), round(number * share)), key=list(phases).index)
+        if phases is DURING_TRAINING:
+            rng.shuffle(chosen)
+        names += chosen
     kills = []
     for name in names:
         operation, nth, longest = PHASES[name]
@@ -299,41 +302,55 @@ def torture(folder: Path, number: int, seed: int, steps: int = 160) -> None:
     rng = random.Random(seed)
     make_material(folder, documents=40)
     start(make_arguments(folder, folder / "straight", steps), None)
-    kills, counts, damages, runs = plan_kills(number, rng), Counter(), [], 0
+    kills, damages = plan_kills(number, rng), cycle(rng.sample(DAMAGES, len(DAMAGES)))
+    counts, runs = Counter(), 0
     while kills:
         runs += 1
         assert runs <= 10, f"cannot reach {kills[0]}"
-        torn, damaged, reached = folder / f"killed-{runs}", set(), ""
-        while reached is not None:
-            phase, kill = kills[0] if kills else ("the end", None)
-            checkpoints = list_checkpoints(torn / "run")
-            whole = [path for path in checkpoints if (path.name, _age(path)) not in damaged]
-            expected = []
-            if whole and kill and phase not in BEFORE_TRAINING:
-                damages = damages or rng.sample(DAMAGES, len(DAMAGES))
-                checkpoint, (name, how) = whole.pop(), damages.pop()
-                damage(checkpoint / name, how)
-                damaged.add((checkpoint.name, _age(checkpoint)))
-                expected = [checkpoint.name, name]
-                print(f"    {checkpoint.name}/{name}: {how}", flush=True)
-            arguments = [*make_arguments(folder, torn, steps), "--dataloader_num_workers", rng.choice("02")]
-            began = time.perf_counter()
-            reached, messages = start(arguments, kill)
-            _check_messages(messages, expected, whole, checkpoints)
-            if reached is not None:
-                kills.pop(0)
-                hit = phase if re.search(PHASES[phase][0] or "^start$", reached) else f"after {phase}"
-                counts[hit] += 1
-                print(
-                    f"{counts.total():3} {signal.Signals(kill.signal).name} {hit}: {reached}, "
-                    f"{time.perf_counter() - began:.1f} s",
-                    flush=True,
-                )
-        print(f"run {runs} ended. Comparing it with the unkilled run.")
-        assert_same_end(torn, folder / "straight")
-    for phase, count in counts.items():
-        print(f"{count:3} kills: {phase}")
-    print(f"{counts.total()} kills of {runs} runs. Weights, checkpoint and log are identical to the unkilled run.")
+        run_folder = folder / f"killed-{runs}"
+        counts += start_until_the_end(
+            make_arguments(folder, run_folder, steps), run_folder / "run", kills, damages, rng
+        )
+        assert_same_end(run_folder, folder / "straight")
+    for what, count in counts.items():
+        print(f"{count:3} {what}")
+    print(f"{number} kills of {runs} runs. Weights, checkpoint and log are identical to the unkilled run.")
+
+
+def start_until_the_end(
+    arguments: Sequence[str],
+    output_dir: Path,
+    kills: list[tuple[str, Kill]],
+    damages: Iterator[tuple[str, str]],
+    rng: random.Random,
+) -> Counter:
+    """Starts a run until it ends. Removes the kills that happened from `kills`, and damages checkpoints in between.
+
+    Returns:
+        How often each phase was killed, and how often each file was damaged.
+    """
+    counts: Counter = Counter()
+    damaged: set[tuple[str, int]] = set()
+    while True:
+        phase, kill = kills[0] if kills else ("the end", None)
+        checkpoints = list_checkpoints(output_dir)
+        whole = [path for path in checkpoints if (path.name, _age(path)) not in damaged]
+        broken = None
+        if whole and kill and phase not in BEFORE_TRAINING:
+            name, how = next(damages)
+            broken = whole.pop() / name
+            damage(broken, how)
+            damaged.add((broken.parent.name, _age(broken.parent)))
+            counts[f"damaged: {name}, {how}"] += 1
+            print(f"    damaged: {broken.parent.name}/{name}, {how}", flush=True)
+        reached, messages = start([*arguments, "--dataloader_num_workers", rng.choice("02")], kill)
+        _check_messages(messages, broken, whole, checkpoints)
+        if reached is None:
+            return counts
+        kills.pop(0)
+        hit = phase if re.search(PHASES[phase][0] or "^start$", reached) else f"after {phase}"
+        counts[f"killed: {hit}"] += 1
+        print(f"{signal.Signals(kill.signal).name} {hit}: {reached}", flush=True)
 
 
 def _age(checkpoint: Path) -> int:
@@ -341,11 +358,10 @@ def _age(checkpoint: Path) -> int:
     return checkpoint.stat().st_mtime_ns
 
 
-def _check_messages(messages: str, damaged: list[str], whole: list[Path], checkpoints: list[Path]) -> None:
+def _check_messages(messages: str, damaged: Path | None, whole: list[Path], checkpoints: list[Path]) -> None:
     """A warning names the damaged file. The run resumes from its newest whole checkpoint, or says that it cannot."""
     assert "Traceback" not in messages, messages
-    for name in damaged:
-        assert name in messages, f"no warning names {'/'.join(damaged)}:\n{messages}"
+    assert damaged is None or str(damaged) in messages, f"no warning names {damaged}:\n{messages}"
     first = re.search(r"^step +([\d,]+)/", messages, re.MULTILINE)
     if first and whole:
         step = int(whole[-1].name.rpartition("-")[2])

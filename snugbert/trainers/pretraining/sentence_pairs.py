@@ -127,7 +127,7 @@ def _cut_document(
             cut = _find_place(range(start + longest, start + longest // 2, -1), can_cut)
             end = fitting if whole_sentences and fitting > start + 1 else cut
         boundaries = offsets[following : bisect_left(offsets, end, following)]
-        shortest = SHORTEST_SEGMENT
+        shortest = 1 if whole_sentences else SHORTEST_SEGMENT
         boundaries = [place for place in boundaries if shortest <= place - start <= end - start - shortest]
         if boundaries:
             middle = boundaries[int(rng.random() * len(boundaries))]

@@ -16,7 +16,8 @@ CLAUSE_MARKS = frozenset(",;:—–，；：、､،؛")  # noqa: RUF001
 JOINING_MARKS = frozenset("'’-/")  # noqa: RUF001 (inside words and numbers: don't, well-known, 1/2)
 
 # Kinds of tokens, as `classify_tokens` returns them.
-WORD, CONTINUATION, CLAUSE, SENTENCE, OPENING, CLOSING, QUOTE, JOINING = range(8)
+KINDS = 8
+WORD, CONTINUATION, CLAUSE, SENTENCE, OPENING, CLOSING, QUOTE, JOINING = range(KINDS)
 # Ranks of places, as `rank_places` returns them.
 IN_WORD, BESIDE_MARK, WORD_END, CLAUSE_END, SENTENCE_END = range(5)
 
@@ -43,6 +44,33 @@ def _classify_token(token: str, prefix: str) -> int:
     return QUOTE if token == '"' else kinds.get(unicodedata.category(token), WORD)
 
 
+def _rank_place(context: int, after: int) -> int:
+    """Returns the rank of the place between two tokens.
+
+    Args:
+        context: the kind of the token before the place, and, if that may close something, `KINDS` times the kind of
+            the token before it.
+        after: the kind of the token after the place.
+    """
+    mark, before = divmod(context, KINDS)
+    if before not in (CLOSING, QUOTE):
+        mark = before
+    rank = {SENTENCE: SENTENCE_END, CLAUSE: CLAUSE_END}.get(mark, WORD_END)
+    if after == CONTINUATION:
+        return IN_WORD
+    if before in (OPENING, JOINING) or after in (CLAUSE, SENTENCE, CLOSING, JOINING):
+        return BESIDE_MARK
+    # Quotation marks close after a mark, and open after a word.
+    if (before == QUOTE and rank == WORD_END) or (after == QUOTE and rank != WORD_END):
+        return BESIDE_MARK
+    return rank
+
+
+RANKS = np.array(
+    [[_rank_place(context, after) for after in range(KINDS)] for context in range(KINDS * KINDS)], dtype=np.uint8
+)
+
+
 def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
     """Ranks how well a text can be cut before each of its tokens: best after a sentence, worst within a word.
 
@@ -53,21 +81,12 @@ def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
     Returns:
         One of the ranks above for each token. *Shape:* (tokens,), uint8
     """
-    places = np.full(len(block.tokens), IN_WORD, dtype=np.uint8)
-    kind = token_kinds[block.tokens]
-    before, after = kind[:-1], kind[1:]
-    # The mark that a closing bracket or quotation mark follows decides the rank.
-    closes = (before == CLOSING) | (before == QUOTE)
-    mark = np.where(closes, np.concatenate([[WORD], before[:-1]])[: len(before)], before)
-    ranks = np.full(len(before), WORD_END, dtype=np.uint8)
-    ranks[mark == CLAUSE] = CLAUSE_END
-    ranks[mark == SENTENCE] = SENTENCE_END
-    ranks[(before == OPENING) | (before == JOINING)] = BESIDE_MARK
-    ranks[(before == QUOTE) & (ranks == WORD_END)] = BESIDE_MARK  # it opens
-    ranks[np.isin(after, (CLAUSE, SENTENCE, CLOSING, JOINING))] = BESIDE_MARK
-    ranks[(after == QUOTE) & (ranks > WORD_END)] = BESIDE_MARK  # it closes
-    ranks[after == CONTINUATION] = IN_WORD
-    places[1:] = ranks
+    kinds = token_kinds[block.tokens]
+    contexts = kinds.copy()
+    closing = np.flatnonzero((kinds == CLOSING) | (kinds == QUOTE))
+    contexts[closing] += KINDS * kinds[closing - 1]
+    places = np.full(len(kinds), IN_WORD, dtype=np.uint8)
+    places[1:] = RANKS[contexts[:-1], kinds[1:]]
     places[block.sentences[:-1]] = SENTENCE_END
     return places
 
