@@ -14,6 +14,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
@@ -224,11 +225,12 @@ class PretrainingDataset(torch.utils.data.Dataset):
                     # A table that a process has mapped stays readable, and a missing one is made again.
                     for old in self.epochs_dir.glob(f"{name}-*.examples"):
                         if 0 < int(old.stem.rpartition("-")[2]) < epoch - 1:
-                            old.unlink()
+                            old.unlink(missing_ok=True)  # if the lock is ignored, another process may remove it, too
                     # Killed processes left these.
                     for old in self.epochs_dir.glob(f"{name}-*.unfinished"):
-                        if time.time() - old.stat().st_mtime > STALE_SECONDS:
-                            old.unlink()
+                        with suppress(FileNotFoundError):
+                            if time.time() - old.stat().st_mtime > STALE_SECONDS:
+                                old.unlink()
                 self._table = np.memmap(file, dtype=ROW, mode="r")
         except OSError as error:
             raise OSError(

@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,8 +161,19 @@ def test_writers_of_a_table_do_not_disturb_each_other(tokenizer, corpus, tmp_pat
     for part in (killed, working):
         part.touch()
     os.utime(killed, (0, 0))
-    PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "shared").open_table(1)
+    unlink = Path.unlink
+
+    def unlink_twice(path, missing_ok=False):
+        """Another process has removed the file."""
+        unlink(path, missing_ok=True)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_twice)
+    dataset = PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "shared")
+    for epoch in (1, 3):
+        dataset.open_table(epoch)
     assert working.exists() and not killed.exists()
+    assert sorted(file.stem[-2:] for file in (tmp_path / "shared").glob("*.examples")) == ["-0", "-3"]
 
 
 def test_a_text_without_examples_is_an_error(tokenizer, tmp_path):
