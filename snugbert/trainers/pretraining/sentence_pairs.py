@@ -161,8 +161,8 @@ def exchange_seconds(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng
     """Makes half of the pairs random: they exchange their second segments. Changes `table`.
 
     Segments of similar length change places, never within a document. A segment that ends within a sentence is
-    shortened or extended to fill its new pair. So nearly every token is still shown once, and both labels have the same
-    segments and the same lengths.
+    shortened or extended to fill its new pair. So nearly every token is still shown once, and both labels have the
+    same segments and the same lengths.
 
     If one document has more than half of the random pairs, some of them copy the second segment of another document.
     If there is no other document, they stay as they are, with label 0.
