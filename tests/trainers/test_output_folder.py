@@ -180,7 +180,7 @@ def test_a_kill_during_the_first_checkpoint_does_not_block_a_restart(run, tmp_pa
 
 
 def train_on_a_machine(folder: Path) -> None:
-    """One of two machines that share no disk. Resumes with copied checkpoints, then without those of each in turn."""
+    """One of two machines without a shared disk. Resumes from a copy, then with checkpoints missing on one machine."""
     os.environ["LOCAL_RANK"] = "0"
     rank = int(os.environ["RANK"])
     mine, options = folder / f"machine-{rank}", {"dropout": 0.1, "save_steps": 1}

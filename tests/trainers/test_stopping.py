@@ -35,7 +35,7 @@ def _sigint(monkeypatch):
 
 
 def raise_in_step(monkeypatch, step: int, *numbers: signal.Signals) -> None:
-    """Lets the next training raise signals in the middle of a step, once."""
+    """Makes the next training raise signals in the middle of a step, once."""
     training_step, waiting = FineTuningTrainer.training_step, [numbers]
 
     def interrupted(self, *args, **kwargs):

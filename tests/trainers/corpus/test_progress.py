@@ -12,7 +12,7 @@ from snugbert.trainers.text_lines import ReadingLog
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is set."""
+    """A clock that changes only when it is set."""
     seconds = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
     return seconds
