@@ -44,7 +44,7 @@ from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
 from snugbert.trainers.run_lock import lock_output_dir
-from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
+from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
@@ -94,6 +94,7 @@ def _train_and_evaluate(
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, collect_training_settings(training_args, config))
+        check_max_steps(checkpoint, training_args)
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
