@@ -1,11 +1,9 @@
-"""What is logged and checked before the first step."""
+"""How much of the text an epoch shows."""
 
 import logging
-import os
 
 import numpy as np
-from forked import run
-from synthetic import make_corpus, make_trainer
+from synthetic import make_corpus
 
 from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.coverage import log_coverage
@@ -28,13 +26,3 @@ def test_the_share_of_the_text_is_logged(words_tokenizer, tmp_path, caplog):
         f"Longest sentence: {max(lengths)} tokens. Split sentences (longer than 29 tokens): "
         f"{sum(length > 29 for length in lengths)}"
     )
-
-
-def train_on(folder, sizes) -> None:
-    make_trainer(folder, size=sizes[int(os.environ["RANK"])], max_steps=1, save_strategy="no").train()
-
-
-def test_processes_with_different_examples_stop(tmp_path):
-    result = run(train_on, tmp_path, [1000, 999], processes=2)
-    assert result.returncode != 0
-    assert "processes 0 and 1 have different training examples (1,000 and 999)" in result.stderr
