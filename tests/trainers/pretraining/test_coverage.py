@@ -3,10 +3,11 @@
 import logging
 
 import numpy as np
+import pytest
 from synthetic import make_corpus
 
 from snugbert.trainers.pretraining.batches import Phase
-from snugbert.trainers.pretraining.coverage import log_coverage
+from snugbert.trainers.pretraining.coverage import log_coverage, measure_coverage
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 
@@ -26,3 +27,15 @@ def test_the_share_of_the_text_is_logged(words_tokenizer, tmp_path, caplog):
         f"Longest sentence: {max(lengths)} tokens. Split sentences (longer than 29 tokens): "
         f"{sum(length > 29 for length in lengths)}"
     )
+
+
+def test_rows_that_an_epoch_does_not_use_do_not_count(words_tokenizer, tmp_path):
+    documents = [[[8 + word] * 9 for word in range(20)] for _ in range(20)]
+    dataset = PretrainingDataset(make_corpus([documents]), words_tokenizer, 23, "mlm", epochs_dir=tmp_path)
+    table, size = dataset.open_table(0), len(dataset)
+    assert dataset.find_unused(0) == [] and measure_coverage(dataset.corpus, table) == 1
+    dataset._length -= 3  # as if the first epoch had fewer examples
+    unused = dataset.find_unused(0)
+    assert len(unused) == 3 and 0 <= min(unused) and max(unused) < size
+    share = measure_coverage(dataset.corpus, table, unused)
+    assert share == pytest.approx(1 - table["length"][unused].sum() / dataset.corpus.num_tokens)

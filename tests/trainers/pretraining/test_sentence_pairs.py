@@ -11,6 +11,7 @@ from sklearn.model_selection import cross_val_score
 from synthetic import make_corpus
 
 from snugbert.trainers.corpus.corpus import Block, Corpus
+from snugbert.trainers.documents import read_documents, split_sentences
 from snugbert.trainers.pretraining.coverage import measure_coverage
 from snugbert.trainers.pretraining.sentence_pairs import (
     cut_pairs,
@@ -112,16 +113,23 @@ def test_every_token_is_shown_and_pairs_are_full(corpora, table_of, objective, m
             assert lengths.mean() > fill * max_seq_length
 
 
-def test_sentences_longer_than_a_pair_are_shown(tokenizer, table_of):
-    """Quotes that never close make sentences of thousands of tokens."""
-    rng = np.random.default_rng(0)
-    words = [id for token, id in tokenizer.get_vocab().items() if token.isalpha()]
-    documents = [[rng.choice(words, rng.integers(300, 9000)).tolist() for _ in range(2)] for _ in range(20)]
-    corpus = make_corpus([documents[:10], documents[10:]])
-    for objective in ("nsp", "sop", "mlm"):
-        table = table_of(corpus, objective, 64)
-        assert (showings(corpus, table) > 0).mean() > 0.98
-        assert abs(table["label"].mean() - 0.5) < 0.001 or objective == "mlm"
+@pytest.mark.parametrize("is_jsonl", [False, True])
+@pytest.mark.parametrize(("language", "quote", "stop"), [("de", "„", "."), ("tr", "“", "."), ("zh", "「", "。")])
+def test_text_with_quotes_that_never_close_is_shown(data_dir, tokenizer, table_of, language, quote, stop, is_jsonl):
+    """The sentence splitter does not split inside quotation marks. In JSONL, a document may be a single line."""
+    documents = []
+    for lines in read_documents([data_dir / "wikitext2/valid.docs.txt.gz"]):
+        lines = [line.replace('"', quote).replace(" .", stop) for line in lines]
+        sentences = split_sentences([" ".join(lines)] if is_jsonl else lines, language)
+        documents.append(tokenizer(sentences, add_special_tokens=False, verbose=False)["input_ids"])
+    corpus = make_corpus([documents[:30], documents[30:]])
+    longest = max(np.diff(block.sentences).max() for block in corpus.blocks)
+    assert longest > (2000 if is_jsonl else 190)
+    for length, fill in ((64, 0.97), (128, 0.95)):
+        tables = [table_of(corpus, "nsp", length, seed=seed) for seed in range(4)]
+        assert (showings(corpus, tables[0]) > 0).mean() > 0.97 and (showings(corpus, *tables) > 0).mean() > 0.999
+        assert abs(tables[0]["label"].mean() - 0.5) < 0.005
+        assert (numbers(tables[0], "length") + numbers(tables[0], "second_length") + 3).mean() > fill * length
 
 
 @pytest.mark.parametrize("max_seq_length", [64, 128, 512])
