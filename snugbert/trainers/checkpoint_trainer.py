@@ -16,6 +16,7 @@ from transformers.utils import CONFIG_NAME
 from snugbert.errors import InputError
 from snugbert.trainers.manifest import check_checkpoint, publish
 from snugbert.trainers.output_folder import UNFINISHED
+from snugbert.trainers.run_settings import read_state
 from snugbert.writing import writing
 
 RESUME = "resume with --resume_from_checkpoint true"
@@ -42,7 +43,7 @@ class CheckpointTrainer(Trainer):
                 "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
                 "Use an --output_dir that all machines share."
             )
-        self.add_callback(FindBestCheckpoint)
+        self.add_callback(LocateBestCheckpoint)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer. A full disk is a short error."""
@@ -67,7 +68,7 @@ class CheckpointTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self._collect_random_states(folder / checkpoint.name)
             if self.args.should_save:
-                _forget_best(folder / checkpoint.name / TRAINER_STATE_NAME)
+                _forget_best(folder / checkpoint.name)
                 publish(folder / checkpoint.name, checkpoint)
             self.accelerator.wait_for_everyone()
 
@@ -96,12 +97,12 @@ class CheckpointTrainer(Trainer):
                 (folder / name).write_bytes(content)
 
 
-class FindBestCheckpoint(TrainerCallback):
-    """Finds the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
+class LocateBestCheckpoint(TrainerCallback):
+    """Locates the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. Ignores a damaged best checkpoint: a later one can be the best."""
-        find_best(state, Path(args.output_dir))
+        locate_best(state, Path(args.output_dir))
         if state.best_model_checkpoint is None or not args.load_best_model_at_end:
             return
         damage: str | None = None
@@ -116,19 +117,19 @@ class FindBestCheckpoint(TrainerCallback):
             state.best_model_checkpoint = state.best_global_step = state.best_metric = None
 
 
-def find_best(state: TrainerState, output_dir: Path) -> None:
+def locate_best(state: TrainerState, output_dir: Path) -> None:
     """Sets the path of the best checkpoint if it exists."""
     best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
     if state.best_global_step and best.is_dir():
         state.best_model_checkpoint = str(best)
 
 
-def _forget_best(file: Path) -> None:
-    """Removes the path of the best checkpoint from a `trainer_state.json`, because the folder may move.
+def _forget_best(checkpoint: Path) -> None:
+    """Removes the path of the best checkpoint from the state of a checkpoint, because the folder may move.
 
-    [`FindBestCheckpoint`] finds it by its step. Trainer warns about a path that does not exist.
+    [`LocateBestCheckpoint`] locates it by its step. Trainer warns about a path that does not exist.
     """
-    state = TrainerState.load_from_json(str(file))
+    state = read_state(checkpoint)
     if state.best_model_checkpoint is not None:
         state.best_model_checkpoint = None
-        state.save_to_json(str(file))
+        state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))

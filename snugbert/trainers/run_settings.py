@@ -2,9 +2,9 @@
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -13,6 +13,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, format_count
+from snugbert.json_files import read_json
 
 SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
 LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
@@ -62,9 +63,26 @@ def collect_training_settings(args: TrainingArguments, config: Any, names: tuple
     return json.loads(json.dumps({name: getattr(value, "value", value) for name, value in settings.items()}))
 
 
+def read_state(checkpoint: str | Path) -> TrainerState:
+    """Reads the `trainer_state.json` of a checkpoint. It always has `stateful_callbacks`.
+
+    Raises:
+        InputError: it is missing or damaged. Trainer itself would accept `{}`.
+    """
+    file = Path(checkpoint) / TRAINER_STATE_NAME
+    values = read_json(file)
+    kinds = {"global_step": int, "log_history": list, "stateful_callbacks": dict}
+    try:
+        if all(isinstance(values.get(name), kind) for name, kind in kinds.items()):
+            return TrainerState(**values)
+    except (TypeError, ValueError, AttributeError):
+        pass  # unknown names
+    raise InputError(f"{file} is damaged, or was not written by Trainer.")
+
+
 def read_settings(checkpoint: str) -> dict[str, Any]:
     """Returns the `settings` and the `changes` that a checkpoint stores. Empty for checkpoints of other trainers."""
-    callbacks: Any = _read_state(checkpoint).stateful_callbacks
+    callbacks: Any = read_state(checkpoint).stateful_callbacks
     return callbacks.get(SETTINGS_NAME, {})
 
 
@@ -122,7 +140,7 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
     Raises:
         InputError: the checkpoint has more steps than the run.
     """
-    before, now, done = _read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
+    before, now, done = read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
     if before == now:
         return None
     if now < done:
@@ -163,7 +181,3 @@ def hide_trainer_comparison() -> Iterator[None]:
         yield
     finally:
         reporter.removeFilter(is_other)
-
-
-def _read_state(checkpoint: str) -> TrainerState:
-    return TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))

@@ -18,7 +18,7 @@ from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
-from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, find_best
+from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
 from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints
@@ -31,6 +31,7 @@ from snugbert.trainers.run_settings import (
     collect_training_settings,
     hide_trainer_comparison,
     read_settings,
+    read_state,
 )
 from snugbert.trainers.run_setup import move_hub_token
 from snugbert.trainers.stopping import StoppableTrainer
@@ -79,10 +80,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
                 checkpoint.
         """
         checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
-        state = TrainerState()
-        if checkpoint is not None:
-            state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-        self._begin(state)
+        self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
         self.compare_settings(checkpoint)
         limit = self.args.save_total_limit
         self._checkpoints_kept = max(limit or 0, 0)  # 0: all
@@ -176,7 +174,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             SETTINGS_NAME: {"settings": self._settings, "changes": self.changes}
         }
         super()._save_checkpoint(model, trial)
-        find_best(self.state, output_dir)
+        locate_best(self.state, output_dir)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"))
         if self.args.should_save and self._checkpoints_kept:

@@ -154,11 +154,11 @@ class StoppableTrainer(Trainer):
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> torch.utils.data.DataLoader:
         loader = super()._get_dataloader(*args, **kwargs)
-        getattr(loader, "base_dataloader", loader).worker_init_fn = self.start_worker
+        getattr(loader, "base_dataloader", loader).worker_init_fn = self.worker_init_fn
         return loader
 
     @property
-    def start_worker(self) -> Callable[[int], None]:
+    def worker_init_fn(self) -> Callable[[int], None]:
         """The function that each data worker calls first. It seeds the worker and keeps signals from ending it."""
         arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
         return functools.partial(_start_worker, **arguments)

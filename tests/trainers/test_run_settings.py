@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 import synthetic
-from synthetic import make_trainer, renew_manifest
+from synthetic import make_trainer
 
 from snugbert.errors import InputError
+from snugbert.trainers.manifest import write_manifest
 from snugbert.trainers.run_settings import read_settings
 
 RUN = {"max_steps": 4, "save_steps": 2, "dropout": 0.1}
@@ -104,7 +105,7 @@ def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, 
     state = json.loads(file.read_text())
     state["stateful_callbacks"].pop("RunSettings")
     file.write_text(json.dumps(state | {"stateful_callbacks": state["stateful_callbacks"] | saved}))
-    renew_manifest(file.parent)
+    write_manifest(file.parent)
     monkeypatch.setattr(synthetic, "VOCAB_SIZE", 300)
     with pytest.raises(InputError, match=r"checkpoint-2: the model does not fit this run \(.{,300} \.\.\.\)"):
         make_trainer(tmp_path, **RUN).train(resume_from_checkpoint=str(file.parent))

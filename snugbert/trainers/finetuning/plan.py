@@ -20,7 +20,8 @@ from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import remove_plots
 from snugbert.trainers.finetuning.results import write_atomically
-from snugbert.trainers.finetuning.run import OUTCOME_SETTINGS, collect_settings
+from snugbert.trainers.finetuning.run import OUTCOME_SETTINGS, collect_settings, digest_features
+from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_run_files, remove_run
 
 PLAN = "plan.json"  # in the output folder
@@ -45,6 +46,12 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
     plan = {name: _hide_folder(value) for name, value in plan.items()}
     irrelevant = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in irrelevant}))
+
+
+def digest_examples(task: FineTuningTask) -> dict[str, str]:
+    """Returns a digest of the features of each set, for the plan."""
+    sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
+    return {f"{name} examples": digest_features(features) for name, features in sets.items() if features is not None}
 
 
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:

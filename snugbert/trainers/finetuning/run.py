@@ -1,5 +1,6 @@
 """One fine-tuning run: train, score, predict, and write the results into the output folder."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -7,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
+from datasets import Dataset
 from transformers import set_seed
 
 from snugbert.card_snugbert import find_base_model
@@ -21,7 +25,6 @@ from snugbert.trainers.finetuning.arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.digests import digest_features
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
@@ -314,6 +317,20 @@ def _compared_settings(
         "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
         "data": {name: digest_features(features) for name, features in data.items() if features is not None},
     }
+
+
+def digest_features(dataset: Dataset) -> str:
+    """Returns a digest of the numeric columns. It detects changed examples."""
+    table = dataset.with_format("arrow")[:]
+    digest = hashlib.sha256()
+    for name in sorted(table.column_names):
+        column = table[name].combine_chunks()
+        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).tobytes())
+            column = pc.list_flatten(column)
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            digest.update(name.encode() + column.to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _write_interim_card(task: FineTuningTask, model_args: FineTunedModelArguments, trainer: FineTuningTrainer) -> None:

@@ -208,7 +208,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=self.start_worker,
+            worker_init_fn=self.worker_init_fn,
             # Its own generator, so that the additional loader of a resumed run does not change dropout.
             generator=torch.Generator().manual_seed(self.args.seed),
         )

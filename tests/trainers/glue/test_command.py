@@ -13,7 +13,6 @@ from datasets import Dataset
 from glue_examples import FILLER, LARGER, NO_FILES, SMALL, VOCABULARY, WORDS, arguments, checkpoint_of, sentences
 from hostile import Malicious
 from safetensors.torch import load_file
-from synthetic import renew_manifest
 from tables import write_csv
 from transformers import (
     AutoModelForSequenceClassification,
@@ -35,6 +34,7 @@ from snugbert import (
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.glue import command as glue
+from snugbert.trainers.manifest import write_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -109,7 +109,7 @@ def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkey
     again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
     for content, message in ((Malicious(), "could run code. It was not loaded"), ({}, "does not fit this run")):
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
-        renew_manifest(tmp_path / "out" / "checkpoint-15")
+        write_manifest(tmp_path / "out" / "checkpoint-15")
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
             glue.main(again)
     assert not Path("owned").exists()

@@ -1,16 +1,15 @@
 """Changed data are detected when a run resumes."""
 
-import json
-
 import pytest
+from transformers import TrainerState
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.data_settings import check_data_settings
 
 
 def write_checkpoint(folder, settings) -> str:
-    state = {"stateful_callbacks": {"PretrainingTrainer": {"data_settings": settings}}}
-    (folder / "trainer_state.json").write_text(json.dumps(state))
+    record = {"PretrainingTrainer": {"data_settings": settings}}
+    TrainerState(stateful_callbacks=record).save_to_json(str(folder / "trainer_state.json"))
     return str(folder)
 
 
@@ -31,5 +30,5 @@ def test_many_changes_are_summarized(tmp_path):
 
 
 def test_a_checkpoint_without_settings_is_not_compared(tmp_path):
-    (tmp_path / "trainer_state.json").write_text("{}")
+    TrainerState().save_to_json(str(tmp_path / "trainer_state.json"))
     check_data_settings(str(tmp_path), {"seed": 2})
