@@ -20,7 +20,7 @@ import numpy as np
 
 from snugbert.trainers.corpus.corpus import Block, Corpus
 from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.sentence_splits import rank_places, split_long_sentences
+from snugbert.trainers.pretraining.sentence_splits import IN_WORD, rank_places, split_long_sentences
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original release
@@ -86,8 +86,8 @@ def cut_pairs(
     sentences = split_long_sentences(block, places, sentence_limit(max_seq_length, objective))
     documents = np.searchsorted(sentences, block.sentences[block.documents]).tolist()
     # Lists and bytes: bisect and indexing are several times faster on them than on arrays.
-    offsets, can_cut = sentences.tolist(), places.tobytes()
-    cutter = _Cutter(can_cut, longest, short_seq_prob, whole_sentences, rng)
+    offsets = sentences.tolist()
+    cutter = _Cutter(places.tobytes(), longest, short_seq_prob, whole_sentences, rng)
     pairs: list[Pair] = []
     for first, last in pairwise(documents):
         document = offsets[first : last + 1]
@@ -108,12 +108,12 @@ class _Cutter:
     """Cuts documents into pairs from the front. Offsets are negative if a document is mirrored.
 
     Attributes:
-        can_cut: whether the text may be cut before each token of the block.
+        ranks: from [`rank_places`].
         longest: tokens of the longest pair, without special tokens.
         short_seq_prob, whole_sentences, rng: see [`cut_pairs`].
     """
 
-    can_cut: bytes
+    ranks: bytes
     longest: int
     short_seq_prob: float
     whole_sentences: bool
@@ -137,7 +137,7 @@ class _Cutter:
         earliest = offsets[-1] - self.longest
         sentence = bisect_left(offsets, earliest)
         if 0 < sentence == len(offsets) - 2:  # only one fits: add the end of the sentence before it
-            return min(start, _find_place(self.can_cut, range(earliest, offsets[-1] - 1)))
+            return min(start, _find_place(self.ranks, range(earliest, offsets[-1] - 1)))
         return min(start, offsets[sentence])
 
     def _find_end(self, start: int, offsets: list[int], following: int, target: int) -> int:
@@ -150,21 +150,24 @@ class _Cutter:
         fitting = offsets[bisect_right(offsets, start + self.longest) - 1]
         if self.whole_sentences and fitting - start >= 2:
             return fitting
-        return _find_place(self.can_cut, range(start + self.longest, start + self.longest // 2, -1))
+        return _find_place(self.ranks, range(start + self.longest, start + self.longest // 2, -1))
 
     def _find_middle(self, start: int, end: int, offsets: list[int], following: int) -> int:
-        """Returns a random boundary between sentences, or the middle if there is none."""
+        """Returns a random boundary between sentences, or if there is none, the best place in the middle half."""
         boundaries = offsets[following : bisect_left(offsets, end, following)]
         shortest = 1 if self.whole_sentences else SHORTEST_SEGMENT
         boundaries = [place for place in boundaries if shortest <= place - start <= end - start - shortest]
         if boundaries:
             return boundaries[int(self.rng.random() * len(boundaries))]
-        return _find_place(self.can_cut, range((start + end) // 2, start, -1))
+        quarter = (end - start) // 4
+        places = sorted(range(start + max(quarter, 1), end - quarter), key=lambda at: abs(2 * at - start - end))
+        ranks = [self.ranks[abs(place)] for place in places]  # the nearest to the middle first
+        return places[ranks.index(max(ranks))]
 
 
-def _find_place(can_cut: bytes, places: range) -> int:
+def _find_place(ranks: bytes, places: range) -> int:
     """Returns the first place between words, or the first place."""
-    return next((place for place in places if can_cut[abs(place)]), places[0])
+    return next((place for place in places if ranks[abs(place)] != IN_WORD), places[0])
 
 
 def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng: random.Random) -> None:
@@ -262,7 +265,7 @@ def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_
         Rows with one span. *Shape:* (examples,), [`ROW`]
     """
     sentences, documents = block.sentences.tolist(), block.sentences[block.documents].tolist()
-    can_cut = rank_places(block, token_kinds).tobytes()
+    ranks = rank_places(block, token_kinds).tobytes()
     examples = []
     start, document = 0, 1  # `documents[document]` is where the current document ends
     while start < sentences[-1]:
@@ -276,7 +279,7 @@ def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_
                 break
             document, room = document + 1, room - 1
         if end == start:
-            end = _find_place(can_cut, range(start + room, start + room // 2, -1))
+            end = _find_place(ranks, range(start + room, start + room // 2, -1))
         examples.append((block_index, start, end - start, 0, 0, 0, 0))
         start = end
     return np.array(examples, dtype=ROW)
