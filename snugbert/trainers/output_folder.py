@@ -48,8 +48,8 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
 
     Raises:
         InputError: `output_dir` contains a run that is neither resumed nor overwritten; it contains a model or results
-            but no whole checkpoint; it contains only weights (`--save_only_model`); the checkpoint to resume from is missing
-            or damaged; or machines have different checkpoints.
+            but no whole checkpoint; its checkpoints contain only weights (`--save_only_model`); the checkpoint to
+            resume from is missing or damaged; or machines have different checkpoints.
     """
     output_dir, resume = Path(training_args.output_dir or ""), str(training_args.resume_from_checkpoint or "")
     resume = "" if resume.lower() == "false" else resume
@@ -94,7 +94,7 @@ def _choose_checkpoint(output_dir: Path, resume: str, overwrite: bool) -> Path |
                 "Choose another folder, or replace them (--overwrite_output_dir)."
             )
         if run_files or (output_dir / UNFINISHED).exists():
-            advice = "" if overwrite else _find_weights(output_dir)
+            advice = "" if overwrite else _describe_weights(output_dir)
             logger.warning("%s contains no whole checkpoint. Training starts again from step 0.%s", output_dir, advice)
         return None
     checkpoint = _check_explicit(resume) if resume else None
@@ -107,7 +107,7 @@ def _choose_checkpoint(output_dir: Path, resume: str, overwrite: bool) -> Path |
     return checkpoint
 
 
-def _find_weights(output_dir: Path) -> str:
+def _describe_weights(output_dir: Path) -> str:
     """Returns advice about the newest checkpoint with undamaged weights. Empty if there is none.
 
     Raises:
@@ -119,8 +119,8 @@ def _find_weights(output_dir: Path) -> str:
     advice = f"To train from them, use --model_name_or_path {weights} and another --output_dir."
     if lacks_optimizer(weights):
         raise InputError(
-            f"--resume_from_checkpoint true: {weights.name} contains only weights (--save_only_model), so it cannot be "
-            f"resumed. {advice} To replace the run, use --overwrite_output_dir."
+            f"--resume_from_checkpoint true: {weights.name} contains only weights (--save_only_model), so it cannot "
+            f"be resumed. {advice} To replace the run, use --overwrite_output_dir."
         )
     return f" The weights of {weights.name} are undamaged. {advice}"
 

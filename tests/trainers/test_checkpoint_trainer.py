@@ -10,6 +10,7 @@ import forked
 import pytest
 import torch
 from accelerate import PartialState
+from damage import damage
 from safetensors.torch import load_file
 from synthetic import make_trainer
 from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -25,9 +26,7 @@ def test_a_damaged_best_checkpoint_is_ignored(damaged, tmp_path, caplog):
     shutil.move(tmp_path / "before", tmp_path / "now")
     best = tmp_path / "now/checkpoint-1"
     if damaged:
-        with (best / "model.safetensors").open("r+b") as file:
-            file.seek(1000)
-            file.write(b"123456")
+        damage(best / "model.safetensors", "six bytes")
     options = {"load_best_model_at_end": True, "eval_strategy": "steps", "use_cpu": True}
     args = TrainingArguments(str(tmp_path / "now"), **options)
     state = TrainerState(best_global_step=1, best_metric=0.5)

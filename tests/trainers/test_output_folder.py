@@ -178,8 +178,8 @@ def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
     make_trainer(tmp_path, max_steps=2, save_steps=1, save_only_model=True).train()
     checkpoint = tmp_path / "checkpoint-2"
     message = (
-        "--resume_from_checkpoint true: checkpoint-2 contains only weights (--save_only_model), so it cannot be resumed. "
-        f"To train from them, use --model_name_or_path {checkpoint} and another --output_dir. To replace the "
+        "--resume_from_checkpoint true: checkpoint-2 contains only weights (--save_only_model), so it cannot be "
+        f"resumed. To train from them, use --model_name_or_path {checkpoint} and another --output_dir. To replace the "
         "run, use --overwrite_output_dir."
     )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):

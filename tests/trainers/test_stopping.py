@@ -164,7 +164,7 @@ def spoiled_trainer(folder: Path, what: str, **settings) -> Spoiled:
     return trainer
 
 
-@pytest.mark.parametrize("clipping", [1.0, 0.0])
+@pytest.mark.parametrize("clipping", [1.0, 0.0, math.inf])
 @pytest.mark.parametrize(("what", "message"), [("loss", "The loss is inf"), ("norm", "The gradient norm is nan")])
 def test_a_run_that_diverges_stops_before_the_optimizer_step(what, message, clipping, tmp_path):
     (tmp_path / "checkpoint-9").mkdir()  # a damaged checkpoint

@@ -81,7 +81,8 @@ def _suggest_pretraining(tokenizer_args: TokenizerArguments, text_args: Preparat
         "tokenizer_name": tokenizer_args.tokenizer_name,
         **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
         "corpus": folder,
-        **changed_flags(text_args, ("lines_are_sentences", "language")),  # for --validation_file and the card
+        # For --validation_file and the card.
+        **changed_flags(text_args, ("lines_are_sentences", "language", "on_bad_text")),
         "config_name": "mini",
         "output_dir": "pretrained",
     }

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from snugbert.errors import InputError
@@ -148,10 +149,22 @@ def make_dataset(
         )
     except ValueError as error:
         raise InputError(f"{name}: {error}") from error
-    share = ""
+    labels = ""
     if dataset.next_share is not None:
-        share = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[data_args.objective][0]})"
-    logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, share)
+        labels = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[data_args.objective][0]})"
+    logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
     if dataset.next_share in (0, 1):
         raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
+    if data_args.objective == "nsp" and (share := _share_of_longest_document(corpus)) > 0.5:
+        logger.warning(
+            "%s: one document has %.0f %% of the tokens. Each epoch leaves out some of it, because random segments "
+            "come from other documents. Split it at blank lines, or pass --no_nsp.",
+            name,
+            100 * share,
+        )
     return dataset
+
+
+def _share_of_longest_document(corpus: Corpus) -> float:
+    longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
+    return longest / corpus.num_tokens

@@ -34,12 +34,13 @@ from snugbert.trainers.pretraining.batches import (
     Phase,
     RunBatches,
     SizedDataset,
+    check_processes,
     count_epochs,
     find_phase,
     plan_phases,
     seed_random_state,
 )
-from snugbert.trainers.pretraining.coverage import check_processes, log_coverage
+from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
