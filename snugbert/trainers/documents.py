@@ -14,6 +14,7 @@ import pyarrow.parquet
 import sentencex
 
 from snugbert.errors import InputError
+from snugbert.trainers.corpus.languages import splitter_language
 from snugbert.trainers.rows import read_json_rows
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog, read_numbered_lines
@@ -220,6 +221,6 @@ def split_sentences(document: Sequence[str], language: str) -> list[str]:
     return [
         stripped
         for line in document
-        for sentence in sentencex.segment(language, line)
+        for sentence in sentencex.segment(splitter_language(language), line)
         if (stripped := sentence.strip())
     ]

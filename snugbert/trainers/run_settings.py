@@ -17,6 +17,7 @@ from snugbert.json_files import read_json
 
 SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
 LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
+DIGESTS = ("text", "data")  # settings of pretraining and of fine-tuning that map names to digests of the content
 
 TRAINING_SETTINGS = (
     "optim",
@@ -108,10 +109,10 @@ def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> Non
 
 
 def describe_change(name: str, before: Any, now: Any) -> list[str]:
-    """Describes how a setting changed. Empty if it did not. Lists the changed entries of dictionaries."""
+    """Describes how a setting changed. Empty if it did not. Lists the changed entries of `DIGESTS`."""
     if before == now:
         return []
-    if not (isinstance(before, dict) and isinstance(now, dict)):
+    if not (name in DIGESTS and isinstance(before, dict) and isinstance(now, dict)):
         return [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
     if list(before.values()) == list(now.values()):  # the same content under other names
         return []
@@ -123,6 +124,16 @@ def describe_change(name: str, before: Any, now: Any) -> list[str]:
         more = format_count(len(changes) - LISTED_CHANGES, "more change")
         changes[LISTED_CHANGES:] = [f"{more} of {name}"]
     return changes
+
+
+def check_max_steps(checkpoint: str, args: TrainingArguments) -> None:
+    """Checks `--max_steps` before text is prepared. [`apply_new_steps`] checks all runs, when the steps are known.
+
+    Raises:
+        InputError: the checkpoint has more steps than the run.
+    """
+    if args.max_steps > 0:
+        _check_steps(checkpoint, args, args.max_steps, read_state(checkpoint).global_step)
 
 
 def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
@@ -143,10 +154,7 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
     before, now, done = read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
     if before == now:
         return None
-    if now < done:
-        flag = "--max_steps" if trainer.args.max_steps > 0 else "--num_train_epochs"
-        steps_done, steps = format_count(done, "step"), format_count(now, "step")
-        raise InputError(f"{flag}: {checkpoint} has taken {steps_done}, more than the {steps} of this run.")
+    _check_steps(checkpoint, trainer.args, now, done)
     change = f"after step {done:,}: {now:,} steps instead of {before:,}"
     warmup_before, warmup = map(trainer.args.get_warmup_steps, (before, now))
     if warmup != warmup_before:
@@ -158,6 +166,15 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
         schedule.step()
         change += f", next learning rate {optimizer.param_groups[0]['lr']:.3g} instead of {rate:.3g}"
     return change
+
+
+def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int) -> None:
+    if steps < done:
+        flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
+        raise InputError(
+            f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
+            f"{format_count(steps, 'step')} of this run."
+        )
 
 
 class ApplyIntervals(TrainerCallback):

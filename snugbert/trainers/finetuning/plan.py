@@ -77,12 +77,14 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     if not file.exists():
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)
-    changed = [name for name in plan if plan[name] != before.get(name) and name != "--seeds"]
+    # An earlier version may have stored fewer names. A plan always has one of the two that set the length.
+    compared = {*before, "--max_steps", "--num_train_epochs"} - {"--seeds"}
+    changed = [name for name in plan if name in compared and plan[name] != before.get(name)]
     if changed:
         # A single run is not a sweep over one seed: its model is in the output folder.
         changed = ["--seeds" if name == "--sweeps" else name for name in changed]
         raise InputError(f"--output_dir: {output_dir} contains a run with different {', '.join(changed)}. {remedy}")
-    if plan["--seeds"] < before["--seeds"]:
+    if plan["--seeds"] < before.get("--seeds", 1):
         raise InputError(
             f"--seeds: {output_dir} contains runs with {before['--seeds']} seeds. Use at least as many. {remedy}"
         )

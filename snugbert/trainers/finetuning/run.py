@@ -30,7 +30,13 @@ from snugbert.trainers.finetuning.results import RunResults, contains_model, wri
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
-from snugbert.trainers.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
+from snugbert.trainers.run_settings import (
+    BEST_MODEL_SETTINGS,
+    TRAINING_SETTINGS,
+    check_max_steps,
+    check_training_settings,
+    collect_training_settings,
+)
 from snugbert.trainers.splits import describe_dataset
 from snugbert.trainers.stopping import raise_if_interrupted
 
@@ -69,6 +75,23 @@ OUTCOME_SETTINGS = (
     "sweep",
     "pad_to_max_length",
 )
+
+
+def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+    """Checks the output folder and the settings of a run that trains, before its examples are tokenized.
+
+    [`fine_tune`] checks them again, with the model and the examples. A sweep compares its plan instead.
+
+    Raises:
+        InputError: the output folder contains another run, or settings changed since the checkpoint.
+    """
+    if args.sweeps:
+        return
+    checkpoint = check_output_dir(args, args.overwrite_output_dir)
+    if checkpoint is not None:
+        settings = collect_training_settings(args, None, FineTuningTrainer.compared_names)
+        check_training_settings(checkpoint, settings | _initial_weights(model_args))
+        check_max_steps(checkpoint, args)
 
 
 def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
@@ -305,6 +328,10 @@ def collect_results(
     }
 
 
+def _initial_weights(model_args: FineTunedModelArguments) -> dict[str, str]:
+    return {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
+
+
 def _compared_settings(
     task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
 ) -> dict[str, Any]:
@@ -313,7 +340,7 @@ def _compared_settings(
     if args.load_best_model_at_end and task.validation_set is not None:
         data["the validation data"] = task.validation_set.features
     return {
-        "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
+        **_initial_weights(model_args),
         "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
         "data": {name: digest_features(features) for name, features in data.items() if features is not None},
     }

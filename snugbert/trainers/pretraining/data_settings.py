@@ -51,11 +51,11 @@ def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
 
     Args:
         checkpoint: the folder.
-        settings: `data_settings` of [`PretrainingTrainer`]. A value may be a dictionary from names to digests.
+        settings: `data_settings` of [`PretrainingTrainer`]. `text` may be a dictionary from names to digests.
 
     Raises:
-        InputError: settings changed. The message lists them, and the changed entries of dictionaries. Checkpoints
-            of other trainers have no settings and are not compared.
+        InputError: settings changed. The message lists them, and the changed entries of `text`. Checkpoints of other
+            trainers have no settings and are not compared.
     """
     if changes := compare_data_settings(checkpoint, settings):
         raise InputError(

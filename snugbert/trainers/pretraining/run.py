@@ -45,7 +45,7 @@ from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
 from snugbert.trainers.run_lock import lock_output_dir
-from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
+from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
@@ -108,6 +108,7 @@ def _train_and_evaluate(
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, collect_training_settings(training_args, config) | initial_weights)
+        check_max_steps(checkpoint, training_args)
     model = _load_model(model_args, data_args, training_args, config)
     epochs_dir = output_dir / "epochs"
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)

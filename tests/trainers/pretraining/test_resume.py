@@ -73,6 +73,8 @@ def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_ch
         assert run(small_run | resume | changes) == 2
         (error,) = capsys.readouterr().err.splitlines()
         assert f"settings changed since {with_checkpoint}/checkpoint-4: {message}" in error
+    assert run(small_run | resume | {"max_steps": 3}) == 2
+    assert "checkpoint-4 has taken 4 steps, more than the 3 steps of this run" in capsys.readouterr().err
 
 
 def with_state(file: Path, change) -> None:
