@@ -91,5 +91,6 @@ def make_trainer(
         model=tiny_model(dropout),
         args=PretrainingArguments(**defaults | arguments),
         train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
+        eval_dataset=RandomExamples(16),
         data_collator=packed,
     )

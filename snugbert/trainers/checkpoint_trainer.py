@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -89,6 +90,15 @@ class CheckpointTrainer(Trainer):
             self.writes_checkpoint = False
             clear()
 
+    def _load_best_model(self) -> None:
+        """As in Trainer. Only the first process reads the weights, because machines may not share a disk."""
+        if self.args.world_size == 1 or self.is_fsdp_enabled:  # FSDP2 does the same
+            return super()._load_best_model()
+        if self.args.process_index == 0:
+            super()._load_best_model()
+        for tensor in self.model.state_dict().values():  # type: ignore[union-attr]
+            dist.broadcast(tensor, 0)
+
     def _collect_random_states(self, folder: Path) -> None:
         """Sends the random state of every process to the first one, because machines may not share a disk."""
         mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{self.args.process_index}.pth")]
@@ -118,10 +128,14 @@ class LocateBestCheckpoint(TrainerCallback):
 
 
 def locate_best(state: TrainerState, output_dir: Path) -> None:
-    """Sets the path of the best checkpoint if it exists."""
+    """Sets the path of the best checkpoint if it exists. All processes must call this.
+
+    They use the path of the first process, because machines may have different output folders.
+    """
     best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
     if state.best_global_step and best.is_dir():
         state.best_model_checkpoint = str(best)
+    (state.best_model_checkpoint,) = broadcast_object_list([state.best_model_checkpoint])
 
 
 def _forget_best(checkpoint: Path) -> None:

@@ -4,6 +4,7 @@ A checkpoint is written into a temporary folder. The manifest is its last file. 
 and the folder gets its final name. So a folder named `checkpoint-<step>` is complete unless it is damaged later.
 """
 
+import errno
 import functools
 import hashlib
 import json
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import CONFIG_NAME
 
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
 MANIFEST_NAME = "manifest.json"
+OPTIMIZER_NAMES = ("optimizer", "global_step")  # the latter: DeepSpeed
 
 
 def publish(folder: Path, checkpoint: Path) -> None:
@@ -64,13 +67,30 @@ def check_checkpoint(checkpoint: Path, checksums: bool = True) -> None:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
     if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):  # Trainer writes neither
         raise InputError(f"{checkpoint / MANIFEST_NAME} is missing.")
-    if not (any(checkpoint.glob("optimizer*")) or any(checkpoint.glob("global_step*"))):
+    if not any(path.name.startswith(OPTIMIZER_NAMES) for path in checkpoint.iterdir()):
         raise InputError(f"{checkpoint / 'optimizer.pt'} is missing.")  # --save_only_model
 
 
 def has_manifest(checkpoint: Path) -> bool:
     """Whether the content of the checkpoint can be verified."""
     return (checkpoint / MANIFEST_NAME).exists()
+
+
+def has_undamaged_weights(checkpoint: Path) -> bool:
+    """Whether the weights and the configuration match the manifest, even if other files do not."""
+    try:
+        entries = read_json(checkpoint / MANIFEST_NAME)
+        weights = [name for name in entries if name.endswith(".safetensors")]
+        for name in (*weights, CONFIG_NAME):
+            _compare(checkpoint / name, entries.get(name), checksums=True)
+    except (InputError, OSError):
+        return False
+    return bool(weights)
+
+
+def lacks_optimizer(checkpoint: Path) -> bool:
+    """Whether a checkpoint with a manifest was written without an optimizer (--save_only_model)."""
+    return not any(name.startswith(OPTIMIZER_NAMES) for name in read_json(checkpoint / MANIFEST_NAME))
 
 
 def _compare(file: Path, entry: Any, checksums: bool) -> None:
@@ -101,5 +121,9 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync folders.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
     finally:
         os.close(descriptor)

@@ -18,7 +18,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, seed_worker
 
 from snugbert.errors import InputError, RunStopped
-from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.run_lock import lock_output_dir
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class StoppableTrainer(Trainer):
     interrupted: signal.Signals | None = None
     _tr_loss: torch.Tensor
     _received = 0  # the signal that this process received
-    _saved_step = -1
+    _saved_step = 0  # of the last checkpoint that this run wrote or resumed from
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -63,7 +62,7 @@ class StoppableTrainer(Trainer):
             InputError: another process runs in the output folder.
             KeyboardInterrupt: on a second SIGINT.
         """
-        self.interrupted, self._received, self._saved_step = None, 0, -1
+        self.interrupted, self._received = None, 0
         with lock_output_dir(self.args), self._note_signals():
             output = super().train(*args, **kwargs)
         if self.interrupted:
@@ -126,8 +125,7 @@ class StoppableTrainer(Trainer):
         for name, value in (("gradient norm", norm), ("loss", loss)):
             if not math.isfinite(value):
                 what = f"{name} is {value}"
-        checkpoints = list_checkpoints(Path(str(self.args.output_dir)))
-        last = f"The last checkpoint is {checkpoints[-1].name}. " if checkpoints else ""
+        last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
         return f"The {what} in step {self.state.global_step + 1}. {last}{REMEDY}"
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
@@ -169,6 +167,10 @@ class StopAfterStep(TrainerCallback):
 
     def __init__(self, trainer: StoppableTrainer):
         self.trainer = trainer
+
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        self.trainer._saved_step = state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after the optimizer step."""

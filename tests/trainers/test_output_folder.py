@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -152,6 +153,39 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run
     for name in ("model.safetensors", "rng_state.pth"):
         assert (tmp_path / "checkpoint-2" / name).read_bytes() == (run / "checkpoint-2" / name).read_bytes()
     check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-2")), overwrite=False)  # whole again
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_starts_again_keeps_undamaged_weights(overwrite, tmp_path, caplog):
+    """Until it reaches their step. The warning names them."""
+    options = {"save_steps": 1, "save_total_limit": 1}
+    make_trainer(tmp_path, max_steps=3, **options).train()
+    damaged = tmp_path / "checkpoint-3"
+    damage(damaged / "optimizer.pt", "six bytes")
+    args = arguments(tmp_path, "true")
+    assert check_output_dir(args, overwrite) is None
+    assert "Training starts again from step 0." in caplog.text
+    advice = f"The weights of checkpoint-3 are undamaged. To train from them, use --model_name_or_path {damaged} and"
+    assert (advice in caplog.text) != overwrite
+    for steps, kept in ((2, ["checkpoint-2", "checkpoint-3"]), (3, ["checkpoint-3"])):
+        make_trainer(tmp_path, max_steps=steps, **options).train()
+        assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == kept
+    assert check_output_dir(args, overwrite=False) == str(damaged)
+
+
+def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
+    """Its weights were saved on purpose (--save_only_model)."""
+    make_trainer(tmp_path, max_steps=2, save_steps=1, save_only_model=True).train()
+    checkpoint = tmp_path / "checkpoint-2"
+    message = (
+        "--resume_from_checkpoint true: checkpoint-2 contains only weights (--save_only_model), so it cannot be "
+        f"resumed. To train from them, use --model_name_or_path {checkpoint} and another --output_dir. To replace the "
+        "run, use --overwrite_output_dir."
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_output_dir(arguments(tmp_path, "true"), overwrite=False)
+    assert "starts again" not in caplog.text
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
 
 
 def test_a_checkpoint_of_trainer_itself_is_resumed_with_a_warning(run, tmp_path, caplog):
