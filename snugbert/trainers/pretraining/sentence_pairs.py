@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -186,44 +187,63 @@ def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: 
         max_seq_length: as in [`cut_pairs`].
         rng: the source of all random choices.
     """
-    documents, room, is_cut = _describe_second_segments(table, corpus)
+    ends = _find_ends(table, corpus)
     random_rows = rng.sample(range(len(table)), (len(table) + rng.getrandbits(1)) // 2)
-    sources = _match_rows(table["second_length"], documents, is_cut, random_rows, rng)
-    fits = np.minimum(max_seq_length - PAIR_SPECIAL_TOKENS - table["length"].astype(np.int64), room[sources])
-    same = np.where(is_cut[sources], table["second_length"], table["second_length"][sources])
+    sources = _match_rows(table["second_length"], ends, random_rows, rng)
+    first, second = table["length"].astype(np.int64), table["second_length"].astype(np.int64)
+    wanted = np.minimum(np.where(ends.is_cut[sources], second, second[sources]), ends.after[sources])
+    # A first segment that begins within a sentence keeps the total length.
+    shift = np.where(ends.begins_cut, wanted - second, 0).clip(-ends.before, first - 1)
     table["label"] = sources != np.arange(len(table))
-    table["second_length"] = np.minimum(same, fits)
+    table["start"] = table["start"] + shift
+    table["length"] = first - shift
+    table["second_length"] = np.minimum(wanted, max_seq_length - PAIR_SPECIAL_TOKENS - table["length"])
     for name in ("second_block", "second_start"):
         table[name] = table[name][sources]
 
 
-def _describe_second_segments(table: np.ndarray, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Describes the second segments of pairs.
+class _Ends(NamedTuple):
+    """Where pairs of adjacent segments begin and end. Each array has an item per pair.
 
-    Returns:
-        The document of each, the tokens from its start to the document's end, and whether it ends within a sentence.
+    Attributes:
+        documents: the document of the pair.
+        before: tokens of the document before the pair.
+        after: tokens from the start of the second segment to the document's end.
+        begins_cut: whether the pair begins within a sentence.
+        is_cut: whether the pair ends within a sentence.
     """
-    documents, room = np.empty(len(table), dtype=np.int64), np.empty(len(table), dtype=np.int64)
-    is_cut = np.empty(len(table), dtype=bool)
-    for number in np.unique(table["block"]).tolist():
-        rows, block = table["block"] == number, corpus.blocks[number]
-        starts = table["second_start"][rows].astype(np.int64)
-        ends = starts + table["second_length"][rows]
-        document_starts = block.sentences[block.documents]
-        following = np.searchsorted(document_starts, starts, side="right")
-        documents[rows] = corpus.document_starts[number] + following - 1
-        room[rows] = document_starts[following] - starts
-        is_cut[rows] = block.sentences[np.searchsorted(block.sentences, ends)] != ends
-    return documents, room, is_cut
+
+    documents: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    begins_cut: np.ndarray
+    is_cut: np.ndarray
 
 
-def _match_rows(
-    lengths: np.ndarray, documents: np.ndarray, is_cut: np.ndarray, random_rows: list[int], rng: random.Random
-) -> np.ndarray:
+def _find_ends(table: np.ndarray, corpus: Corpus) -> _Ends:
+    parts = []
+    for number in np.unique(table["block"]).tolist():  # rows are in the order of the blocks
+        rows, block = table[table["block"] == number], corpus.blocks[number]
+        starts, seconds = rows["start"].astype(np.int64), rows["second_start"].astype(np.int64)
+        bounds = block.sentences[block.documents]
+        following = np.searchsorted(bounds, starts, side="right")
+        parts.append(
+            _Ends(
+                corpus.document_starts[number] + following - 1,
+                starts - bounds[following - 1],
+                bounds[following] - seconds,
+                ~np.isin(starts, block.sentences),
+                ~np.isin(seconds + rows["second_length"], block.sentences),
+            )
+        )
+    return _Ends(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _match_rows(lengths: np.ndarray, ends: _Ends, random_rows: list[int], rng: random.Random) -> np.ndarray:
     """Returns the row that each row gets its second segment from: for a random pair, one of another document."""
     sources = np.arange(len(lengths))
-    document_of = documents.tolist()
-    order = (is_cut.astype(np.int64) << 16 | lengths).tolist()
+    document_of = ends.documents.tolist()
+    order = (ends.is_cut.astype(np.int64) << 16 | lengths).tolist()
     waiting: list[int] = []  # rows of one document
     for row in sorted(random_rows, key=order.__getitem__):  # equal rows stay in random order
         if waiting and document_of[row] != document_of[waiting[-1]]:
@@ -232,7 +252,7 @@ def _match_rows(
         else:
             waiting.append(row)
     if waiting:
-        others = np.flatnonzero(documents != document_of[waiting[0]]).tolist()
+        others = np.flatnonzero(ends.documents != document_of[waiting[0]]).tolist()
         sources[waiting] = rng.choices(others, k=len(waiting)) if others else waiting
     return sources
 
