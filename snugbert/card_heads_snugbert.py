@@ -14,7 +14,8 @@ class Head(NamedTuple):
         ability: what the model does. It completes "A BERT encoder that".
         limits: what the model cannot do.
         use: code that uses `tokenizer` and `model`. `{model}` is replaced by the arguments of `from_pretrained`, and
-            `{fill_mask_example}` by a line in the language of the model.
+            `{fill_mask_example}` by a line in the language of the model. If this is not English, dots replace the
+            texts in quotes, see `EXAMPLE_TEXT`.
         use_of_package: more code, for which the package snugbert must be installed.
     """
 
@@ -34,6 +35,7 @@ FILLS_MASKS = "Predicted words reflect the training text. They may be factually 
 FILL_MASK = """
 fill_mask = pipeline("fill-mask", model={model})
 {fill_mask_example}"""
+EXAMPLE_TEXT = re.compile(r'"[A-Z][^"]*[.?]"')  # "A text." in the code of `HEADS`
 # By ISO 639-1 code.
 EXAMPLE_SENTENCES = {
     "en": "Paris is the [MASK] of France.",
@@ -164,13 +166,13 @@ def how_to_load(name: str, head: Head, language: Any = None) -> str:
     Args:
         name: the repository or folder.
         head: the model's head.
-        language: the language of the example, as in the header of a card. None: English.
+        language: the language of the examples, as in the header of a card. None: English.
     """
     quoted = json.dumps(name)
     if isinstance(language, list):
         language = language[0] if len(language) == 1 else None
     code = re.split("[-_]", str(language or "en").lower())[0]
-    head = head._replace(use=head.use.replace("{fill_mask_example}", _fill_mask_example(code)))
+    head = _translate(head, code)
     return (
         "## How to load it\n\n"
         "Without the package snugbert: `trust_remote_code=True` runs the code in this repository. To pin a version of "
@@ -195,9 +197,13 @@ def _code(head: Head, model: str, more: str = "", first_line: str = "") -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
-def _fill_mask_example(language: str) -> str:
-    mask = "{{tokenizer.mask_token}}"  # for `format`
-    sentence = EXAMPLE_SENTENCES.get(language)
-    if sentence is None:
-        return f'# Replace the dots with words in the language of the model.\nprint(fill_mask(f"... {mask} ..."))'
-    return f'print(fill_mask(f"{sentence.replace("[MASK]", mask)}"))'
+def _translate(head: Head, language: str) -> Head:
+    """Puts the sentence to fill in the language of the model. Other texts become dots if it is not English."""
+    sentence = EXAMPLE_SENTENCES.get(language, "... [MASK] ...").replace("[MASK]", "{{tokenizer.mask_token}}")
+    use, use_of_package = head.use, head.use_of_package
+    if language != "en":
+        use, use_of_package = (EXAMPLE_TEXT.sub('"..."', code) for code in (use, use_of_package))
+    use = use.replace("{fill_mask_example}", f'print(fill_mask(f"{sentence}"))')
+    comment = "# Replace the dots with text in the language of the model.\n"
+    use = re.sub(r"^(?=.*\.\.\.)", comment, use, count=1, flags=re.MULTILINE)
+    return head._replace(use=use, use_of_package=use_of_package)

@@ -6,6 +6,7 @@ its weights.
 """
 
 import filecmp
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from .card_heads_snugbert import CLASSIFIES, EXAMPLE_SENTENCES, HEADS, REGRESSION, Head, how_to_load
+from .card_heads_snugbert import CLASSIFIES, HEADS, REGRESSION, Head, how_to_load
 
 # Text that marks generated cards: ours, transformers' `push_to_hub` template, and Trainer's, which contains metrics.
 OWN_CARD = "<!-- Written by `snugbert`, which may replace this file. Remove this line to keep your changes. -->"
@@ -103,7 +104,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     card: Any = _find_card(source, token)
     unchanged = all(_is_copy(weight, source) for weight in weights)
     if card is not None and unchanged and OWN_CARD in card.text:
-        _rename(card, repo_id, head)
+        _rename(card, repo_id)
         _copy_plots(card.text, source, folder, token)
     else:
         card = _new_card(model, head, repo_id, source, card, unchanged)
@@ -160,15 +161,15 @@ def _copy_plots(text: str, source: str, folder: Path, token: str | bool | None) 
             shutil.copyfile(path, folder / plot)
 
 
-def _rename(card: Any, name: str, head: Head) -> None:
+def _rename(card: Any, name: str) -> None:
     """Changes the name of the repository in a card by `snugbert`."""
     title = re.search(rf"{re.escape(OWN_CARD)}\n\n# (.+)\n", card.text)
     if title is not None:
         start, end = title.span(1)
         old = re.sub(r"\\(.)", r"\1", title[1])  # undoes `escape`
         card.text = card.text[:start] + escape(name) + card.text[end:]
-        for language in (*EXAMPLE_SENTENCES, "other"):  # a user may have edited the language in the header
-            card.text = card.text.replace(how_to_load(old, head, language), how_to_load(name, head, language))
+        loading = rf"(from_pretrained\(|model=|QuestionAnswerer\(){re.escape(json.dumps(old))}"
+        card.text = re.sub(loading, lambda match: match[1] + json.dumps(name), card.text)
     if card.data.model_name is not None:
         card.data.model_name = name
 

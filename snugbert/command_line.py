@@ -26,6 +26,8 @@ RENAMED_FLAGS = {
 }
 
 
+# TrainingArguments makes dataclasses of these. An unknown key is a TypeError.
+JSON_ARGUMENTS = ("accelerator_config", "fsdp_config")
 FALSE = ("false", "f", "no", "n", "0")  # as HfArgumentParser reads them
 
 
@@ -108,7 +110,7 @@ def parse_arguments(
     argv, files = _without_config(argv, parser)
     from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file))]
     # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
-    _, unknown = parser.parse_known_args(from_files + argv)
+    namespace, unknown = parser.parse_known_args(from_files + argv)
     if unknown:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
     if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
@@ -117,9 +119,13 @@ def parse_arguments(
         *instances, _ = parser.parse_args_into_dataclasses(args=from_files + argv, look_for_args_file=False)
     except InputError:
         raise
-    # A dataclass rejected a value, usually TrainingArguments, which also parses JSON and looks for packages.
-    except (ValueError, TypeError, ImportError) as error:
+    except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
         raise InputError(str(error)) from error
+    except TypeError as error:  # a JSON argument has an unknown key
+        given = [f"--{name}" for name in JSON_ARGUMENTS if getattr(namespace, name, None) is not None]
+        if not given:
+            raise
+        raise InputError(f"{' or '.join(given)}: {error}") from error
     return tuple(instances)
 
 

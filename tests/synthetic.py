@@ -1,7 +1,6 @@
 """Pretraining without text: a corpus of given token ids, and a tiny model on random examples."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 
 import snugbert
 from snugbert.trainers.corpus.corpus import Block, Corpus
-from snugbert.trainers.manifest import MANIFEST_NAME, publish
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
@@ -93,11 +91,6 @@ def make_trainer(
         model=tiny_model(dropout),
         args=PretrainingArguments(**defaults | arguments),
         train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
+        eval_dataset=RandomExamples(16),
         data_collator=packed,
     )
-
-
-def renew_manifest(checkpoint: Path) -> None:
-    """Makes the manifest match the files, as after a deliberate change."""
-    (checkpoint / MANIFEST_NAME).unlink()
-    publish(checkpoint.rename(checkpoint.with_name("changed")), checkpoint)

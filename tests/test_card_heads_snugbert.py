@@ -1,6 +1,7 @@
 """The examples in model cards are in the language of the model."""
 
 import ast
+import re
 
 import pytest
 
@@ -32,6 +33,15 @@ def read_masked_texts(section: str) -> list[str]:
 )
 def test_the_masked_sentence_is_in_the_language_of_the_model(head, language, text):
     assert read_masked_texts(how_to_load("me/model", HEADS[head], language)) == [text, text]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_other_texts_are_english_or_dots(head):
+    assert "..." not in how_to_load("me/model", HEADS[head], "en")
+    german = how_to_load("me/model", HEADS[head], "de")
+    assert german.count("# Replace the dots with text in the language of the model.") == 2 * (head != "ForMaskedLM")
+    texts = [text for text in re.findall('"(.*?)"', german) if " " in text and "mask_token" not in text]
+    assert not texts
 
 
 def test_every_sentence_has_one_mask():

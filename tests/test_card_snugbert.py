@@ -22,6 +22,7 @@ from parity import CONFIG, HEADS
 
 import snugbert
 from snugbert.card_heads_snugbert import HEADS as CARDS
+from snugbert.card_heads_snugbert import how_to_load
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.trainers.finetuning.plots import CAPTIONS
 from snugbert.trainers.finetuning.results import write_results
@@ -116,9 +117,13 @@ def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
     assert "The maximum input length is 40 tokens." in card.text.partition("## Limitations")[2]
     assert "card_snugbert.py" in hub["me/model"]  # so that pushing it again writes a card, too
 
-    # Its code runs on the pushed files, with and without the package.
     for name, content in hub["me/model"].items():
         (tmp_path / name).write_bytes(content)
+    model.config.name_or_path = str(tmp_path)
+    model.push_to_hub("me/copy")
+    assert card_of(hub["me/copy"]).text == card.text.replace("me/model", "me/copy")
+
+    # Its code runs on the pushed files, with and without the package.
     tokenizer.save_pretrained(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
     assert ['"me/model", trust_remote_code=True' in snippet for snippet in snippets] == [True, False]
@@ -127,6 +132,16 @@ def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
         exec(snippet.replace("me/model", str(tmp_path)), names := {})
         assert type(names["model"]) is type(model) and names["tokenizer"].vocab_size == len(PIECES)
         assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_code_of_a_card_in_another_language_runs(head, tokenizer, tmp_path, capsys):
+    """Its texts are dots."""
+    new_model(head).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    code = how_to_load(str(tmp_path), CARDS[head], "yo").rpartition("```python\n")[2].removesuffix("```")
+    exec(code, {})
+    assert "..." in code and capsys.readouterr().out
 
 
 @pytest.fixture

@@ -43,6 +43,23 @@ def test_a_file_that_trusts_remote_code_gives_a_warning(name, value, warns, tmp_
     assert ("run.yaml sets trust_remote_code: code from the tokenizer's repository will run" in caplog.text) == warns
 
 
+@dataclass
+class JsonArguments:
+    """Fails as a defect in a dataclass does."""
+
+    accelerator_config: str | None = None
+
+    def __post_init__(self):
+        raise TypeError("unexpected key")
+
+
+def test_a_type_error_is_the_fault_of_a_json_argument_or_a_defect():
+    with pytest.raises(InputError, match=r"^--accelerator_config: unexpected key$"):
+        parse_arguments((JsonArguments,), ["--accelerator_config", '{"a": 1}'], "snugbert test", "A test.")
+    with pytest.raises(TypeError, match=r"^unexpected key$"):
+        parse_arguments((JsonArguments,), [], "snugbert test", "A test.")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

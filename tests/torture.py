@@ -25,6 +25,7 @@ from pathlib import Path
 import forked
 import matplotlib.figure
 import torch
+from damage import damage
 
 import snugbert
 from snugbert.trainers.corpus import preparation
@@ -177,20 +178,6 @@ def start(arguments: Sequence[str], kill: Kill | None) -> tuple[str | None, str]
 
 
 # --- damage -----------------------------------------------------------------------------------------------------
-
-
-def damage(file: Path, how: str) -> None:
-    """Damages a file of a checkpoint."""
-    content = b"" if how == "empty" or not file.exists() else file.read_bytes()
-    middle = len(content) // 2
-    if how == "missing":
-        file.unlink()
-    elif how == "six bytes":
-        file.write_bytes(
-            content[:middle] + bytes(byte ^ 0xFF for byte in content[middle:][:6]) + content[middle + 6 :]
-        )
-    else:
-        file.write_bytes({"empty": b"", "half": content[:middle], "{}": b"{}"}[how])
 
 
 DAMAGES = [

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -16,6 +17,7 @@ from transformers.utils import CONFIG_NAME
 from snugbert.errors import InputError
 from snugbert.trainers.manifest import check_checkpoint, publish
 from snugbert.trainers.output_folder import UNFINISHED
+from snugbert.trainers.run_settings import read_state
 from snugbert.writing import writing
 
 RESUME = "resume with --resume_from_checkpoint true"
@@ -42,7 +44,7 @@ class CheckpointTrainer(Trainer):
                 "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
                 "Use an --output_dir that all machines share."
             )
-        self.add_callback(FindBestCheckpoint)
+        self.add_callback(LocateBestCheckpoint)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer. A full disk is a short error."""
@@ -67,7 +69,7 @@ class CheckpointTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self._collect_random_states(folder / checkpoint.name)
             if self.args.should_save:
-                _forget_best(folder / checkpoint.name / TRAINER_STATE_NAME)
+                _forget_best(folder / checkpoint.name)
                 publish(folder / checkpoint.name, checkpoint)
             self.accelerator.wait_for_everyone()
 
@@ -88,6 +90,15 @@ class CheckpointTrainer(Trainer):
             self.writes_checkpoint = False
             clear()
 
+    def _load_best_model(self) -> None:
+        """As in Trainer. Only the first process reads the weights, because machines may not share a disk."""
+        if self.args.world_size == 1 or self.is_fsdp_enabled:  # FSDP2 does the same
+            return super()._load_best_model()
+        if self.args.process_index == 0:
+            super()._load_best_model()
+        for tensor in self.model.state_dict().values():  # type: ignore[union-attr]
+            dist.broadcast(tensor, 0)
+
     def _collect_random_states(self, folder: Path) -> None:
         """Sends the random state of every process to the first one, because machines may not share a disk."""
         mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{self.args.process_index}.pth")]
@@ -96,12 +107,12 @@ class CheckpointTrainer(Trainer):
                 (folder / name).write_bytes(content)
 
 
-class FindBestCheckpoint(TrainerCallback):
-    """Finds the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
+class LocateBestCheckpoint(TrainerCallback):
+    """Locates the best checkpoint of a resumed run in its output folder, even if the folder was renamed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. Ignores a damaged best checkpoint: a later one can be the best."""
-        find_best(state, Path(args.output_dir))
+        locate_best(state, Path(args.output_dir))
         if state.best_model_checkpoint is None or not args.load_best_model_at_end:
             return
         damage: str | None = None
@@ -116,19 +127,23 @@ class FindBestCheckpoint(TrainerCallback):
             state.best_model_checkpoint = state.best_global_step = state.best_metric = None
 
 
-def find_best(state: TrainerState, output_dir: Path) -> None:
-    """Sets the path of the best checkpoint if it exists."""
+def locate_best(state: TrainerState, output_dir: Path) -> None:
+    """Sets the path of the best checkpoint if it exists. All processes must call this.
+
+    They use the path of the first process, because machines may have different output folders.
+    """
     best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
     if state.best_global_step and best.is_dir():
         state.best_model_checkpoint = str(best)
+    (state.best_model_checkpoint,) = broadcast_object_list([state.best_model_checkpoint])
 
 
-def _forget_best(file: Path) -> None:
-    """Removes the path of the best checkpoint from a `trainer_state.json`, because the folder may move.
+def _forget_best(checkpoint: Path) -> None:
+    """Removes the path of the best checkpoint from the state of a checkpoint, because the folder may move.
 
-    [`FindBestCheckpoint`] finds it by its step. Trainer warns about a path that does not exist.
+    [`LocateBestCheckpoint`] locates it by its step. Trainer warns about a path that does not exist.
     """
-    state = TrainerState.load_from_json(str(file))
+    state = read_state(checkpoint)
     if state.best_model_checkpoint is not None:
         state.best_model_checkpoint = None
-        state.save_to_json(str(file))
+        state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))

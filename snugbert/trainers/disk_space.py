@@ -51,7 +51,7 @@ def _check(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
             "choose another folder."
         )
     # A new checkpoint is written before an old one is removed. The model follows at the end.
-    kept = args.save_total_limit or 1
+    kept = max(args.save_total_limit or 1, 1)
     total = (kept + 1) * checkpoint + weights
     if free < total:
         logger.warning(

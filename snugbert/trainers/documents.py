@@ -14,6 +14,7 @@ import pyarrow.parquet
 import sentencex
 
 from snugbert.errors import InputError
+from snugbert.trainers.corpus.languages import splitter_language
 from snugbert.trainers.rows import read_json_rows
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog, read_numbered_lines
@@ -168,7 +169,7 @@ def _split_rows(
             log.leave_out(source, f"row {number}", problem)
             continue
         if text is not None and not isinstance(text, str):
-            problem = f"expected text in column {text_column!r}, found a {type(text).__name__}."
+            problem = f"expected text in column {text_column!r}, found {type(text).__name__}."
             log.leave_out(source, f"row {number}", problem)
             continue
         # JSON can hold half of a surrogate pair, which is not a character.
@@ -180,7 +181,7 @@ def _split_rows(
 
 def _read_parquet_rows(file: Path, text_column: str, log: ReadingLog) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        parquet = pyarrow.parquet.ParquetFile(file)
+        parquet = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
         rows_read, num_rows, size = 0, parquet.metadata.num_rows, file.stat().st_size
         columns = [text_column] if text_column in parquet.schema_arrow.names else None
         with log.follow(lambda: size * rows_read // max(num_rows, 1)):
@@ -220,6 +221,6 @@ def split_sentences(document: Sequence[str], language: str) -> list[str]:
     return [
         stripped
         for line in document
-        for sentence in sentencex.segment(language, line)
+        for sentence in sentencex.segment(splitter_language(language), line)
         if (stripped := sentence.strip())
     ]

@@ -4,20 +4,23 @@ A checkpoint is written into a temporary folder. The manifest is its last file. 
 and the folder gets its final name. So a folder named `checkpoint-<step>` is complete unless it is damaged later.
 """
 
+import errno
+import functools
 import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import CONFIG_NAME
 
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
-from snugbert.trainers.run_settings import SETTINGS_NAME
+from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
 MANIFEST_NAME = "manifest.json"
+OPTIMIZER_NAMES = ("optimizer", "global_step")  # the latter: DeepSpeed
 
 
 def publish(folder: Path, checkpoint: Path) -> None:
@@ -25,15 +28,21 @@ def publish(folder: Path, checkpoint: Path) -> None:
 
     Replaces an old checkpoint of this name.
     """
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    entries = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()}
-    (folder / MANIFEST_NAME).write_text(json.dumps(entries, indent=1))
+    write_manifest(folder)
     for path in (*folder.rglob("*"), folder):
         _sync(path)
     if checkpoint.exists():
         checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
     folder.rename(checkpoint)
     _sync(checkpoint.parent)
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the size and checksum of every file in `folder`, except for an earlier manifest."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files.pop(MANIFEST_NAME, None)
+    entries = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()}
+    (folder / MANIFEST_NAME).write_text(json.dumps(entries, indent=1))
 
 
 def check_checkpoint(checkpoint: Path, checksums: bool = True) -> None:
@@ -49,22 +58,39 @@ def check_checkpoint(checkpoint: Path, checksums: bool = True) -> None:
     try:
         if has_manifest(checkpoint):
             entries = read_json(checkpoint / MANIFEST_NAME)
-            for name in (TRAINER_STATE_NAME, *entries):
+            for name in dict.fromkeys((TRAINER_STATE_NAME, *entries)):
                 _compare(checkpoint / name, entries.get(name), checksums)
-        state = _read_state(checkpoint / TRAINER_STATE_NAME)
+        state = read_state(checkpoint)
     except FileNotFoundError as error:
         raise InputError(f"{error.filename} is missing.") from error
     except OSError as error:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
     if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):  # Trainer writes neither
         raise InputError(f"{checkpoint / MANIFEST_NAME} is missing.")
-    if not any(True for pattern in ("optimizer*", "global_step*") for _ in checkpoint.glob(pattern)):
+    if not any(path.name.startswith(OPTIMIZER_NAMES) for path in checkpoint.iterdir()):
         raise InputError(f"{checkpoint / 'optimizer.pt'} is missing.")  # --save_only_model
 
 
 def has_manifest(checkpoint: Path) -> bool:
     """Whether the content of the checkpoint can be verified."""
     return (checkpoint / MANIFEST_NAME).exists()
+
+
+def has_undamaged_weights(checkpoint: Path) -> bool:
+    """Whether the weights and the configuration match the manifest, even if other files do not."""
+    try:
+        entries = read_json(checkpoint / MANIFEST_NAME)
+        weights = [name for name in entries if name.endswith(".safetensors")]
+        for name in (*weights, CONFIG_NAME):
+            _compare(checkpoint / name, entries.get(name), checksums=True)
+    except (InputError, OSError):
+        return False
+    return bool(weights)
+
+
+def lacks_optimizer(checkpoint: Path) -> bool:
+    """Whether a checkpoint with a manifest was written without an optimizer (--save_only_model)."""
+    return not any(name.startswith(OPTIMIZER_NAMES) for name in read_json(checkpoint / MANIFEST_NAME))
 
 
 def _compare(file: Path, entry: Any, checksums: bool) -> None:
@@ -78,19 +104,14 @@ def _compare(file: Path, entry: Any, checksums: bool) -> None:
         raise InputError(f"{file} is damaged: its checksum does not match {MANIFEST_NAME}.")
 
 
-def _read_state(file: Path) -> TrainerState:
-    """Reads `trainer_state.json`. Trainer itself accepts `{}`."""
-    values = read_json(file)
-    kinds = {"global_step": int, "log_history": list, "stateful_callbacks": dict}
-    try:
-        if all(isinstance(values.get(name), kind) for name, kind in kinds.items()):
-            return TrainerState(**values)
-    except (TypeError, ValueError, AttributeError):
-        pass  # unknown names
-    raise InputError(f"{file} is damaged, or was not written by Trainer.")
-
-
 def _digest(file: Path) -> str:
+    """Returns the checksum. Reads an unchanged file once, although both the command and the trainer check it."""
+    stat = file.stat()
+    return _read_digest(file, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=1000)
+def _read_digest(file: Path, version: tuple[int, ...]) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -100,5 +121,9 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync folders.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
     finally:
         os.close(descriptor)

@@ -12,7 +12,13 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainingArguments
 
 from snugbert.errors import InputError
-from snugbert.trainers.manifest import MANIFEST_NAME, check_checkpoint, has_manifest
+from snugbert.trainers.manifest import (
+    MANIFEST_NAME,
+    check_checkpoint,
+    has_manifest,
+    has_undamaged_weights,
+    lacks_optimizer,
+)
 from snugbert.trainers.processes import raise_together
 
 logger = logging.getLogger(__name__)
@@ -43,8 +49,8 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
 
     Raises:
         InputError: `output_dir` contains a run that is neither resumed nor overwritten; it contains a model or results
-            but no whole checkpoint; the checkpoint to resume from is missing or damaged; or machines have different
-            checkpoints.
+            but no whole checkpoint; its checkpoints contain only weights (`--save_only_model`); the checkpoint to
+            resume from is missing or damaged; or machines have different checkpoints.
     """
     output_dir, resume = Path(training_args.output_dir or ""), str(training_args.resume_from_checkpoint or "")
     resume = "" if resume.lower() == "false" else resume
@@ -89,7 +95,8 @@ def _choose_checkpoint(output_dir: Path, resume: str, overwrite: bool) -> Path |
                 "Choose another folder, or replace them (--overwrite_output_dir)."
             )
         if run_files or (output_dir / UNFINISHED).exists():
-            logger.warning("%s contains no whole checkpoint. Training starts again from step 0.", output_dir)
+            advice = "" if overwrite else _describe_weights(output_dir)
+            logger.warning("%s contains no whole checkpoint. Training starts again from step 0.%s", output_dir, advice)
         return None
     checkpoint = _check_explicit(resume) if resume else None
     resumes_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
@@ -99,6 +106,24 @@ def _choose_checkpoint(output_dir: Path, resume: str, overwrite: bool) -> Path |
             "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
         )
     return checkpoint
+
+
+def _describe_weights(output_dir: Path) -> str:
+    """Returns advice about the newest checkpoint with undamaged weights. Empty if there is none.
+
+    Raises:
+        InputError: it contains only weights, because of `--save_only_model`.
+    """
+    weights = next(filter(has_undamaged_weights, reversed(list_checkpoints(output_dir))), None)
+    if weights is None:
+        return ""
+    advice = f"To train from them, use --model_name_or_path {weights} and another --output_dir."
+    if lacks_optimizer(weights):
+        raise InputError(
+            f"--resume_from_checkpoint true: {weights.name} contains only weights (--save_only_model), so it cannot "
+            f"be resumed. {advice} To replace the run, use --overwrite_output_dir."
+        )
+    return f" The weights of {weights.name} are undamaged. {advice}"
 
 
 def _check_explicit(checkpoint: str) -> Path:
@@ -171,7 +196,12 @@ def list_run_files(output_dir: Path) -> list[Path]:
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
     folders = [path for path in list_run_files(output_dir) if path.name.startswith("checkpoint-") and path.is_dir()]
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    return sorted(folders, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step in the name of a folder `checkpoint-<step>`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:

@@ -60,7 +60,7 @@ RANGES = {
     "per_device_eval_batch_size": COUNT,
     "per_device_train_batch_size": COUNT,
     "save_steps": POSITIVE,
-    "save_total_limit": NOT_NEGATIVE,
+    "save_total_limit": Range(-1),  # -1 and 0 keep all
     "seed": Range(0, LARGEST_SEED),
     "torch_empty_cache_steps": COUNT,
     "warmup_steps": NOT_NEGATIVE,
@@ -96,6 +96,8 @@ RANGES = {
 def check_ranges(arguments: Any, **ranges: Range) -> None:
     """Checks that the numeric arguments are finite and in their ranges. Defaults are always allowed.
 
+    With `max_steps`, `num_train_epochs` is not used and not checked. `max_grad_norm` may be infinite: no clipping.
+
     Args:
         arguments: a dataclass of arguments.
         ranges: ranges by argument name, in addition to `RANGES`.
@@ -107,7 +109,9 @@ def check_ranges(arguments: Any, **ranges: Range) -> None:
         value = getattr(arguments, field.name, None)
         if not isinstance(value, int | float) or value == field.default:
             continue
-        if not math.isfinite(value):
+        if field.name == "num_train_epochs" and arguments.max_steps > 0:
+            continue
+        if not math.isfinite(value) and (field.name, value) != ("max_grad_norm", math.inf):
             raise InputError(f"--{field.name} {value} must be a finite number.")
         allowed = {**RANGES, **ranges}.get(field.name)
         if allowed is not None and value not in allowed:

@@ -2,9 +2,9 @@
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -13,9 +13,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, format_count
+from snugbert.json_files import read_json
 
 SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
 LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
+DIGESTS = ("text", "data")  # settings of pretraining and of fine-tuning that map names to digests of the content
 
 TRAINING_SETTINGS = (
     "optim",
@@ -62,9 +64,26 @@ def collect_training_settings(args: TrainingArguments, config: Any, names: tuple
     return json.loads(json.dumps({name: getattr(value, "value", value) for name, value in settings.items()}))
 
 
+def read_state(checkpoint: str | Path) -> TrainerState:
+    """Reads the `trainer_state.json` of a checkpoint. It always has `stateful_callbacks`.
+
+    Raises:
+        InputError: it is missing or damaged. Trainer itself would accept `{}`.
+    """
+    file = Path(checkpoint) / TRAINER_STATE_NAME
+    values = read_json(file)
+    kinds = {"global_step": int, "log_history": list, "stateful_callbacks": dict}
+    try:
+        if all(isinstance(values.get(name), kind) for name, kind in kinds.items()):
+            return TrainerState(**values)
+    except (TypeError, ValueError, AttributeError):
+        pass  # unknown names
+    raise InputError(f"{file} is damaged, or was not written by Trainer.")
+
+
 def read_settings(checkpoint: str) -> dict[str, Any]:
     """Returns the `settings` and the `changes` that a checkpoint stores. Empty for checkpoints of other trainers."""
-    callbacks: Any = _read_state(checkpoint).stateful_callbacks
+    callbacks: Any = read_state(checkpoint).stateful_callbacks
     return callbacks.get(SETTINGS_NAME, {})
 
 
@@ -90,10 +109,10 @@ def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> Non
 
 
 def describe_change(name: str, before: Any, now: Any) -> list[str]:
-    """Describes how a setting changed. Empty if it did not. Lists the changed entries of dictionaries."""
+    """Describes how a setting changed. Empty if it did not. Lists the changed entries of `DIGESTS`."""
     if before == now:
         return []
-    if not (isinstance(before, dict) and isinstance(now, dict)):
+    if not (name in DIGESTS and isinstance(before, dict) and isinstance(now, dict)):
         return [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
     if list(before.values()) == list(now.values()):  # the same content under other names
         return []
@@ -105,6 +124,16 @@ def describe_change(name: str, before: Any, now: Any) -> list[str]:
         more = format_count(len(changes) - LISTED_CHANGES, "more change")
         changes[LISTED_CHANGES:] = [f"{more} of {name}"]
     return changes
+
+
+def check_max_steps(checkpoint: str, args: TrainingArguments) -> None:
+    """Checks `--max_steps` before text is prepared. [`apply_new_steps`] checks all runs, when the steps are known.
+
+    Raises:
+        InputError: the checkpoint has more steps than the run.
+    """
+    if args.max_steps > 0:
+        _check_steps(checkpoint, args, args.max_steps, read_state(checkpoint).global_step)
 
 
 def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
@@ -122,13 +151,10 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
     Raises:
         InputError: the checkpoint has more steps than the run.
     """
-    before, now, done = _read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
+    before, now, done = read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
     if before == now:
         return None
-    if now < done:
-        flag = "--max_steps" if trainer.args.max_steps > 0 else "--num_train_epochs"
-        steps_done, steps = format_count(done, "step"), format_count(now, "step")
-        raise InputError(f"{flag}: {checkpoint} has taken {steps_done}, more than the {steps} of this run.")
+    _check_steps(checkpoint, trainer.args, now, done)
     change = f"after step {done:,}: {now:,} steps instead of {before:,}"
     warmup_before, warmup = map(trainer.args.get_warmup_steps, (before, now))
     if warmup != warmup_before:
@@ -140,6 +166,15 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
         schedule.step()
         change += f", next learning rate {optimizer.param_groups[0]['lr']:.3g} instead of {rate:.3g}"
     return change
+
+
+def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int) -> None:
+    if steps < done:
+        flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
+        raise InputError(
+            f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
+            f"{format_count(steps, 'step')} of this run."
+        )
 
 
 class ApplyIntervals(TrainerCallback):
@@ -163,7 +198,3 @@ def hide_trainer_comparison() -> Iterator[None]:
         yield
     finally:
         reporter.removeFilter(is_other)
-
-
-def _read_state(checkpoint: str) -> TrainerState:
-    return TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))

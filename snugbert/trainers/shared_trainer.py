@@ -18,10 +18,10 @@ from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
-from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, find_best
+from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
-from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints
+from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints, step_of
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
@@ -32,6 +32,7 @@ from snugbert.trainers.run_settings import (
     collect_training_settings,
     hide_trainer_comparison,
     read_settings,
+    read_state,
 )
 from snugbert.trainers.run_setup import move_hub_token
 from snugbert.trainers.stopping import StoppableTrainer
@@ -46,8 +47,8 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
-    only folders named `checkpoint-<step>`. A run resumes with its original settings. Only the number of steps may
-    change.
+    only folders named `checkpoint-<step>`, up to the current step. A run resumes with its original settings. Only the
+    number of steps may change.
 
     Attributes:
         write_card: writes a model card with the current metrics into the output folder.
@@ -81,10 +82,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         """
         with lock_output_dir(self.args):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
-            state = TrainerState()
-            if checkpoint is not None:
-                state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-            self._begin(state)
+            self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
             self.compare_settings(checkpoint)
             limit = self.args.save_total_limit
             self._checkpoints_kept = max(limit or 0, 0)  # 0: all
@@ -178,22 +176,27 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             SETTINGS_NAME: {"settings": self._settings, "changes": self.changes}
         }
         super()._save_checkpoint(model, trial)
-        find_best(self.state, output_dir)
+        locate_best(self.state, output_dir)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"))
         if self.args.should_save and self._checkpoints_kept:
             self._remove_old_checkpoints(output_dir)
 
     def _remove_old_checkpoints(self, output_dir: Path) -> None:
-        """Keeps `save_total_limit` checkpoints: the last, the best, and the newest of the others."""
+        """Keeps `save_total_limit` checkpoints: the last, the best, and the newest of the others.
+
+        Checkpoints of later steps also stay. If they are damaged, and this run started again, their weights may be
+        more valuable than its own.
+        """
         best = Path(self.state.best_model_checkpoint or "").name
         last = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
         def rank(folder: Path) -> tuple[bool, float, int]:
             # Some file systems give equal times. Then the step decides.
-            return folder.name in (last, best), folder.stat().st_mtime, int(folder.name.rpartition("-")[2])
+            return folder.name in (last, best), folder.stat().st_mtime, step_of(folder)
 
-        ranked = sorted(list_checkpoints(output_dir), key=rank, reverse=True)
+        reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= self.state.global_step]
+        ranked = sorted(reached, key=rank, reverse=True)
         protected = sum(folder.name in (last, best) for folder in ranked)
         for folder in ranked[max(self._checkpoints_kept, protected) :]:
             (output_dir / UNFINISHED).mkdir(exist_ok=True)

@@ -20,7 +20,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, seed_worker
 
 from snugbert.errors import InputError, RunStopped
-from snugbert.trainers.output_folder import list_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +51,7 @@ class StoppableTrainer(Trainer):
     interrupted: signal.Signals | None = None
     _tr_loss: torch.Tensor
     _received = 0  # the signal that this process received
+    _saved_step = 0  # of the last checkpoint that this run wrote or resumed from
     _evaluation_is_due = False  # and left to the resumed run
     _resumed_from: Any = None
     _random_state: tempfile.TemporaryDirectory | None = None  # after the evaluation that the stopped run left
@@ -131,8 +131,7 @@ class StoppableTrainer(Trainer):
         for name, value in (("gradient norm", norm), ("loss", loss)):
             if not math.isfinite(value):
                 what = f"{name} is {value}"
-        checkpoints = list_checkpoints(Path(str(self.args.output_dir)))
-        last = f"The last checkpoint is {checkpoints[-1].name}. " if checkpoints else ""
+        last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
         return f"The {what} in step {self.state.global_step + 1}. {last}{REMEDY}"
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
@@ -148,6 +147,10 @@ class StoppableTrainer(Trainer):
             self._evaluation_is_due |= self.control.should_evaluate
             self.control.should_evaluate = self.control.should_save = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self._saved_step = self.state.global_step
 
     def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> TrainOutput:
         self._evaluate_postponed(trial)  # if the run resumed after the last step of an epoch
@@ -198,11 +201,11 @@ class StoppableTrainer(Trainer):
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> torch.utils.data.DataLoader:
         loader = super()._get_dataloader(*args, **kwargs)
-        getattr(loader, "base_dataloader", loader).worker_init_fn = self.start_worker
+        getattr(loader, "base_dataloader", loader).worker_init_fn = self.worker_init_fn
         return loader
 
     @property
-    def start_worker(self) -> Callable[[int], None]:
+    def worker_init_fn(self) -> Callable[[int], None]:
         """The function that each data worker calls first. It seeds the worker and keeps signals from ending it."""
         arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
         return functools.partial(_start_worker, **arguments)
@@ -213,6 +216,10 @@ class StopAfterStep(TrainerCallback):
 
     def __init__(self, trainer: StoppableTrainer):
         self.trainer = trainer
+
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        self.trainer._saved_step = state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after the optimizer step."""

@@ -27,12 +27,11 @@ DAMAGE = (EOFError, zlib.error, OSError)  # raised when a damaged compressed fil
 class ReadingLog:
     """Follows the reading of a corpus, and decides what happens to bad text.
 
-    Bad text is a line that is not UTF-8, a row that is not JSON, or a row without text.
+    Bad text is a line that is not UTF-8 or has NUL bytes, a row that is not JSON, or a row without text.
 
     Args:
         on_bad_text: "error" raises an [`InputError`], "skip" leaves out the line or row, and "replace" puts U+FFFD in
-            place of bytes that are not UTF-8 and leaves out other bad rows. None: like "error", for commands without
-            `--on_bad_text`.
+            place of bad bytes and leaves out other bad rows. None: like "error", for commands without `--on_bad_text`.
 
     Attributes:
         left_out, repaired: number of lines and rows.
@@ -43,7 +42,7 @@ class ReadingLog:
         self.left_out = self.repaired = 0
         self._first = ""
         self._read_before = 0
-        self._tell: Callable[[], int] = int
+        self._tell: Callable[[], int] = lambda: 0
 
     @property
     def position(self) -> int:
@@ -56,7 +55,7 @@ class ReadingLog:
         self._tell = tell
         yield
         self._read_before += tell()
-        self._tell = int
+        self._tell = lambda: 0
 
     def leave_out(self, source: Path | str, place: str, problem: str) -> None:
         """Counts a line or row that is left out.
@@ -69,27 +68,30 @@ class ReadingLog:
         Raises:
             InputError: `on_bad_text` is "error" or None.
         """
-        self._refuse(source, place, problem, "skip")
+        self._record_or_raise(source, place, problem, "skip")
         self.left_out += 1
 
     def decode(self, file: Path, place: str, text: bytes, encoding: str = "utf-8") -> str | None:
         """Decodes a line or the text of a row. Returns None if it is left out.
 
         Raises:
-            InputError: it is not UTF-8, and `on_bad_text` is "error" or None.
+            InputError: it is not UTF-8 or has NUL bytes, and `on_bad_text` is "error" or None.
         """
         try:
-            return text.decode(encoding)
+            if b"\0" not in text:
+                return text.decode(encoding)
+            reason = "contains NUL bytes, perhaps UTF-16"
         except UnicodeDecodeError as error:
-            problem = f"not UTF-8 ({error.reason}). Convert it to UTF-8."
-        self._refuse(file, place, problem, "skip or replace")
+            reason = error.reason
+        problem = f"not UTF-8 ({reason}). Convert it to UTF-8."
+        self._record_or_raise(file, place, problem, "skip or replace")
         if self.on_bad_text == "skip":
             self.left_out += 1
             return None
         self.repaired += 1
-        return text.decode(encoding, errors="replace")
+        return text.decode(encoding, errors="replace").replace("\0", "\ufffd")
 
-    def _refuse(self, source: Path | str, place: str, problem: str, choices: str) -> None:
+    def _record_or_raise(self, source: Path | str, place: str, problem: str, choices: str) -> None:
         if self.on_bad_text in (None, "error"):
             advice = "" if self.on_bad_text is None else f" Or set --on_bad_text {choices}."
             raise content_error(source, f", {place}: {problem}{advice}")

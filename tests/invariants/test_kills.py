@@ -6,7 +6,8 @@
 import signal
 
 import pytest
-from torture import Kill, assert_same_end, damage, make_arguments, make_material, start, torture
+from damage import damage
+from torture import Kill, assert_same_end, make_arguments, make_material, start, torture
 
 KILLS = [
     Kill(r"os.rename .*\.arrow$"),  # the text is tokenized, but its file is not renamed

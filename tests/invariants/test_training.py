@@ -16,7 +16,6 @@ import forked
 import pytest
 import torch
 from safetensors.torch import load_file
-from synthetic import renew_manifest
 from transformers import (
     BertConfig,
     BertForPreTraining,
@@ -29,6 +28,7 @@ from transformers import (
 import snugbert
 from snugbert.trainers.corpus.corpus import open_corpus
 from snugbert.trainers.corpus.preparation import prepare_corpus
+from snugbert.trainers.manifest import write_manifest
 from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.batches import plan_phases
@@ -289,7 +289,7 @@ def test_resuming_is_fast_at_any_step(material, straight, tmp_path):
     shutil.copytree(Path(straight.args.output_dir) / "checkpoint-3", tmp_path / "checkpoint-3")
     state = tmp_path / "checkpoint-3/trainer_state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 10**6}))
-    renew_manifest(state.parent)
+    write_manifest(state.parent)
     resumed = make_trainer(material, tmp_path, "24:100%", max_steps=10**6 + 1, save_strategy="no", eval_strategy="no")
     start = time.perf_counter()
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))

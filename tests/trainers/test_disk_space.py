@@ -25,6 +25,7 @@ def check(folder, monkeypatch, free, **settings):
     [
         ({}, CHECKPOINT, 4 * CHECKPOINT + WEIGHTS),
         ({"save_total_limit": 1}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": -1}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),
         ({"save_only_model": True}, WEIGHTS, 5 * WEIGHTS),
         ({"optim": "adafactor"}, WEIGHTS, 5 * WEIGHTS),
         ({"save_strategy": "no"}, WEIGHTS, WEIGHTS),

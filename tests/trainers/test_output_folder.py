@@ -1,8 +1,10 @@
 """The output folder of a run: what may be overwritten, and which checkpoint is resumed."""
 
+import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -11,6 +13,7 @@ import forked
 import pytest
 import torch
 from accelerate import PartialState
+from damage import damage
 from synthetic import make_trainer
 from transformers import TrainerState, TrainingArguments
 
@@ -19,6 +22,7 @@ from snugbert.trainers.manifest import publish
 from snugbert.trainers.output_folder import (
     UNFINISHED,
     check_output_dir,
+    find_checkpoint,
     find_newest_checkpoint,
     list_run_files,
     remove_run,
@@ -93,48 +97,53 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def cut(size: int | None):
-    return lambda file: file.write_bytes(file.read_bytes()[:size])
-
-
-def overwrite_six_bytes(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 6] = bytes(byte ^ 255 for byte in content[middle : middle + 6])
-    file.write_bytes(content)
-
-
 DAMAGES = [
-    ("optimizer.pt", "has 0 bytes instead of", cut(0)),
-    ("optimizer.pt", "has [0-9]+ bytes instead of", cut(-100)),
-    ("scheduler.pt", "has 0 bytes instead of", cut(0)),
-    ("rng_state.pth", "has 0 bytes instead of", cut(0)),
-    ("rng_state.pth", "is missing", Path.unlink),
-    ("trainer_state.json", "has 2 bytes instead of", lambda file: file.write_text("{}")),
-    ("model.safetensors", "is missing", Path.unlink),
-    ("model.safetensors", "has [0-9]+ bytes instead of", cut(1000)),
-    ("manifest.json", "is missing", Path.unlink),
-    ("manifest.json", "does not describe trainer_state.json", lambda file: file.write_text("{}")),
-    ("manifest.json", "is not JSON", cut(1000)),
-    *(
-        (name, "its checksum does not match", overwrite_six_bytes)
-        for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
-    ),
-    ("config.json", "its checksum does not match", overwrite_six_bytes),
-    ("manifest.json", "is not JSON", overwrite_six_bytes),
+    ("optimizer.pt", "empty", "has 0 bytes instead of"),
+    ("optimizer.pt", "half", "has [0-9]+ bytes instead of"),
+    ("scheduler.pt", "empty", "has 0 bytes instead of"),
+    ("rng_state.pth", "empty", "has 0 bytes instead of"),
+    ("rng_state.pth", "missing", "is missing"),
+    ("trainer_state.json", "{}", "has 2 bytes instead of"),
+    ("model.safetensors", "missing", "is missing"),
+    ("model.safetensors", "half", "has [0-9]+ bytes instead of"),
+    ("manifest.json", "missing", "is missing"),
+    ("manifest.json", "{}", "does not describe trainer_state.json"),
+    ("manifest.json", "half", "is not JSON"),
+    ("manifest.json", "six bytes", "is not JSON"),
+    ("model.safetensors", "six bytes", "its checksum does not match"),
+    ("optimizer.pt", "six bytes", "its checksum does not match"),
+    ("scheduler.pt", "six bytes", "its checksum does not match"),
+    ("rng_state.pth", "six bytes", "its checksum does not match"),
+    ("trainer_state.json", "six bytes", "its checksum does not match"),
+    ("config.json", "six bytes", "its checksum does not match"),
 ]
 
 
-@pytest.mark.parametrize(("name", "problem", "damage"), DAMAGES)
-def test_a_damaged_checkpoint_is_skipped(name, problem, damage, run, tmp_path, caplog):
+@pytest.mark.parametrize(("name", "how", "problem"), DAMAGES)
+def test_a_damaged_checkpoint_is_skipped(name, how, problem, run, tmp_path, caplog):
     """The warning names the file. So does the error if the checkpoint is passed explicitly."""
     shutil.copytree(run, tmp_path, dirs_exist_ok=True)
     damaged = tmp_path / "checkpoint-2"
-    damage(damaged / name)
+    damage(damaged / name, how)
     assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) == str(tmp_path / "checkpoint-1")
     with pytest.raises(InputError, match=f"--resume_from_checkpoint: .*{damaged / name}.* {problem}") as error:
         check_output_dir(arguments(tmp_path, str(damaged)), overwrite=False)
     assert "\n" not in str(error.value) and str(error.value).split(": ", 1)[1].split(" Resume")[0] in caplog.text
+
+
+def test_a_checkpoint_is_read_once(run, tmp_path, monkeypatch):
+    """By the command and the trainer together. A file that changes in between is read again."""
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    read, digest = [], hashlib.file_digest
+    monkeypatch.setattr("hashlib.file_digest", lambda stream, name: read.append(stream.name) or digest(stream, name))
+    args = arguments(tmp_path, "true")
+    checkpoint = check_output_dir(args, overwrite=False)
+    assert find_checkpoint(args, checkpoint) == checkpoint == str(tmp_path / "checkpoint-2")
+    entries = json.loads((tmp_path / "checkpoint-2/manifest.json").read_text())
+    assert sorted(read) == sorted(str(tmp_path / "checkpoint-2" / name) for name in entries)
+    damage(tmp_path / "checkpoint-2/optimizer.pt", "six bytes")
+    with pytest.raises(InputError, match="its checksum does not match"):
+        find_checkpoint(args, checkpoint)
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run, tmp_path):
@@ -144,6 +153,39 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run
     for name in ("model.safetensors", "rng_state.pth"):
         assert (tmp_path / "checkpoint-2" / name).read_bytes() == (run / "checkpoint-2" / name).read_bytes()
     check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-2")), overwrite=False)  # whole again
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_starts_again_keeps_undamaged_weights(overwrite, tmp_path, caplog):
+    """Until it reaches their step. The warning names them."""
+    options = {"save_steps": 1, "save_total_limit": 1}
+    make_trainer(tmp_path, max_steps=3, **options).train()
+    damaged = tmp_path / "checkpoint-3"
+    damage(damaged / "optimizer.pt", "six bytes")
+    args = arguments(tmp_path, "true")
+    assert check_output_dir(args, overwrite) is None
+    assert "Training starts again from step 0." in caplog.text
+    advice = f"The weights of checkpoint-3 are undamaged. To train from them, use --model_name_or_path {damaged} and"
+    assert (advice in caplog.text) != overwrite
+    for steps, kept in ((2, ["checkpoint-2", "checkpoint-3"]), (3, ["checkpoint-3"])):
+        make_trainer(tmp_path, max_steps=steps, **options).train()
+        assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == kept
+    assert check_output_dir(args, overwrite=False) == str(damaged)
+
+
+def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
+    """Its weights were saved on purpose (--save_only_model)."""
+    make_trainer(tmp_path, max_steps=2, save_steps=1, save_only_model=True).train()
+    checkpoint = tmp_path / "checkpoint-2"
+    message = (
+        "--resume_from_checkpoint true: checkpoint-2 contains only weights (--save_only_model), so it cannot be "
+        f"resumed. To train from them, use --model_name_or_path {checkpoint} and another --output_dir. To replace the "
+        "run, use --overwrite_output_dir."
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_output_dir(arguments(tmp_path, "true"), overwrite=False)
+    assert "starts again" not in caplog.text
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
 
 
 def test_a_checkpoint_of_trainer_itself_is_resumed_with_a_warning(run, tmp_path, caplog):

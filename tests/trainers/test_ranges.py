@@ -35,6 +35,8 @@ CLASSES = (
         ("per_device_train_batch_size", 0, "0 must be at least 1"),
         ("num_train_epochs", 0, "0 must be above 0"),
         ("max_grad_norm", -1, "-1 must be at least 0"),
+        ("max_grad_norm", math.nan, "nan must be a finite number"),
+        ("save_total_limit", -2, "-2 must be at least -1"),
         ("adam_beta1", 2, "2 must be at least 0 and below 1"),
         ("adam_beta2", 1.0, "1.0 must be at least 0 and below 1"),
         ("adam_epsilon", math.nan, "nan must be a finite number"),
@@ -75,6 +77,14 @@ def test_every_numeric_argument_has_a_range():
 
 
 NUMBERS = (int, float, int | None, float | None)
+
+
+@pytest.mark.parametrize("arguments", [PretrainingArguments, FineTuningArguments])
+def test_values_with_a_meaning_of_their_own_are_allowed(arguments, tmp_path):
+    """The number of steps overrides the epochs, an infinite norm never clips, and -1 keeps all checkpoints."""
+    values = {"num_train_epochs": 0, "max_steps": 1, "max_grad_norm": math.inf, "save_total_limit": -1}
+    args = arguments(str(tmp_path), use_cpu=True, **values)
+    assert {name: getattr(args, name) for name in values} == values
 
 
 def test_defaults_are_allowed(tmp_path):

@@ -2,14 +2,16 @@
 
 import json
 import logging
+import math
 import shutil
 
 import pytest
 import synthetic
-from synthetic import make_trainer, renew_manifest
+from synthetic import make_trainer
 
 from snugbert.errors import InputError
-from snugbert.trainers.run_settings import read_settings
+from snugbert.trainers.manifest import write_manifest
+from snugbert.trainers.run_settings import describe_change, read_settings
 
 RUN = {"max_steps": 4, "save_steps": 2, "dropout": 0.1}
 
@@ -46,6 +48,22 @@ def test_a_changed_setting_is_refused_by_name(checkpoint, tmp_path, changes, mes
     text = str(error.value)
     assert text.startswith(f"--resume_from_checkpoint: settings changed since {checkpoint}: {message}")
     assert f"--model_name_or_path {checkpoint}" in text and not list(tmp_path.iterdir())
+
+
+def test_only_digests_are_compared_by_their_content():
+    before, now = {"min_lr": 0.1}, {"min_lr_rate": 0.1}
+    change = '--lr_scheduler_kwargs was {"min_lr": 0.1} and is {"min_lr_rate": 0.1}'
+    assert describe_change("--lr_scheduler_kwargs", before, now) == [change]
+    assert describe_change("data", before, now) == []
+
+
+def test_an_infinite_clipping_norm_is_stored(tmp_path):
+    run = RUN | {"max_grad_norm": math.inf}
+    make_trainer(tmp_path, **run).train()
+    (tmp_path / "checkpoint-4").rename(tmp_path / "done")
+    trainer = make_trainer(tmp_path, **run)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 4 and trainer.state.log_history[-2]["grad_norm"] > 0
 
 
 def test_settings_that_do_not_change_the_outcome_may_change(checkpoint, tmp_path, caplog, monkeypatch):
@@ -104,7 +122,7 @@ def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, 
     state = json.loads(file.read_text())
     state["stateful_callbacks"].pop("RunSettings")
     file.write_text(json.dumps(state | {"stateful_callbacks": state["stateful_callbacks"] | saved}))
-    renew_manifest(file.parent)
+    write_manifest(file.parent)
     monkeypatch.setattr(synthetic, "VOCAB_SIZE", 300)
     with pytest.raises(InputError, match=r"checkpoint-2: the model does not fit this run \(.{,300} \.\.\.\)"):
         make_trainer(tmp_path, **RUN).train(resume_from_checkpoint=str(file.parent))

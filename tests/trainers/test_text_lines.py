@@ -66,6 +66,21 @@ def test_lines_that_are_not_utf_8(tmp_path):
     assert ReadingLog("skip").summarize() == ""
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_every_line_of_utf_16_is_bad_text(tmp_path, encoding):
+    file = tmp_path / "text.txt"
+    file.write_bytes("A text.\n\nZürich, 東京.\n".encode(encoding))
+    message = r"text.txt, line 1: not UTF-8 \(contains NUL bytes, perhaps UTF-16\)\. Convert it to UTF-8\."
+    for log in (ReadingLog(), ReadingLog("error")):
+        with pytest.raises(InputError, match=message):
+            list(read_numbered_lines(file, log=log))
+    log = ReadingLog("skip")
+    assert not [line for _, line in read_numbered_lines(file, log=log)]
+    log = ReadingLog("replace")
+    lines = [line for _, line in read_numbered_lines(file, log=log)]
+    assert log.repaired == len(lines) > 2 and "\0" not in "".join(lines)
+
+
 def read_and_print_peak(files):
     """Prints the error of each file, then the growth of the peak memory in megabytes."""
 
@@ -82,12 +97,12 @@ def read_and_print_peak(files):
 
 
 def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
-    """600 MB of text in 600 KB of gzip are refused in 100 MB of memory."""
+    """200 MB of text in 200 KB of gzip are refused in 100 MB of memory."""
     files = [tmp_path / name for name in ("line.txt.gz", "line.jsonl.gz", "line.csv.gz")]
     content = gzip.compress(b"a" * 10**6)  # members of a gzip file follow each other
     for file in files:
-        file.write_bytes(gzip.compress(b"fine\n") + content * 600)
-    assert files[0].stat().st_size < 10**6
+        file.write_bytes(gzip.compress(b"fine\n") + content * 200)
+    assert files[0].stat().st_size < 300_000
     process = forked.run(read_and_print_peak, files)
     assert process.returncode == 0, process.stderr
     *messages, megabytes = process.stdout.splitlines()

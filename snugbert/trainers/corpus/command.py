@@ -73,12 +73,17 @@ def main(argv: list[str]) -> None:
         )
     else:
         print(f"{folder}: {open_corpus(folder, tokenizer)}")
-        flags = {
-            "tokenizer_name": tokenizer_args.tokenizer_name,
-            **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
-            "corpus": folder,
-            **changed_flags(text_args, ("lines_are_sentences", "language")),  # for --validation_file and the card
-            "config_name": "mini",
-            "output_dir": "pretrained",
-        }
-        print(f"Next: {format_command('pretrain', flags)}")
+        print(f"Next: {_suggest_pretraining(tokenizer_args, text_args, folder)}")
+
+
+def _suggest_pretraining(tokenizer_args: TokenizerArguments, text_args: PreparationArguments, folder: Path) -> str:
+    flags = {
+        "tokenizer_name": tokenizer_args.tokenizer_name,
+        **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
+        "corpus": folder,
+        # For --validation_file and the card.
+        **changed_flags(text_args, ("lines_are_sentences", "language", "on_bad_text")),
+        "config_name": "mini",
+        "output_dir": "pretrained",
+    }
+    return format_command("pretrain", flags)

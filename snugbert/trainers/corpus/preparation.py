@@ -248,7 +248,7 @@ def _check_not_empty(folder: Path, parts: Sequence[Part]) -> None:
             file.unlink()
         sources = parts[0].source_names
         more = f" and {format_count(len(sources) - 1, 'more file')}" if len(sources) > 1 else ""
-        raise InputError(f"{sources[0]}{more}: no documents. The text is empty.")
+        raise InputError(f"{sources[0]}{more}: no documents.")
 
 
 def _write_part(

@@ -20,7 +20,8 @@ from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import remove_plots
 from snugbert.trainers.finetuning.results import write_atomically
-from snugbert.trainers.finetuning.run import OUTCOME_SETTINGS, collect_settings
+from snugbert.trainers.finetuning.run import OUTCOME_SETTINGS, collect_settings, digest_features
+from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_run_files, remove_run
 
 PLAN = "plan.json"  # in the output folder
@@ -47,6 +48,12 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in irrelevant}))
 
 
+def digest_examples(task: FineTuningTask) -> dict[str, str]:
+    """Returns a digest of the features of each set, for the plan."""
+    sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
+    return {f"{name} examples": digest_features(features) for name, features in sets.items() if features is not None}
+
+
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
     """Returns whether the command continues the runs in the output folder. Changes no files.
 
@@ -70,12 +77,14 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     if not file.exists():
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)
-    changed = [name for name in plan if plan[name] != before.get(name) and name != "--seeds"]
+    # An earlier version may have stored fewer names. A plan always has one of the two that set the length.
+    compared = {*before, "--max_steps", "--num_train_epochs"} - {"--seeds"}
+    changed = [name for name in plan if name in compared and plan[name] != before.get(name)]
     if changed:
         # A single run is not a sweep over one seed: its model is in the output folder.
         changed = ["--seeds" if name == "--sweeps" else name for name in changed]
         raise InputError(f"--output_dir: {output_dir} contains a run with different {', '.join(changed)}. {remedy}")
-    if plan["--seeds"] < before["--seeds"]:
+    if plan["--seeds"] < before.get("--seeds", 1):
         raise InputError(
             f"--seeds: {output_dir} contains runs with {before['--seeds']} seeds. Use at least as many. {remedy}"
         )

@@ -1,5 +1,6 @@
 """One fine-tuning run: train, score, predict, and write the results into the output folder."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -7,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
+from datasets import Dataset
 from transformers import set_seed
 
 from snugbert.card_snugbert import find_base_model
@@ -21,13 +25,18 @@ from snugbert.trainers.finetuning.arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.digests import digest_features
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer
 from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
-from snugbert.trainers.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
+from snugbert.trainers.run_settings import (
+    BEST_MODEL_SETTINGS,
+    TRAINING_SETTINGS,
+    check_max_steps,
+    check_training_settings,
+    collect_training_settings,
+)
 from snugbert.trainers.splits import describe_dataset
 from snugbert.trainers.stopping import raise_if_interrupted
 
@@ -66,6 +75,23 @@ OUTCOME_SETTINGS = (
     "sweep",
     "pad_to_max_length",
 )
+
+
+def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+    """Checks the output folder and the settings of a run that trains, before its examples are tokenized.
+
+    [`fine_tune`] checks them again, with the model and the examples. A sweep compares its plan instead.
+
+    Raises:
+        InputError: the output folder contains another run, or settings changed since the checkpoint.
+    """
+    if args.sweeps:
+        return
+    checkpoint = check_output_dir(args, args.overwrite_output_dir)
+    if checkpoint is not None:
+        settings = collect_training_settings(args, None, FineTuningTrainer.compared_names)
+        check_training_settings(checkpoint, settings | _initial_weights(model_args))
+        check_max_steps(checkpoint, args)
 
 
 def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
@@ -302,6 +328,10 @@ def collect_results(
     }
 
 
+def _initial_weights(model_args: FineTunedModelArguments) -> dict[str, str]:
+    return {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
+
+
 def _compared_settings(
     task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
 ) -> dict[str, Any]:
@@ -310,10 +340,24 @@ def _compared_settings(
     if args.load_best_model_at_end and task.validation_set is not None:
         data["the validation data"] = task.validation_set.features
     return {
-        "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
+        **_initial_weights(model_args),
         "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
         "data": {name: digest_features(features) for name, features in data.items() if features is not None},
     }
+
+
+def digest_features(dataset: Dataset) -> str:
+    """Returns a digest of the numeric columns. It detects changed examples."""
+    table = dataset.with_format("arrow")[:]
+    digest = hashlib.sha256()
+    for name in sorted(table.column_names):
+        column = table[name].combine_chunks()
+        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).tobytes())
+            column = pc.list_flatten(column)
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            digest.update(name.encode() + column.to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _write_interim_card(task: FineTuningTask, model_args: FineTunedModelArguments, trainer: FineTuningTrainer) -> None:

@@ -13,7 +13,7 @@ from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
-from snugbert.trainers.finetuning.run import collect_data_settings
+from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, TASKS
@@ -51,6 +51,8 @@ def make_task(
     """
     download = {"cache_dir": model_args.cache_dir, "token": model_args.token}
     splits = load_splits(data_args, training_args.wanted_splits, **download)
+    if "train" in splits:
+        check_early(model_args, training_args)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]

@@ -9,7 +9,7 @@ from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, draw_entity_scores, plot_file
-from snugbert.trainers.finetuning.run import collect_data_settings
+from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.tables import split_by_type
 from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, model_maker
 from snugbert.trainers.ner.arguments import NerDataArguments
@@ -33,6 +33,8 @@ def make_task(
     splits = load_splits(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
+    if "train" in splits:
+        check_early(model_args, training_args)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     labels = choose_labels(splits, [label for _, label in sorted((config.id2label or {}).items())])

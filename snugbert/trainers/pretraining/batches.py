@@ -8,6 +8,7 @@ the number, so training can start at any step.
 
 import hashlib
 import random
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
@@ -137,6 +139,27 @@ def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> li
                 f"steps ({parts}). Use a larger batch or fewer --gradient_accumulation_steps."
             )
     return batch_sizes
+
+
+def check_processes(phases: Sequence[Phase]) -> None:
+    """Checks that all processes have the same examples. Machines without shared disks make their own tables.
+
+    Raises:
+        InputError: they differ.
+    """
+    examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
+    everywhere = gather_object([examples])
+    for rank, others in enumerate(everywhere):
+        if others != everywhere[0]:
+            raise InputError(
+                f"processes 0 and {rank} have different training examples "
+                f"({sum(size for size, _ in everywhere[0]):,} and {sum(size for size, _ in others):,}). Use the same "
+                "text and the same version of SnugBERT on all machines."
+            )
+
+
+def _checksum(dataset: object) -> int:
+    return zlib.crc32(dataset.open_table(0).data) if isinstance(dataset, PretrainingDataset) else 0
 
 
 def find_phase(phases: Sequence[Phase], step: int) -> Phase:

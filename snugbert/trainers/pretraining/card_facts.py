@@ -6,6 +6,7 @@ from pathlib import Path
 from snugbert.card_snugbert import find_base_model
 from snugbert.models import ModelArguments
 from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.corpus.languages import primary_language
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS
@@ -44,7 +45,8 @@ def write_run_card(
 def _find_language(data_args: PretrainingDataArguments, train: Corpus | None) -> str | None:
     """Returns the language of the text. None if lines are sentences and --language is not given."""
     recorded = None if train is None else train.settings.get("language")  # a prepared corpus may have another one
-    return recorded or (None if data_args.language == "en" else data_args.language)
+    language = recorded or (None if data_args.language == "en" else data_args.language)
+    return language and primary_language(language)
 
 
 def _name_validation_text(data_args: PretrainingDataArguments, validation: Corpus | None) -> str:

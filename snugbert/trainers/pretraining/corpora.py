@@ -1,9 +1,12 @@
 """The training and validation text of a run: corpora, and their examples."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from snugbert.errors import InputError
@@ -37,51 +40,21 @@ def load_corpora(
     if not has_text and data_args.corpus is None and (training_args.do_train or not data_args.validation_file):
         raise InputError("there is no text. Give --train_file, --dataset_name or --corpus.")
     check_files(data_args)
-    percentage = data_args.validation_split_percentage
     hold_out = training_args.do_eval and not data_args.validation_file
     if hold_out and data_args.corpus is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
-
-    def is_held_out(number: int) -> bool:
-        # Spread evenly over the corpus, and the same documents in every run.
-        return number * percentage // 100 != (number + 1) * percentage // 100
-
-    def prepare(text: TextArguments, name: str, **documents: Any) -> Corpus:
-        folder, corpus = prepare_in_cache(
-            text,
-            tokenizer,
-            data_args.sentence_language,
-            cache_dir,
-            data_args.preprocessing_num_workers,
-            **documents,
-        )
-        logger.info("%s: %s (%s)", name, corpus, folder)
-        _check_corpus(corpus, name, data_args.objective)
-        return corpus
-
+    prepare = partial(_prepare, data_args, cache_dir, tokenizer)
     train = validation = None
     if data_args.validation_file:  # first, because the training text can take hours
-        text = TextArguments(
-            train_file=data_args.validation_file,
-            text_column_name=data_args.text_column_name,
-            on_bad_text=data_args.on_bad_text,
-        )
-        validation = prepare(text, "validation text")
+        validation = prepare("validation text", _select_validation_text(data_args))
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", data_args.objective)
     elif hold_out:
-        train = prepare(
-            data_args,
-            "training text",
-            documents=f"all but {percentage} %",
-            keeps=lambda number: not is_held_out(number),
-        )
-        name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
-        validation = prepare(data_args, name, documents=f"{percentage} %", keeps=is_held_out)
+        train, validation = _split(prepare, data_args)
     elif has_text:
-        train = prepare(data_args, "training text")
+        train = prepare("training text", data_args)
     return train, validation
 
 
@@ -97,6 +70,45 @@ def check_files(data_args: PretrainingDataArguments) -> None:
                 next(read_lines([file], data_args.text_column_name, ReadingLog(data_args.on_bad_text)), None)
         except InputError as error:
             raise InputError(f"--{flag}: {error}") from error
+
+
+def _select_validation_text(data_args: PretrainingDataArguments) -> TextArguments:
+    return TextArguments(
+        train_file=data_args.validation_file,
+        text_column_name=data_args.text_column_name,
+        on_bad_text=data_args.on_bad_text,
+    )
+
+
+def _split(prepare: Callable[..., Corpus], data_args: PretrainingDataArguments) -> tuple[Corpus, Corpus]:
+    """Holds out documents for validation: spread evenly over the text, and the same in every run."""
+    percentage = data_args.validation_split_percentage
+
+    def is_held_out(number: int) -> bool:
+        return number * percentage // 100 != (number + 1) * percentage // 100
+
+    def is_kept(number: int) -> bool:
+        return not is_held_out(number)
+
+    train = prepare("training text", data_args, documents=f"all but {percentage} %", keeps=is_kept)
+    name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
+    return train, prepare(name, data_args, documents=f"{percentage} %", keeps=is_held_out)
+
+
+def _prepare(
+    data_args: PretrainingDataArguments,
+    cache_dir: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    text: TextArguments,
+    **documents: Any,
+) -> Corpus:
+    """Prepares a text in the cache, logs its size, and checks that it suits the objective."""
+    language, num_workers = data_args.sentence_language, data_args.preprocessing_num_workers
+    folder, corpus = prepare_in_cache(text, tokenizer, language, cache_dir, num_workers, **documents)
+    logger.info("%s: %s (%s)", name, corpus, folder)
+    _check_corpus(corpus, name, data_args.objective)
+    return corpus
 
 
 def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
@@ -137,10 +149,22 @@ def make_dataset(
         )
     except ValueError as error:
         raise InputError(f"{name}: {error}") from error
-    share = ""
+    labels = ""
     if dataset.next_share is not None:
-        share = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[data_args.objective][0]})"
-    logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, share)
+        labels = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[data_args.objective][0]})"
+    logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
     if dataset.next_share in (0, 1):
         raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
+    if data_args.objective == "nsp" and (share := _share_of_longest_document(corpus)) > 0.5:
+        logger.warning(
+            "%s: one document has %.0f %% of the tokens. Each epoch leaves out some of it, because random segments "
+            "come from other documents. Split it at blank lines, or pass --no_nsp.",
+            name,
+            100 * share,
+        )
     return dataset
+
+
+def _share_of_longest_document(corpus: Corpus) -> float:
+    longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
+    return longest / corpus.num_tokens

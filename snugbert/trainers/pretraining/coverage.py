@@ -1,40 +1,16 @@
-"""Checks before the first step: how much of the text an epoch shows, and whether processes have the same examples."""
+"""How much of the text an epoch shows."""
 
 import logging
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
-from accelerate.utils import gather_object
 
-from snugbert.errors import InputError
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.batches import Phase, find_epoch, find_phase
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS
 
 logger = logging.getLogger(__name__)
-
-
-def check_processes(phases: Sequence[Phase]) -> None:
-    """Checks that all processes have the same examples. Machines without shared disks make their own tables.
-
-    Raises:
-        InputError: they differ.
-    """
-    examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
-    everywhere = gather_object([examples])
-    for rank, others in enumerate(everywhere):
-        if others != everywhere[0]:
-            raise InputError(
-                f"processes 0 and {rank} have different training examples "
-                f"({sum(size for size, _ in everywhere[0]):,} and {sum(size for size, _ in others):,}). Use the same "
-                "text and the same version of SnugBERT on all machines."
-            )
-
-
-def _checksum(dataset: object) -> int:
-    return zlib.crc32(dataset.open_table(0).data) if isinstance(dataset, PretrainingDataset) else 0
 
 
 def log_coverage(phases: Sequence[Phase], step: int) -> None:
@@ -44,30 +20,36 @@ def log_coverage(phases: Sequence[Phase], step: int) -> None:
     dataset = find_phase(phases, step).dataset
     if not isinstance(dataset, PretrainingDataset):
         return
-    epoch = find_epoch(phases, step)
-    lengths = [np.diff(block.sentences) for block in dataset.corpus.blocks]
+    epoch, limit = find_epoch(phases, step), dataset.sentence_limit
+    longest = num_split = 0
+    for block in dataset.corpus.blocks:
+        lengths = np.diff(block.sentences)
+        longest, num_split = max(longest, int(lengths.max())), num_split + int((lengths > limit).sum())
+    share = measure_coverage(dataset.corpus, dataset.open_table(epoch), dataset.find_unused(epoch))
     logger.info(
         "epoch %d: the examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Split sentences (longer "
         "than %d tokens): %s",
         epoch,
-        100 * measure_coverage(dataset.corpus, dataset.open_table(epoch)),
-        f"{max(length.max() for length in lengths):,}",
-        dataset.longest_sentence,
-        f"{sum(np.count_nonzero(length > dataset.longest_sentence) for length in lengths):,}",
+        100 * share,
+        f"{longest:,}",
+        limit,
+        f"{num_split:,}",
     )
 
 
-def measure_coverage(corpus: Corpus, table: np.ndarray) -> float:
+def measure_coverage(corpus: Corpus, table: np.ndarray, unused: Sequence[int] = ()) -> float:
     """Returns the share of a corpus's tokens that are in at least one example.
 
     Args:
         corpus: the corpus.
         table: the examples of an epoch, in the order of the text. *Shape:* (examples,), [`ROW`]
+        unused: rows that do not count.
     """
     block_starts = np.cumsum([0, *(len(block.tokens) for block in corpus.blocks)])
     covered = 0
     # Rows that are labeled together exchange segments only with each other.
-    for rows in np.array_split(table, -(-len(table) // LABELED_ROWS)):
+    for numbers in np.array_split(np.arange(len(table)), -(-len(table) // LABELED_ROWS)):
+        rows = table[np.setdiff1d(numbers, unused, assume_unique=True)]
         starts = np.concatenate(
             [
                 block_starts[rows["block"]] + rows["start"],

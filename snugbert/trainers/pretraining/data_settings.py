@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION
-from snugbert.trainers.run_settings import describe_change
+from snugbert.trainers.run_settings import describe_change, read_state
 from snugbert.trainers.splits import describe_dataset
 
 RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for state that Trainer does not store
@@ -52,11 +51,11 @@ def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
 
     Args:
         checkpoint: the folder.
-        settings: `data_settings` of [`PretrainingTrainer`]. A value may be a dictionary from names to digests.
+        settings: `data_settings` of [`PretrainingTrainer`]. `text` may be a dictionary from names to digests.
 
     Raises:
-        InputError: settings changed. The message lists them, and the changed entries of dictionaries. Checkpoints
-            of other trainers have no settings and are not compared.
+        InputError: settings changed. The message lists them, and the changed entries of `text`. Checkpoints of other
+            trainers have no settings and are not compared.
     """
     if changes := compare_data_settings(checkpoint, settings):
         raise InputError(
@@ -67,8 +66,7 @@ def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
 
 def compare_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> list[str]:
     """Describes the data settings that changed since `checkpoint`. Arguments as in [`check_data_settings`]."""
-    state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
-    before, now = read_record(state).get("data_settings"), json.loads(json.dumps(settings))
+    before, now = read_record(read_state(checkpoint)).get("data_settings"), json.loads(json.dumps(settings))
     if not before or not now:
         return []
     return [change for name in before | now for change in describe_change(name, before.get(name), now.get(name))]

@@ -4,6 +4,7 @@ Memory does not grow with the corpus. The examples of an epoch are made block by
 processes and data workers of a machine map into memory. Their order is a function, not a list.
 """
 
+import errno
 import functools
 import hashlib
 import json
@@ -36,10 +37,10 @@ from snugbert.trainers.pretraining.sentence_pairs import (
     LABELED_ROWS,
     ROW,
     cut_pairs,
-    exchange_seconds,
+    exchange_second_segments,
     full_sentences,
-    longest_sentence,
-    swap_seconds,
+    sentence_limit,
+    swap_segments,
 )
 from snugbert.trainers.pretraining.sentence_splits import classify_tokens, rank_places, split_long_sentences
 
@@ -150,13 +151,13 @@ class PretrainingDataset(torch.utils.data.Dataset):
             example["next_sentence_label"] = label
         return example
 
-    def find_cuts(self, position: int, epoch: int = 0) -> list[list[int]]:
-        """Returns the places in each segment of an example where a sentence was cut, for `--show`.
+    def find_cuts(self, position: int) -> list[list[int]]:
+        """Returns the places in each segment of an example of the first epoch where a sentence was cut, for `--show`.
 
         0 means that the segment begins within a sentence. The length of the segment means that it ends within one. The
         others are places where an over-long sentence was split.
         """
-        spans, _ = self._find_spans(epoch, position)
+        spans, _ = self._find_spans(0, position)
         return [self._find_cuts(*span) for span in spans]
 
     def _find_cuts(self, block_index: int, start: int, length: int) -> list[int]:
@@ -167,7 +168,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         part = Block(block.tokens[sentences[0] : sentences[-1]], sentences - sentences[0], np.array([0, last - first]))
         places = {start, start + length}
         if self.objective != "mlm":
-            split = split_long_sentences(part, rank_places(part, self._token_kinds), self.longest_sentence)
+            split = split_long_sentences(part, rank_places(part, self._token_kinds), self.sentence_limit)
             places |= set((split + sentences[0]).tolist())
         return sorted(place - start for place in places - set(sentences.tolist()) if start <= place <= start + length)
 
@@ -183,14 +184,19 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return [(block, start + begin, end - begin) for begin, end in pairwise(bounds)], label
 
     @property
-    def longest_sentence(self) -> int:
+    def sentence_limit(self) -> int:
         """Tokens of the longest sentence that is not split."""
-        return longest_sentence(self.max_seq_length, self.objective)
+        return sentence_limit(self.max_seq_length, self.objective)
 
     def open_table(self, epoch: int) -> np.ndarray:
         """Returns the examples of `epoch` in the order of the text. *Shape:* (examples,), [`ROW`], read-only"""
         self.prepare_epoch(epoch)
         return self._table
+
+    def find_unused(self, epoch: int) -> list[int]:
+        """Returns the rows of the table that `epoch` does not use, because it has more than the first epoch."""
+        size = len(self.open_table(epoch))
+        return sorted(shuffle_position(at, size, f"{self.seed} {epoch}") for at in range(self._length, size))
 
     def prepare_epoch(self, epoch: int) -> None:
         """Opens the table of `epoch`. If no process has made it yet, makes it on all cores (in a data worker: one)."""
@@ -233,9 +239,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
                                 old.unlink()
                 self._table = np.memmap(file, dtype=ROW, mode="r")
         except OSError as error:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = f" Each takes {ROW.itemsize} bytes. Free some space, or choose another folder." if is_full else ""
             raise OSError(
-                f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}). Each takes "
-                f"{ROW.itemsize} bytes. Free some space, or choose another folder."
+                f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}).{remedy}"
             ) from error
         self._epoch = epoch
 
@@ -263,7 +270,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def _encode_block(self, epoch: int, block_index: int) -> bytes:
         block, length = self.corpus.blocks[block_index], self.max_seq_length
         if self.objective == "mlm":
-            return full_sentences(block, block_index, length).tobytes()
+            return full_sentences(block, block_index, self._token_kinds, length).tobytes()
         rng = random.Random(f"{self._rng_key} {epoch} {block_index}")
         share = self.short_seq_prob
         return cut_pairs(block, block_index, self._token_kinds, length, share, rng, self.objective).tobytes()
@@ -273,9 +280,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
         for number, rows in enumerate(np.array_split(table, -(-len(table) // LABELED_ROWS))):
             rng = random.Random(f"{self._rng_key} {epoch} labels {number}")
             if self.objective == "nsp":
-                exchange_seconds(rows, self.corpus, self.max_seq_length, rng)
+                exchange_second_segments(rows, self.corpus, self.max_seq_length, rng)
             elif self.objective == "sop":
-                swap_seconds(rows, rng)
+                swap_segments(rows, rng)
 
 
 def _is_table(file: Path) -> bool:

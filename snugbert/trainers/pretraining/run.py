@@ -4,6 +4,7 @@ import copy
 import logging
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.training_log import METRICS_NAME
 from snugbert.trainers.run_lock import lock_output_dir
-from snugbert.trainers.run_settings import check_training_settings, collect_training_settings
+from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
@@ -82,6 +83,17 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, collator)
 
 
+@dataclass(frozen=True)
+class _Data:
+    """The text of a run and its examples. Without training, `phases` and `settings` are empty."""
+
+    train_corpus: Corpus | None
+    validation_corpus: Corpus | None
+    phases: list[Phase]
+    settings: dict[str, Any]
+    validation: PretrainingDataset | None
+
+
 def _train_and_evaluate(
     model_args: ModelArguments,
     data_args: PretrainingDataArguments,
@@ -90,28 +102,82 @@ def _train_and_evaluate(
     config: SnugBertConfig,
     collator: SnugBertDataCollatorForPretraining,
 ) -> None:
+    """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
+    initial_weights = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
-        check_training_settings(checkpoint, collect_training_settings(training_args, config))
+        check_training_settings(checkpoint, collect_training_settings(training_args, config) | initial_weights)
+        check_max_steps(checkpoint, training_args)
+    model = _load_model(model_args, data_args, training_args, config)
+    epochs_dir = output_dir / "epochs"
+    data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
+    validation = data.validation
+    trainer = _make_trainer(
+        model=model,
+        args=training_args,
+        phases=data.phases,
+        eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
+        data_collator=collator,
+        processing_class=tokenizer,
+        data_settings=data.settings,
+    )
+    trainer.command_settings = initial_weights
+    write_card = partial(write_run_card, trainer, model_args, data_args, data.train_corpus, data.validation_corpus)
+    seconds = 0.0
+    if do_train:
+        trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
+        seconds = _train(trainer, checkpoint, data_args.overwrite_output_dir)
+    metrics, baselines = _evaluate(trainer, data, len(tokenizer))
+    if training_args.local_process_index == 0:
+        shutil.rmtree(epochs_dir, ignore_errors=True)
+    if training_args.should_save:
+        if do_train:
+            _draw(output_dir, baselines)
+            write_card(metrics, baselines)
+            _print_duration(trainer.state.global_step, checkpoint, seconds)
+        if metrics:
+            print(f"\n{format_comparison(metrics, baselines, data_args.objective)}")
+        _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
+    if do_train and training_args.push_to_hub:
+        trainer.push_to_hub()
+
+
+def _load_model(
+    model_args: ModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    config: SnugBertConfig,
+) -> PreTrainedModel:
+    """Loads the model. Before training, checks the free space and the training arguments with it."""
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
-    if do_train:
+    if training_args.do_train:
         check_disk_space(training_args, model.parameters())
         _check_training_arguments(training_args, model)
-    train_corpus, validation_corpus = load_corpora(data_args, training_args, model_args.cache_dir, tokenizer)
+    return model
 
-    epochs_dir = output_dir / "epochs"
+
+def _prepare_data(
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    cache_dir: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    epochs_dir: Path,
+    checkpoint: str | None,
+) -> _Data:
+    """Prepares the text, plans the phases of the run, and compares its data settings with the checkpoint."""
+    train_corpus, validation_corpus = load_corpora(data_args, training_args, cache_dir, tokenizer)
     phases: list[Phase] = []
-    validation: PretrainingDataset | None = None
-    data_settings: dict[str, Any] = {}
-    if do_train and train_corpus is not None:
+    settings: dict[str, Any] = {}
+    if training_args.do_train and train_corpus is not None:
         phases = _plan(train_corpus, data_args, training_args, tokenizer, epochs_dir)
-        data_settings = collect_data_settings(train_corpus, phases, data_args, training_args)
+        settings = collect_data_settings(train_corpus, phases, data_args, training_args)
         if checkpoint is not None and not data_args.allow_changed_data:
-            check_data_settings(checkpoint, data_settings)
+            check_data_settings(checkpoint, settings)
+    validation: PretrainingDataset | None = None
     if validation_corpus is not None:
         validation = make_dataset(
             validation_corpus,
@@ -122,50 +188,34 @@ def _train_and_evaluate(
             epochs_dir,
             VALIDATION_SEED,
         )
-    trainer = _make_trainer(
-        model=model,
-        args=training_args,
-        phases=phases,
-        eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
-        data_collator=collator,
-        processing_class=tokenizer,
-        data_settings=data_settings,
-    )
-    trainer.command_settings = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
-    write_card = partial(write_run_card, trainer, model_args, data_args, train_corpus, validation_corpus)
-    seconds = 0.0
-    if do_train:
-        trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
-        if checkpoint is None and data_args.overwrite_output_dir:
-            trainer.add_callback(ClearOutputDir())
-        trainer.add_callback(DrawTraining())
-        result = trainer.train(resume_from_checkpoint=checkpoint)
-        raise_if_interrupted(trainer)
-        seconds = result.metrics["train_runtime"]
-        trainer.save_model(_internal_call=True)  # an external call would push before the card is written
-        trainer.save_metrics("train", result.metrics)
-        trainer.save_state()
-    metrics: dict[str, float] = {}
-    baselines: dict[str, float] = {}
-    if validation is not None and validation_corpus is not None:
-        baselines = compute_baselines(validation, train_corpus, validation_corpus, len(tokenizer))
-        metrics = _evaluate(trainer, baselines)
-    if training_args.local_process_index == 0:
-        shutil.rmtree(epochs_dir, ignore_errors=True)
-    if training_args.should_save:
-        if do_train:
-            _draw(output_dir, baselines)
-            write_card(metrics, baselines)
-            steps, duration = f"{trainer.state.global_step:,} steps", format_duration(seconds)
-            if checkpoint is None:
-                print(f"\nTrained {steps} in {duration}.")
-            else:
-                print(f"\nTrained {steps}. The steps after {Path(checkpoint).name} took {duration}.")
-        if metrics:
-            print(f"\n{format_comparison(metrics, baselines, data_args.objective)}")
-        _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
-    if do_train and training_args.push_to_hub:
-        trainer.push_to_hub()
+    return _Data(train_corpus, validation_corpus, phases, settings, validation)
+
+
+def _train(trainer: PretrainingTrainer, checkpoint: str | None, overwrite: bool) -> float:
+    """Trains, and saves the model, the metrics and the state. Returns the seconds of training."""
+    if checkpoint is None and overwrite:
+        trainer.add_callback(ClearOutputDir())
+    trainer.add_callback(DrawTraining())
+    metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+    raise_if_interrupted(trainer)
+    trainer.save_model(_internal_call=True)  # an external call would push before the card is written
+    trainer.save_metrics("train", metrics)
+    trainer.save_state()
+    return metrics["train_runtime"]
+
+
+def _evaluate(trainer: PretrainingTrainer, data: _Data, vocab_size: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Saves the metrics on the validation text.
+
+    Returns:
+        The metrics, and the metrics of trivial predictions. Empty without validation text.
+    """
+    if data.validation is None or data.validation_corpus is None:
+        return {}, {}
+    baselines = compute_baselines(data.validation, data.train_corpus, data.validation_corpus, vocab_size)
+    metrics = trainer.evaluate() | {f"eval_unigram_{name}": value for name, value in baselines.items()}
+    trainer.save_metrics("eval", metrics)
+    return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
 
 
 class ClearOutputDir(TrainerCallback):
@@ -243,11 +293,12 @@ def _plan(
     return phases
 
 
-def _evaluate(trainer: PretrainingTrainer, baselines: dict[str, float]) -> dict[str, float]:
-    """Saves and returns the metrics on the validation text."""
-    metrics = trainer.evaluate() | {f"eval_unigram_{name}": value for name, value in baselines.items()}
-    trainer.save_metrics("eval", metrics)
-    return {name.removeprefix("eval_"): value for name, value in metrics.items()}
+def _print_duration(num_steps: int, checkpoint: str | None, seconds: float) -> None:
+    steps, duration = f"{num_steps:,} steps", format_duration(seconds)
+    if checkpoint is None:
+        print(f"\nTrained {steps} in {duration}.")
+    else:
+        print(f"\nTrained {steps}. The steps after {Path(checkpoint).name} took {duration}.")
 
 
 def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:

@@ -5,21 +5,23 @@
 - Sentence order (ALBERT: Lan et al., 2019, section 3.1): two consecutive spans, swapped in half of the pairs.
 - Full sentences (RoBERTa: Liu et al., 2019, section 4.2): no pairs. Sentences fill each example.
 
-Each recipe shows every token in every epoch. `create_pretraining_data.py` of the original release does not: it drops
-what exceeds a pair, and shows the text of short documents many times. Its second segments also reveal the label. Here,
+Each recipe shows nearly every token in every epoch. `create_pretraining_data.py` of the original release drops what
+exceeds a pair, and shows the text of short documents many times. Its second segments also reveal the label. Here,
 random pairs exchange their second segments, so neither the text nor the lengths of segments reveal it.
 """
 
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from snugbert.trainers.corpus.corpus import Block, Corpus
 from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.sentence_splits import rank_places, split_long_sentences
+from snugbert.trainers.pretraining.sentence_splits import IN_WORD, rank_places, split_long_sentences
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original release
@@ -41,7 +43,7 @@ LABELED_ROWS = 2**20  # rows that get their labels together, in about 200 MB of 
 Pair = tuple[int, int, int]
 
 
-def longest_sentence(max_seq_length: int, objective: Objective) -> int:
+def sentence_limit(max_seq_length: int, objective: Objective) -> int:
     """Returns the maximum number of tokens of an unsplit sentence. For sentence order, two of them fit into a pair."""
     longest = max_seq_length - (2 if objective == "mlm" else PAIR_SPECIAL_TOKENS)
     return longest // 2 if objective == "sop" else longest
@@ -82,19 +84,18 @@ def cut_pairs(
     """
     longest, whole_sentences = max_seq_length - PAIR_SPECIAL_TOKENS, objective == "sop"
     places = rank_places(block, token_kinds)
-    sentences = split_long_sentences(block, places, longest_sentence(max_seq_length, objective))
+    sentences = split_long_sentences(block, places, sentence_limit(max_seq_length, objective))
     documents = np.searchsorted(sentences, block.sentences[block.documents]).tolist()
     # Lists and bytes: bisect and indexing are several times faster on them than on arrays.
-    offsets, can_cut = sentences.tolist(), places.tobytes()
+    offsets = sentences.tolist()
+    cutter = _Cutter(places.tobytes(), longest, short_seq_prob, whole_sentences, rng)
     pairs: list[Pair] = []
     for first, last in pairwise(documents):
         document = offsets[first : last + 1]
         if rng.random() < 0.5:
-            pairs += _cut_document(document, can_cut, longest, short_seq_prob, rng, whole_sentences)
+            pairs += cutter.cut(document)
         else:
-            mirrored = [-offset for offset in reversed(document)]
-            reverse = _cut_document(mirrored, can_cut, longest, short_seq_prob, rng, whole_sentences)
-            pairs += [(-end, -middle, -start) for start, middle, end in reverse]
+            pairs += [(-end, -middle, -start) for start, middle, end in cutter.cut([-at for at in reversed(document)])]
     starts, middles, ends = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
     table = np.zeros(len(pairs), dtype=ROW)
     table["block"] = table["second_block"] = block_index
@@ -103,69 +104,82 @@ def cut_pairs(
     return table
 
 
-def _cut_document(
-    offsets: list[int],
-    can_cut: bytes,
-    longest: int,
-    short_seq_prob: float,
-    rng: random.Random,
-    whole_sentences: bool,
-) -> Iterator[Pair]:
-    """Cuts a document into pairs from the front. Offsets are negative if the document is mirrored."""
-    document_end = offsets[-1]
-    end = offsets[0]
-    while end < document_end and document_end - offsets[0] >= 2:
-        start, target = end, longest
-        if document_end - start < longest:
-            start = _move_back(start, offsets, can_cut, longest)
-        elif rng.random() < short_seq_prob:
-            target = SHORTEST_TARGET + int(rng.random() * (longest - SHORTEST_TARGET + 1))
-        following = bisect_right(offsets, start)  # the first boundary between sentences after `start`
-        end = _find_end(start, offsets, following, target)
-        if end - start > longest:
-            fitting = offsets[bisect_right(offsets, start + longest) - 1]
-            cut = _find_place(range(start + longest, start + longest // 2, -1), can_cut)
-            end = fitting if whole_sentences and fitting > start + 1 else cut
+@dataclass(frozen=True)
+class _Cutter:
+    """Cuts documents into pairs from the front. Offsets are negative if a document is mirrored.
+
+    Attributes:
+        ranks: from [`rank_places`].
+        longest: tokens of the longest pair, without special tokens.
+        short_seq_prob, whole_sentences, rng: see [`cut_pairs`].
+    """
+
+    ranks: bytes
+    longest: int
+    short_seq_prob: float
+    whole_sentences: bool
+    rng: random.Random
+
+    def cut(self, offsets: list[int]) -> Iterator[Pair]:
+        """Yields the pairs of a document, from the offsets of its sentences and of its end."""
+        end = offsets[0]
+        while end < offsets[-1] and offsets[-1] - offsets[0] >= 2:
+            start, target = end, self.longest
+            if offsets[-1] - start < self.longest:
+                start = self._move_back(start, offsets)
+            elif self.rng.random() < self.short_seq_prob:
+                target = SHORTEST_TARGET + int(self.rng.random() * (self.longest - SHORTEST_TARGET + 1))
+            following = bisect_right(offsets, start)  # the first boundary between sentences after `start`
+            end = self._find_end(start, offsets, following, target)
+            yield start, self._find_middle(start, end, offsets, following), end
+
+    def _move_back(self, start: int, offsets: list[int]) -> int:
+        """Returns where the last pair begins, so that it is full: at a sentence if two sentences fit."""
+        earliest = offsets[-1] - self.longest
+        sentence = bisect_left(offsets, earliest)
+        if 0 < sentence == len(offsets) - 2:  # only one fits: add the end of the sentence before it
+            return min(start, _find_place(self.ranks, range(earliest, offsets[-1] - 1)))
+        return min(start, offsets[sentence])
+
+    def _find_end(self, start: int, offsets: list[int], following: int, target: int) -> int:
+        """Returns the end of the sentence that reaches the target and completes two, or of what fits."""
+        last = len(offsets) - 1
+        second = following + 1 if offsets[following - 1] == start else following + 2  # two whole sentences
+        end = offsets[min(bisect_left(offsets, start + target, min(second, last)), last)]
+        if end - start <= self.longest:
+            return end
+        fitting = offsets[bisect_right(offsets, start + self.longest) - 1]
+        if self.whole_sentences and fitting - start >= 2:
+            return fitting
+        return _find_place(self.ranks, range(start + self.longest, start + self.longest // 2, -1))
+
+    def _find_middle(self, start: int, end: int, offsets: list[int], following: int) -> int:
+        """Returns a random boundary between sentences, or if there is none, the best place in the middle half."""
         boundaries = offsets[following : bisect_left(offsets, end, following)]
-        shortest = 1 if whole_sentences else SHORTEST_SEGMENT
+        shortest = 1 if self.whole_sentences else SHORTEST_SEGMENT
         boundaries = [place for place in boundaries if shortest <= place - start <= end - start - shortest]
         if boundaries:
-            middle = boundaries[int(rng.random() * len(boundaries))]
-        else:
-            middle = _find_place(range((start + end) // 2, start, -1), can_cut)
-        yield start, middle, end
+            return boundaries[int(self.rng.random() * len(boundaries))]
+        quarter = (end - start) // 4
+        places = sorted(range(start + max(quarter, 1), end - quarter), key=lambda at: abs(2 * at - start - end))
+        ranks = [self.ranks[abs(place)] for place in places]  # the nearest to the middle first
+        return places[ranks.index(max(ranks))]
 
 
-def _move_back(start: int, offsets: list[int], can_cut: bytes, longest: int) -> int:
-    """Returns where the last pair of a document begins, so that it is full: at a sentence if two sentences fit."""
-    earliest = offsets[-1] - longest
-    sentence = bisect_left(offsets, earliest)
-    if 0 < sentence == len(offsets) - 2:  # only one fits: add the end of the sentence before it
-        return min(start, _find_place(range(earliest, offsets[-1] - 1), can_cut))
-    return min(start, offsets[sentence])
-
-
-def _find_end(start: int, offsets: list[int], following: int, target: int) -> int:
-    """Returns the end of the sentence that reaches `target` tokens and completes two whole sentences."""
-    last = len(offsets) - 1
-    second = following + 1 if offsets[following - 1] == start else following + 2
-    return offsets[min(bisect_left(offsets, start + target, min(second, last)), last)]
-
-
-def _find_place(places: range, can_cut: bytes) -> int:
+def _find_place(ranks: bytes, places: range) -> int:
     """Returns the first place between words, or the first place."""
-    return next((place for place in places if can_cut[abs(place)]), places[0])
+    return next((place for place in places if ranks[abs(place)] != IN_WORD), places[0])
 
 
-def exchange_seconds(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng: random.Random) -> None:
+def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng: random.Random) -> None:
     """Makes half of the pairs random: they exchange their second segments. Changes `table`.
 
     Segments of similar length change places, never within a document. A segment that ends within a sentence is
     shortened or extended to fill its new pair. So nearly every token is still shown once, and both labels have the
     same segments and the same lengths.
 
-    If one document has more than half of the random pairs, some of them copy the second segment of another document.
-    If there is no other document, they stay as they are, with label 0.
+    If one document has more than half of the random pairs, some of them copy the second segment of another document,
+    and their own is not shown in this epoch. If there is no other document, they stay as they are, with label 0.
 
     Args:
         table: from [`cut_pairs`]. Rows with label 1 become random pairs.
@@ -173,44 +187,63 @@ def exchange_seconds(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng
         max_seq_length: as in [`cut_pairs`].
         rng: the source of all random choices.
     """
-    documents, room, is_cut = _describe_seconds(table, corpus)
+    ends = _find_ends(table, corpus)
     random_rows = rng.sample(range(len(table)), (len(table) + rng.getrandbits(1)) // 2)
-    sources = _match_rows(table["second_length"], documents, is_cut, random_rows, rng)
-    fits = np.minimum(max_seq_length - PAIR_SPECIAL_TOKENS - table["length"].astype(np.int64), room[sources])
-    same = np.where(is_cut[sources], table["second_length"], table["second_length"][sources])
+    sources = _match_rows(table["second_length"], ends, random_rows, rng)
+    first, second = table["length"].astype(np.int64), table["second_length"].astype(np.int64)
+    wanted = np.minimum(np.where(ends.is_cut[sources], second, second[sources]), ends.after[sources])
+    # A first segment that begins within a sentence keeps the total length.
+    shift = np.where(ends.begins_cut, wanted - second, 0).clip(-ends.before, first - 1)
     table["label"] = sources != np.arange(len(table))
-    table["second_length"] = np.minimum(same, fits)
+    table["start"] = table["start"] + shift
+    table["length"] = first - shift
+    table["second_length"] = np.minimum(wanted, max_seq_length - PAIR_SPECIAL_TOKENS - table["length"])
     for name in ("second_block", "second_start"):
         table[name] = table[name][sources]
 
 
-def _describe_seconds(table: np.ndarray, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Describes the second segments of pairs.
+class _Ends(NamedTuple):
+    """Where pairs of adjacent segments begin and end. Each array has an item per pair.
 
-    Returns:
-        The document of each, the tokens from its start to the document's end, and whether it ends within a sentence.
+    Attributes:
+        documents: the document of the pair.
+        before: tokens of the document before the pair.
+        after: tokens from the start of the second segment to the document's end.
+        begins_cut: whether the pair begins within a sentence.
+        is_cut: whether the pair ends within a sentence.
     """
-    documents, room = np.empty(len(table), dtype=np.int64), np.empty(len(table), dtype=np.int64)
-    is_cut = np.empty(len(table), dtype=bool)
-    for number in np.unique(table["block"]).tolist():
-        rows, block = table["block"] == number, corpus.blocks[number]
-        starts = table["second_start"][rows].astype(np.int64)
-        ends = starts + table["second_length"][rows]
-        document_starts = block.sentences[block.documents]
-        following = np.searchsorted(document_starts, starts, side="right")
-        documents[rows] = corpus.document_starts[number] + following - 1
-        room[rows] = document_starts[following] - starts
-        is_cut[rows] = block.sentences[np.searchsorted(block.sentences, ends)] != ends
-    return documents, room, is_cut
+
+    documents: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    begins_cut: np.ndarray
+    is_cut: np.ndarray
 
 
-def _match_rows(
-    lengths: np.ndarray, documents: np.ndarray, is_cut: np.ndarray, random_rows: list[int], rng: random.Random
-) -> np.ndarray:
+def _find_ends(table: np.ndarray, corpus: Corpus) -> _Ends:
+    parts = []
+    for number in np.unique(table["block"]).tolist():  # rows are in the order of the blocks
+        rows, block = table[table["block"] == number], corpus.blocks[number]
+        starts, seconds = rows["start"].astype(np.int64), rows["second_start"].astype(np.int64)
+        bounds = block.sentences[block.documents]
+        following = np.searchsorted(bounds, starts, side="right")
+        parts.append(
+            _Ends(
+                corpus.document_starts[number] + following - 1,
+                starts - bounds[following - 1],
+                bounds[following] - seconds,
+                ~np.isin(starts, block.sentences),
+                ~np.isin(seconds + rows["second_length"], block.sentences),
+            )
+        )
+    return _Ends(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _match_rows(lengths: np.ndarray, ends: _Ends, random_rows: list[int], rng: random.Random) -> np.ndarray:
     """Returns the row that each row gets its second segment from: for a random pair, one of another document."""
     sources = np.arange(len(lengths))
-    document_of = documents.tolist()
-    order = (is_cut.astype(np.int64) << 16 | lengths).tolist()
+    document_of = ends.documents.tolist()
+    order = (ends.is_cut.astype(np.int64) << 16 | lengths).tolist()
     waiting: list[int] = []  # rows of one document
     for row in sorted(random_rows, key=order.__getitem__):  # equal rows stay in random order
         if waiting and document_of[row] != document_of[waiting[-1]]:
@@ -219,12 +252,12 @@ def _match_rows(
         else:
             waiting.append(row)
     if waiting:
-        others = np.flatnonzero(documents != document_of[waiting[0]]).tolist()
+        others = np.flatnonzero(ends.documents != document_of[waiting[0]]).tolist()
         sources[waiting] = rng.choices(others, k=len(waiting)) if others else waiting
     return sources
 
 
-def swap_seconds(table: np.ndarray, rng: random.Random) -> None:
+def swap_segments(table: np.ndarray, rng: random.Random) -> None:
     """Swaps the segments of half of the pairs. Sets `label` to 0 (in order) or 1 (swapped). Changes `table`."""
     size = len(table)
     swapped = np.zeros(size, dtype=bool)
@@ -237,20 +270,22 @@ def swap_seconds(table: np.ndarray, rng: random.Random) -> None:
         )
 
 
-def full_sentences(block: Block, block_index: int, max_seq_length: int) -> np.ndarray:
+def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_seq_length: int) -> np.ndarray:
     """Cuts a block into examples of as many whole sentences as fit, from one or more documents.
 
-    A sentence that is longer than an example is cut. The rest of it starts the next example.
+    A sentence that is longer than an example is cut between words. The rest of it starts the next example.
 
     Args:
         block: any number of documents.
         block_index: index of the block.
+        token_kinds: from [`classify_tokens`].
         max_seq_length: tokens of the longest example, including [CLS], the final [SEP] and a [SEP] between documents.
 
     Returns:
         Rows with one span. *Shape:* (examples,), [`ROW`]
     """
     sentences, documents = block.sentences.tolist(), block.sentences[block.documents].tolist()
+    ranks = rank_places(block, token_kinds).tobytes()
     examples = []
     start, document = 0, 1  # `documents[document]` is where the current document ends
     while start < sentences[-1]:
@@ -264,7 +299,7 @@ def full_sentences(block: Block, block_index: int, max_seq_length: int) -> np.nd
                 break
             document, room = document + 1, room - 1
         if end == start:
-            end = start + room
+            end = _find_place(ranks, range(start + room, start + room // 2, -1))
         examples.append((block_index, start, end - start, 0, 0, 0, 0))
         start = end
     return np.array(examples, dtype=ROW)

@@ -7,6 +7,7 @@ tokens. Cuts depend only on token ids, so one prepared corpus serves every seque
 import unicodedata
 
 import numpy as np
+from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.trainers.corpus.corpus import Block
@@ -16,8 +17,8 @@ CLAUSE_MARKS = frozenset(",;:—–，；：、､،؛")  # noqa: RUF001
 JOINING_MARKS = frozenset("'’-/")  # noqa: RUF001 (inside words and numbers: don't, well-known, 1/2)
 
 # Kinds of tokens, as `classify_tokens` returns them.
-KINDS = 8
-WORD, CONTINUATION, CLAUSE, SENTENCE, OPENING, CLOSING, QUOTE, JOINING = range(KINDS)
+NUM_KINDS = 8
+WORD, CONTINUATION, CLAUSE, SENTENCE, OPENING, CLOSING, QUOTE, JOINING = range(NUM_KINDS)
 # Ranks of places, as `rank_places` returns them.
 IN_WORD, BESIDE_MARK, WORD_END, CLAUSE_END, SENTENCE_END = range(5)
 
@@ -28,17 +29,38 @@ def classify_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     Returns:
         *Shape:* (vocabulary,), uint8
     """
-    prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None) or "##"
+    backend = tokenizer.backend_tokenizer
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    return np.array([_classify_token(token, prefix) for token in tokens], dtype=np.uint8)
+    if isinstance(backend.decoder, ByteLevel):
+        texts = [backend.decoder.decode([token]) for token in tokens]
+        return np.array([_classify_bytes(text) for text in texts], dtype=np.uint8)
+    prefix = getattr(backend.model, "continuing_subword_prefix", None) or "##"
+    continues = [len(token) > 1 and token.startswith(prefix) for token in tokens]
+    kinds = [
+        CONTINUATION if continued else _classify(token) for token, continued in zip(tokens, continues, strict=True)
+    ]
+    return np.array(kinds, dtype=np.uint8)
 
 
-def _classify_token(token: str, prefix: str) -> int:
-    if len(token) > 1:
-        return CONTINUATION if token.startswith(prefix) else WORD
+def _classify_bytes(text: str) -> int:
+    """Returns the kind of a token of byte-level BPE. Words begin with a space, except in Chinese and Japanese.
+
+    Args:
+        text: the decoded token. Incomplete characters are U+FFFD.
+    """
+    word = text.lstrip(" ")
+    kind = _classify(word[:1])
+    starts_word = word != text or (word != "" and unicodedata.category(word[0]) == "Lo")
+    return kind if kind != WORD or starts_word else CONTINUATION
+
+
+def _classify(token: str) -> int:
+    """Returns the kind of a mark. Everything else is a word."""
     for marks, kind in ((SENTENCE_MARKS, SENTENCE), (CLAUSE_MARKS, CLAUSE), (JOINING_MARKS, JOINING)):
         if token in marks:
             return kind
+    if len(token) != 1:
+        return WORD
     # Languages differ in which quotation marks open and which close.
     kinds = {"Ps": OPENING, "Pe": CLOSING, "Pi": QUOTE, "Pf": QUOTE}
     return QUOTE if token == '"' else kinds.get(unicodedata.category(token), WORD)
@@ -48,11 +70,11 @@ def _rank_place(context: int, after: int) -> int:
     """Returns the rank of the place between two tokens.
 
     Args:
-        context: the kind of the token before the place, and, if that may close something, `KINDS` times the kind of
-            the token before it.
+        context: the kind of the token before the place. If that may close something, plus `NUM_KINDS` times the kind
+            of the token before it.
         after: the kind of the token after the place.
     """
-    mark, before = divmod(context, KINDS)
+    mark, before = divmod(context, NUM_KINDS)
     if before not in (CLOSING, QUOTE):
         mark = before
     rank = {SENTENCE: SENTENCE_END, CLAUSE: CLAUSE_END}.get(mark, WORD_END)
@@ -67,7 +89,8 @@ def _rank_place(context: int, after: int) -> int:
 
 
 RANKS = np.array(
-    [[_rank_place(context, after) for after in range(KINDS)] for context in range(KINDS * KINDS)], dtype=np.uint8
+    [[_rank_place(context, after) for after in range(NUM_KINDS)] for context in range(NUM_KINDS * NUM_KINDS)],
+    dtype=np.uint8,
 )
 
 
@@ -84,7 +107,7 @@ def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
     kinds = token_kinds[block.tokens]
     contexts = kinds.copy()
     closing = np.flatnonzero((kinds == CLOSING) | (kinds == QUOTE))
-    contexts[closing] += KINDS * kinds[closing - 1]
+    contexts[closing] += NUM_KINDS * kinds[closing - 1]
     places = np.full(len(kinds), IN_WORD, dtype=np.uint8)
     places[1:] = RANKS[contexts[:-1], kinds[1:]]
     places[block.sentences[:-1]] = SENTENCE_END
@@ -105,15 +128,10 @@ def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.nda
         The offsets of all sentences and parts, and of the end. *Shape:* (parts + 1,)
     """
     cuts = []
-    for sentence in find_long_sentences(block, limit).tolist():
+    for sentence in np.flatnonzero(np.diff(block.sentences) > limit).tolist():
         start, end = block.sentences[sentence : sentence + 2].tolist()
         while end - start > limit:
             reach = places[start + (limit + 1) // 2 : start + limit + 1]
             start += limit - int(reach[::-1].argmax())
             cuts.append(start)
     return np.union1d(block.sentences, cuts).astype(np.int64) if cuts else block.sentences
-
-
-def find_long_sentences(block: Block, limit: int) -> np.ndarray:
-    """Returns the indices of the sentences with more than `limit` tokens."""
-    return np.flatnonzero(np.diff(block.sentences) > limit)

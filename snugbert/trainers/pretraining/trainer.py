@@ -34,12 +34,13 @@ from snugbert.trainers.pretraining.batches import (
     Phase,
     RunBatches,
     SizedDataset,
+    check_processes,
     count_epochs,
     find_phase,
     plan_phases,
     seed_random_state,
 )
-from snugbert.trainers.pretraining.coverage import check_processes, log_coverage
+from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
@@ -207,7 +208,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=self.start_worker,
+            worker_init_fn=self.worker_init_fn,
             # Its own generator, so that the additional loader of a resumed run does not change dropout.
             generator=torch.Generator().manual_seed(self.args.seed),
         )

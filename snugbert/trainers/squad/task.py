@@ -15,7 +15,7 @@ from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answer
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds, plot_file
-from snugbert.trainers.finetuning.run import collect_data_settings
+from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 from snugbert.trainers.squad.arguments import SquadDataArguments
@@ -47,6 +47,8 @@ def make_task(
     selects = training_args.eval_strategy != "no" or training_args.sweeps
     if selects and "validation" in splits and not can_be_scored(splits["validation"]):
         raise InputError("--validation_file: no reference answers. Selecting the best model needs them.")
+    if "train" in splits:
+        check_early(model_args, training_args)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     config.num_labels = 2  # logits of a token: first token of the answer, last token of the answer

@@ -90,7 +90,7 @@ def test_empty_text_is_refused_and_leaves_no_corpus(tmp_path, tokenizer, monkeyp
     Path(name).write_bytes(content)
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", name, "--output_dir", "out"]
     assert snugbert_command(arguments) == 2
-    assert f"{tmp_path / name}: no documents. The text is empty." in capsys.readouterr().err
+    assert f"{tmp_path / name}: no documents.\n" in capsys.readouterr().err
     assert not list(Path("out").glob("part-*"))
     assert snugbert_command([*arguments, "--shard", "1/1"]) == 2
     Path("text.txt").write_text("A text.\n")  # a shard may be empty
@@ -118,16 +118,23 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
     output = capsys.readouterr()
     assert "--on_bad_text replace: 1 bad line repaired, 2 bad lines left out. The first: text.txt," in output.err
     assert "3 documents, 4 sentences" in output.out
+    Path("rows.jsonl").write_bytes("A row.\n".encode("utf-16"))
+    arguments.remove("text.txt")
+    assert snugbert_command([*arguments, "utf-16", "--on_bad_text", "skip"]) == 2
+    output = capsys.readouterr()
+    assert "skip: 2 bad lines left out. The first: rows.jsonl, line 1: not UTF-8 (contains NUL bytes" in output.err
+    assert "rows.jsonl: no documents.\n" in output.err
 
 
 def test_the_next_command_keeps_what_it_needs(tmp_path, tokenizer, monkeypatch, capsys):
-    """The language is for the validation text and the model card. The token stays secret."""
+    """--on_bad_text is for the validation text, --language also for the model card. The token stays secret."""
     monkeypatch.chdir(tmp_path)
     tokenizer.save_pretrained("tok")
     Path("text.txt").write_text("Ein Satz. Noch einer.\n")
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "--output_dir", "my corpus"]
-    assert snugbert_command([*arguments, "--language", "de", "--cache_dir", "cache", "--token", "hf_secret"]) == 0
+    flags = ["--language", "de", "--on_bad_text", "skip", "--cache_dir", "cache", "--token", "hf_secret"]
+    assert snugbert_command([*arguments, *flags]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "Next: snugbert pretrain --tokenizer_name tok --cache_dir cache --corpus 'my corpus' --language de "
-        "--config_name mini --output_dir pretrained"
+        "Next: snugbert pretrain --tokenizer_name tok --cache_dir cache --corpus 'my corpus' --on_bad_text skip "
+        "--language de --config_name mini --output_dir pretrained"
     )

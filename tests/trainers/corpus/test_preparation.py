@@ -40,7 +40,7 @@ def test_odd_text_is_prepared_without_error(tmp_path, tokenizer):
         "empty.jsonl": '{"text": ""}\n{"text": null}\n' * 5_000,
         "one.txt": "A document of one sentence.",
         "half.jsonl": '{"text": "Half a \\ud83d character."}',
-        "nul.txt": "One \0 sentence\0. And another.",
+        "nul.jsonl": '{"text": "One \\u0000 sentence\\u0000. And another."}',
         "words.txt": "word " * 2_000_000,
         "unbroken.txt": "x" * 1_000_000,
     }

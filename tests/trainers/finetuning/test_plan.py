@@ -8,7 +8,7 @@ from finetuning_examples import arguments, make_task
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.plan import prepare_folders
+from snugbert.trainers.finetuning.plan import PLAN, check_plan, make_plan, prepare_folders
 from snugbert.trainers.finetuning.run import collect_data_settings
 from snugbert.trainers.glue.arguments import GlueDataArguments
 
@@ -44,6 +44,23 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_pa
         sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
     sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", max_steps=1))
     assert (tmp_path / "run" / "results.json").exists()
+
+
+def test_only_settings_that_both_plans_have_are_compared(model_args, tmp_path):
+    """A plan of an earlier version may have fewer."""
+    args = arguments(tmp_path)
+    plan = make_plan(model_args, args, {})
+    (tmp_path / "results.json").touch()
+    before = {name: value for name, value in plan.items() if name != "--weight_decay"}
+    (tmp_path / PLAN).write_text(json.dumps(before))
+    assert check_plan(plan, args, [tmp_path])
+    for changes, flag in (
+        ({"weight_decay": 0.5, "learning_rate": 0.5}, "learning_rate"),
+        ({"max_steps": 9}, "max_steps"),
+    ):
+        changed = make_plan(model_args, arguments(tmp_path, **changes), {})
+        with pytest.raises(InputError, match=rf"contains a run with different --{flag}\. "):
+            check_plan(changed, args, [tmp_path])
 
 
 def test_results_contain_no_local_paths(tokenizer, tmp_path):

@@ -13,7 +13,6 @@ from datasets import Dataset
 from glue_examples import FILLER, LARGER, NO_FILES, SMALL, VOCABULARY, WORDS, arguments, checkpoint_of, sentences
 from hostile import Malicious
 from safetensors.torch import load_file
-from synthetic import renew_manifest
 from tables import write_csv
 from transformers import (
     AutoModelForSequenceClassification,
@@ -35,6 +34,7 @@ from snugbert import (
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.glue import command as glue
+from snugbert.trainers.manifest import write_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -109,7 +109,7 @@ def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkey
     again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
     for content, message in ((Malicious(), "could run code. It was not loaded"), ({}, "does not fit this run")):
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
-        renew_manifest(tmp_path / "out" / "checkpoint-15")
+        write_manifest(tmp_path / "out" / "checkpoint-15")
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
             glue.main(again)
     assert not Path("owned").exists()
@@ -129,11 +129,19 @@ def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, wor
     assert not Path("owned").exists()
 
 
-def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):
+def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypatch):
     output_dir = shutil.copytree(run, tmp_path / "run")
     before = (output_dir / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="already contains a run"):
-        glue.main(arguments(workshop, output_dir))
+    with monkeypatch.context() as before_tokenization:
+        before_tokenization.setattr("snugbert.trainers.glue.task.make_features", None)
+        with pytest.raises(InputError, match="already contains a run"):
+            glue.main(arguments(workshop, output_dir))
+        for changes, message in (
+            ({"layerwise_lr_decay": 0.5}, r"--layerwise_lr_decay was 1.0 and is 0.5"),
+            ({"max_steps": 3}, r"checkpoint-\d+ has taken \d+ steps, more than the 3 steps of this run"),
+        ):
+            with pytest.raises(InputError, match=message):
+                glue.main(arguments(workshop, output_dir, resume_from_checkpoint="true", **changes))
     assert (output_dir / "model.safetensors").read_bytes() == before
     glue.main(arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1))
     assert (output_dir / "model.safetensors").read_bytes() != before

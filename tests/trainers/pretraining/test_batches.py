@@ -1,6 +1,10 @@
 """The examples of each step, and the phases of a run."""
 
+import os
+
 import pytest
+from forked import run
+from synthetic import make_trainer
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
@@ -49,3 +53,13 @@ def test_invalid_phases_are_errors(phases, message):
     with pytest.raises(InputError, match=message):
         lengths, shares = zip(*parse_phases(phases), strict=True)
         plan_phases([Examples(length) for length in lengths], shares, args)
+
+
+def train_on(folder, sizes) -> None:
+    make_trainer(folder, size=sizes[int(os.environ["RANK"])], max_steps=1, save_strategy="no").train()
+
+
+def test_processes_with_different_examples_stop(tmp_path):
+    result = run(train_on, tmp_path, [1000, 999], processes=2)
+    assert result.returncode != 0
+    assert "processes 0 and 1 have different training examples (1,000 and 999)" in result.stderr

@@ -1,14 +1,13 @@
-"""What is logged and checked before the first step."""
+"""How much of the text an epoch shows."""
 
 import logging
-import os
 
 import numpy as np
-from forked import run
-from synthetic import make_corpus, make_trainer
+import pytest
+from synthetic import make_corpus
 
 from snugbert.trainers.pretraining.batches import Phase
-from snugbert.trainers.pretraining.coverage import log_coverage
+from snugbert.trainers.pretraining.coverage import log_coverage, measure_coverage
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 
@@ -30,11 +29,13 @@ def test_the_share_of_the_text_is_logged(words_tokenizer, tmp_path, caplog):
     )
 
 
-def train_on(folder, sizes) -> None:
-    make_trainer(folder, size=sizes[int(os.environ["RANK"])], max_steps=1, save_strategy="no").train()
-
-
-def test_processes_with_different_examples_stop(tmp_path):
-    result = run(train_on, tmp_path, [1000, 999], processes=2)
-    assert result.returncode != 0
-    assert "processes 0 and 1 have different training examples (1,000 and 999)" in result.stderr
+def test_rows_that_an_epoch_does_not_use_do_not_count(words_tokenizer, tmp_path):
+    documents = [[[8 + word] * 9 for word in range(20)] for _ in range(20)]
+    dataset = PretrainingDataset(make_corpus([documents]), words_tokenizer, 23, "mlm", epochs_dir=tmp_path)
+    table, size = dataset.open_table(0), len(dataset)
+    assert dataset.find_unused(0) == [] and measure_coverage(dataset.corpus, table) == 1
+    dataset._length -= 3  # as if the first epoch had fewer examples
+    unused = dataset.find_unused(0)
+    assert len(unused) == 3 and 0 <= min(unused) and max(unused) < size
+    share = measure_coverage(dataset.corpus, table, unused)
+    assert share == pytest.approx(1 - table["length"][unused].sum() / dataset.corpus.num_tokens)

@@ -1,35 +1,34 @@
 """Changed data are detected when a run resumes."""
 
-import json
-
 import pytest
+from transformers import TrainerState
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.data_settings import check_data_settings
 
 
 def write_checkpoint(folder, settings) -> str:
-    state = {"stateful_callbacks": {"PretrainingTrainer": {"data_settings": settings}}}
-    (folder / "trainer_state.json").write_text(json.dumps(state))
+    record = {"PretrainingTrainer": {"data_settings": settings}}
+    TrainerState(stateful_callbacks=record).save_to_json(str(folder / "trainer_state.json"))
     return str(folder)
 
 
 def test_changed_settings_are_listed(tmp_path):
-    checkpoint = write_checkpoint(tmp_path, {"parts": {"a": 1, "b": 2}, "length": 9, "seed": 1})
-    check_data_settings(checkpoint, {"parts": {"a": 1, "b": 2}, "length": 9, "seed": 1})
-    check_data_settings(checkpoint, {"parts": {"moved/a": 1, "moved/b": 2}, "length": 9, "seed": 1})
+    checkpoint = write_checkpoint(tmp_path, {"text": {"a": 1, "b": 2}, "length": 9, "seed": 1})
+    check_data_settings(checkpoint, {"text": {"a": 1, "b": 2}, "length": 9, "seed": 1})
+    check_data_settings(checkpoint, {"text": {"moved/a": 1, "moved/b": 2}, "length": 9, "seed": 1})
     with pytest.raises(InputError, match=r"seed was 1 and is 2\. .*--allow_changed_data"):
-        check_data_settings(checkpoint, {"parts": {"a": 1, "b": 2}, "length": 9, "seed": 2})
+        check_data_settings(checkpoint, {"text": {"a": 1, "b": 2}, "length": 9, "seed": 2})
     with pytest.raises(InputError, match=f"since {tmp_path}: a has changed; b is missing; c is new\\. "):
-        check_data_settings(checkpoint, {"parts": {"a": 0, "c": 3}, "length": 9, "seed": 1})
+        check_data_settings(checkpoint, {"text": {"a": 0, "c": 3}, "length": 9, "seed": 1})
 
 
 def test_many_changes_are_summarized(tmp_path):
-    checkpoint = write_checkpoint(tmp_path, {"parts": {str(number): number for number in range(9)}})
-    with pytest.raises(InputError, match="4 is missing; 4 more changes of parts"):
-        check_data_settings(checkpoint, {"parts": {}})
+    checkpoint = write_checkpoint(tmp_path, {"text": {str(number): number for number in range(9)}})
+    with pytest.raises(InputError, match="4 is missing; 4 more changes of text"):
+        check_data_settings(checkpoint, {"text": {}})
 
 
 def test_a_checkpoint_without_settings_is_not_compared(tmp_path):
-    (tmp_path / "trainer_state.json").write_text("{}")
+    TrainerState().save_to_json(str(tmp_path / "trainer_state.json"))
     check_data_settings(str(tmp_path), {"seed": 2})

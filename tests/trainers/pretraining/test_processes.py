@@ -5,9 +5,10 @@ import resource
 
 import pytest
 import torch
-from synthetic import make_trainer, renew_manifest, tiny_model
+from synthetic import make_trainer, tiny_model
 
 from snugbert.errors import InputError
+from snugbert.trainers.manifest import write_manifest
 from snugbert.trainers.output_folder import UNFINISHED, find_newest_checkpoint
 
 
@@ -16,7 +17,7 @@ def test_an_optimizer_state_of_trainer_is_refused(tmp_path):
     checkpoint = tmp_path / "checkpoint-1"
     model = tiny_model()
     torch.save(torch.optim.AdamW(model.parameters()).state_dict(), checkpoint / "optimizer.pt")  # as Trainer writes it
-    renew_manifest(checkpoint)
+    write_manifest(checkpoint)
     with pytest.raises(InputError, match="was written by an older version of SnugBERT"):
         make_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=str(checkpoint))
 

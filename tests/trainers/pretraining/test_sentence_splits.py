@@ -5,9 +5,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from synthetic import make_corpus
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
 import snugbert
-from snugbert.trainers.pretraining.sentence_splits import classify_tokens, rank_places, split_long_sentences
+from snugbert.trainers.pretraining.sentence_splits import (
+    CLAUSE,
+    CONTINUATION,
+    SENTENCE,
+    WORD,
+    classify_tokens,
+    rank_places,
+    split_long_sentences,
+)
 
 
 def split(text: str, limit: int) -> list[str]:
@@ -45,6 +58,25 @@ def split(text: str, limit: int) -> list[str]:
 )
 def test_the_best_place_is_chosen(text, limit, parts):
     assert split(text, limit) == parts
+
+
+def test_byte_level_tokens_are_classified():
+    """A character may be several tokens. Text is cut only before a space or a whole Chinese character."""
+    bpe = Tokenizer(BPE())
+    bpe.pre_tokenizer, bpe.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    text = "the house the house, the mouse. 我走走我我。走。我走。" * 50
+    bpe.train_from_iterator([text], BpeTrainer(vocab_size=290, initial_alphabet=ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    kinds = classify_tokens(tokenizer)
+
+    def kind(token: str) -> int:
+        (id,) = tokenizer(token)["input_ids"]
+        return kinds[id]
+
+    expected = {".": SENTENCE, ",": CLAUSE, " the": WORD, "x": CONTINUATION, "我": WORD, "。": SENTENCE}
+    assert {token: kind(token) for token in expected} == expected
+    (partial,) = set(tokenizer("é")["input_ids"][:1])
+    assert kinds[partial] == CONTINUATION
 
 
 def test_a_very_long_sentence_is_split():

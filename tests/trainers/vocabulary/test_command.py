@@ -111,7 +111,7 @@ def test_byte_level_bpe_works_in_every_command(bpe_folders, data_dir, tmp_path):
     [
         (b"", [], "the text is empty"),
         (b"\n \n\t\n", [], "the text is empty"),
-        (b"\x00\x07", [], "the text contains no words"),
+        (b"\x01\x07", [], "the text contains no words"),
         (b"fine\nnot \xff\xfe\n", [], r"corpus\.txt, line 2: not UTF-8"),
         (b"abc abc", ["--vocab_size", "9"], r"--vocab_size 9 is too small. .* at least 10\."),
         (b"abc", ["--model", "byte-bpe", "--vocab_size", "260"], r"too small. The 256 bytes .* at least 261\."),

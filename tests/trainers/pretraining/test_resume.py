@@ -1,0 +1,163 @@
+"""Resumed runs of `snugbert pretrain`: changed settings and data, damaged and forged checkpoints."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from damage import damage
+from pretraining_command import run
+
+from snugbert.trainers.manifest import write_manifest
+
+
+@pytest.fixture(scope="module")
+def with_checkpoint(small_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    assert run(small_run | {"validation_file": None}, output_dir=folder, save_steps=4, max_steps=4) == 0
+    return folder
+
+
+def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path, capsys):
+    text = tmp_path / "text"
+    text.mkdir()
+    lines = small_run["train_file"].read_text()
+    for name in ("a", "b"):
+        (text / f"{name}.txt").write_text(lines)
+    small_run = small_run | {"train_file": text / "*.txt", "validation_file": None, "save_steps": 4, "max_steps": 4}
+    run(small_run, output_dir=tmp_path / "run")
+    capsys.readouterr()
+    resume = {"output_dir": tmp_path / "run", "resume_from_checkpoint": "true", "max_steps": 6}
+
+    def refusal(**more) -> str:
+        assert run(small_run | resume, **more) == 2
+        error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]
+        assert len(error.splitlines()) == 1 and "--allow_changed_data" in error
+        return error
+
+    text.rename(tmp_path / "moved")  # moving the whole folder is allowed
+    assert run(small_run | resume | {"train_file": tmp_path / "moved/*.txt", "max_steps": 4}) == 0
+    (tmp_path / "moved").rename(text)
+    assert "short_seq_prob" in refusal(short_seq_prob=0.2)
+    assert "seed" in refusal(data_seed=7)
+    assert "batch" in refusal(per_device_train_batch_size=8)
+    (text / "b.txt").write_text(lines.replace("w0a", "w0b"))
+    changed = refusal()
+    assert "b.txt" in changed and "a.txt" not in changed
+    (text / "b.txt").unlink()
+    missing = refusal()
+    assert "b.txt" in missing and "missing" in missing
+    assert run(small_run | resume, allow_changed_data="true") == 0
+    # Accumulating the same batch in smaller parts is not a change.
+    more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    assert run(small_run | resume | {"max_steps": 8}, **more) == 0
+    (changed,) = re.findall(r"\| changed on resume \| (.*) \|", (tmp_path / "run/README.md").read_text())
+    steps = "6 steps instead of 4, next learning rate 4e-05 instead of 0"
+    more_steps = "8 steps instead of 6, next learning rate 2.86e-05 instead of 0"
+    assert changed == f"after step 4: b.txt is missing; after step 4: {steps}; after step 6: {more_steps}"
+
+
+def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_checkpoint, monkeypatch, capsys):
+    monkeypatch.setattr("snugbert.trainers.pretraining.run.load_corpora", None)
+    resume = {"resume_from_checkpoint": "true", "output_dir": with_checkpoint, "max_steps": 6}
+    # Otherwise, the card would name other weights than the run started from.
+    other_weights = {"config_name": None, "model_name_or_path": with_checkpoint / "checkpoint-4"}
+    for changes, message in (
+        ({"config_name": "mini"}, "hidden_size was 128 and is 256; num_hidden_layers was 2 and is 4"),
+        ({"config_overrides": "hidden_dropout_prob=0.0"}, "hidden_dropout_prob was 0.1 and is 0.0"),
+        ({"learning_rate": 5e-4}, "--learning_rate was 0.0001 and is 0.0005"),
+        (other_weights, '--model_name_or_path was "random weights" and is "checkpoint-4"'),
+    ):
+        assert run(small_run | resume | changes) == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert f"settings changed since {with_checkpoint}/checkpoint-4: {message}" in error
+    assert run(small_run | resume | {"max_steps": 3}) == 2
+    assert "checkpoint-4 has taken 4 steps, more than the 3 steps of this run" in capsys.readouterr().err
+
+
+def with_state(file: Path, change) -> None:
+    state = torch.load(file, weights_only=True)
+    change(state)
+    torch.save(state, file)
+
+
+def shrink(state):
+    """A fused optimizer would write beyond these three numbers."""
+    values = next(iter(state["state"].values()))
+    values["exp_avg"] = values["exp_avg"].flatten()[:3].clone()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("optimizer.pt", shrink, "exp_avg has shape [3]"),
+        ("optimizer.pt", lambda state: state["param_groups"][0].update(lr="x"), "the learning rate is not a number"),
+        ("scheduler.pt", lambda state: state.update(step=1), "unknown schedule state step"),
+    ],
+    ids=["shape", "rate", "method"],
+)
+def test_a_forged_checkpoint_is_a_short_error(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
+    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
+    with_state(folder / "checkpoint-4" / name, change)
+    write_manifest(folder / "checkpoint-4")
+    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
+    assert run(small_run | more, output_dir=folder) == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert "checkpoint-4" in line and name in line and message in line
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "malicious", "no state", "a list"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkpoint, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
+    damage(folder / "checkpoint-4" / name, how)
+    write_manifest(folder / "checkpoint-4")
+    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
+    assert run(small_run | more, output_dir=folder) == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert line.startswith("snugbert pretrain: error: ") and "checkpoint-4" in line and name in line
+    assert ("could run code" in line) == (how == "malicious") and not Path("owned").exists()
+
+
+def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_path):
+    best = {"load_best_model_at_end": "true", "metric_for_best_model": "loss", "eval_strategy": "steps"}
+    best |= {"eval_steps": 2, "save_steps": 2, "save_total_limit": 1, "greater_is_better": "true"}  # best: the first
+    assert run(small_run | best, output_dir=tmp_path / "before") == 0
+    (tmp_path / "before/checkpoint-2-notes").mkdir()  # Trainer would remove it at the end of training
+    (tmp_path / "before").rename(tmp_path / "now")
+    more = {"resume_from_checkpoint": "true", "max_steps": 10}
+    assert run(small_run | best | more, output_dir=tmp_path / "now") == 0
+    state = json.loads((tmp_path / "now/trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == "checkpoint-2"
+    assert (tmp_path / "now" / state["best_model_checkpoint"] / "model.safetensors").exists()
+    assert (tmp_path / "now/checkpoint-2-notes").exists() and not (tmp_path / "before").exists()
+
+
+def test_a_run_resumes_from_its_newest_whole_checkpoint(small_run, tmp_path, caplog):
+    run(small_run, output_dir=tmp_path, save_steps=4)
+    (tmp_path / "checkpoint-8/trainer_state.json").unlink()
+    more = {"resume_from_checkpoint": "true", "max_steps": 10}
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    assert "checkpoint-8/trainer_state.json is missing" in caplog.text
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["global_step"] == 10
+    assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]
+
+
+def test_the_same_command_starts_and_resumes(small_run, tmp_path, capsys):
+    """For jobs that may be stopped at any time. A finished run without checkpoints is not started again."""
+    more = {"resume_from_checkpoint": "true", "save_steps": 4, "output_dir": tmp_path}
+    assert run(small_run, **more, max_steps=4) == 0
+    capsys.readouterr()
+    assert run(small_run, **more) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"Trained 8 steps\. The steps after checkpoint-4 took \d+ s\.\n", output)
+    assert ("training.png" in output) == (tmp_path / "training.png").exists()
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 8
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    assert run(small_run, **more) == 2
+    assert "contains a model or results, but no whole checkpoint" in capsys.readouterr().err
