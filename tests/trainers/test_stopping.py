@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 from pathlib import Path
 
@@ -161,6 +162,27 @@ def test_settings_are_restored(tmp_path, monkeypatch):
     raise_in_step(monkeypatch, 1, signal.SIGTERM)
     trainer.train()
     assert (tmp_path / "checkpoint-1/optimizer.pt").exists() and trainer.args.save_only_model
+
+
+def stop_in_the_second_process(folder: Path) -> None:
+    """A straight run, and one that stops at an evaluation and continues."""
+    settings = {"per_device_train_batch_size": 2, "save_strategy": "no"}
+    train(folder / "straight", **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_evaluation_after_signal(patch)
+        if os.environ["RANK"] == "1":
+            raise_in_step(patch, 3, signal.SIGTERM)
+        with pytest.raises(RunStopped):
+            train(folder / "stopped", **settings)
+        train(folder / "stopped", **settings, resume_from_checkpoint="true")
+
+
+def test_two_processes_leave_the_same_evaluation(tmp_path):
+    process = forked.run(stop_in_the_second_process, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert log_of(straight) == log_of(stopped)
+    assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
 def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch, caplog):
