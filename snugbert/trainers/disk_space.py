@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.trainers.output_folder import list_run_files
+from snugbert.trainers.processes import raise_together
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +20,16 @@ TWO_MOMENTS = ("adamw_torch", "lamb")  # optimizers that store two float32 numbe
 def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
     """Compares the free space with the size of the checkpoints, and warns if they will not all fit.
 
-    Files of an earlier run in the output folder count as free, because the run replaces them.
+    Files of an earlier run in the output folder count as free, because the run replaces them. Every process must call
+    this. Only processes that write check their disk.
 
     Raises:
-        InputError: not even one checkpoint fits.
+        InputError: in all processes: not even one checkpoint fits.
     """
+    raise_together(lambda: _check(args, parameters))
+
+
+def _check(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
     output_dir = Path(args.output_dir or "").absolute()
     folder = next(parent for parent in (output_dir, *output_dir.parents) if parent.is_dir())
     disk = shutil.disk_usage(folder)

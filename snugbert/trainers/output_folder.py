@@ -19,6 +19,7 @@ from snugbert.trainers.manifest import (
     has_undamaged_weights,
     lacks_optimizer,
 )
+from snugbert.trainers.processes import raise_together
 
 logger = logging.getLogger(__name__)
 
@@ -135,17 +136,8 @@ def _check_explicit(checkpoint: str) -> Path:
 
 def _agree(args: TrainingArguments, resume: str, choose: Callable[[], Path | None]) -> str | None:
     """Calls `choose` in the first process. All other processes use its checkpoint, or raise its error."""
-    name: str | None = None
-    error: str | None = None
-    if args.process_index == 0:
-        try:
-            chosen = choose()
-            name = None if chosen is None else chosen.name
-        except InputError as refusal:
-            error = str(refusal)
-    name, error = broadcast_object_list([name, error])
-    if error is not None:
-        raise InputError(error)
+    chosen = raise_together(lambda: choose() if args.process_index == 0 else None)
+    (name,) = broadcast_object_list([chosen and chosen.name])
     if name is None:
         return None
     # Machines may have different output folders.

@@ -1,56 +1,103 @@
 """One run per output folder."""
 
+import errno
+import logging
 import os
 import platform
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from transformers import TrainingArguments
 
 from snugbert.errors import InputError
+from snugbert.trainers.processes import raise_together
+
+if sys.platform != "win32":
+    import fcntl
+
+logger = logging.getLogger(__name__)
 
 LOCK_NAME = "_lock"  # uploads skip names that begin with "_"
-SECONDS = 10  # the data workers of a killed run may hold its lock for up to 5 seconds
+SECONDS = 10  # the data workers of a killed run hold its lock for up to 5 seconds
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
+_held: set[Path] = set()
 
 
 @contextmanager
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
-    """Keeps other processes from running in `output_dir`, and creates the folder.
+    """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
     Only processes that write take the lock. A process can take it again inside the block. The operating system
-    releases the lock when the process ends, even if it is killed. A new folder that stays empty is removed.
+    releases the lock when the process ends, even if it is killed. A new folder that stays empty is removed. If the
+    file system has no locks, the run continues with a warning.
 
     Raises:
-        InputError: another process runs in the folder, or the folder cannot be written.
+        InputError: in all processes: another process runs in the folder, or the folder cannot be written.
     """
-    if not training_args.should_save:
+    output_dir = Path(training_args.output_dir or "")
+    file = output_dir.resolve() / LOCK_NAME
+    is_new = not output_dir.exists()
+    takes_lock = training_args.should_save and file not in _held
+    descriptor = raise_together(lambda: _lock(output_dir, file) if takes_lock else None)
+    if descriptor is None:
         yield
         return
-    output_dir = Path(training_args.output_dir or "")
-    is_new = not output_dir.exists()
+    _held.add(file)
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        file = output_dir.resolve() / LOCK_NAME
-        lock = FileLock(file, timeout=SECONDS, is_singleton=True)
-        lock.acquire()
-    except Timeout as error:
-        holder = file.read_text() or "another process"
-        raise InputError(
-            f"--output_dir: {holder} is running in {output_dir}. Wait until it ends, or choose another folder."
-        ) from error
-    except OSError as error:
-        raise InputError(
-            f"--output_dir: cannot write to {output_dir} ({error.strerror}). Choose another folder."
-        ) from error
-    try:
-        with suppress(OSError):  # only for the message
-            file.write_text(f"process {os.getpid()} on {platform.node()}")
         yield
     finally:
+        _held.remove(file)
         with suppress(OSError):
             if is_new and os.listdir(output_dir) == [LOCK_NAME]:  # the run failed before it wrote anything
                 file.unlink()
                 output_dir.rmdir()
-        lock.release()
+        os.close(descriptor)  # releases the lock
+
+
+def _lock(output_dir: Path, file: Path) -> int:
+    """Waits for the lock, and returns the descriptor that holds it."""
+    deadline = time.monotonic() + SECONDS
+    try:
+        while (descriptor := _try_lock(file)) is None:
+            if time.monotonic() >= deadline:
+                holder = file.read_text() or "another process"
+                raise InputError(
+                    f"--output_dir: {holder} is running in {output_dir}. Wait until it ends, or choose another folder."
+                )
+            time.sleep(0.05)
+    except OSError as error:
+        raise InputError(
+            f"--output_dir: cannot write to {output_dir} ({error.strerror}). Choose another folder."
+        ) from error
+    with suppress(OSError):  # only for the message
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+    return descriptor
+
+
+def _try_lock(file: Path) -> int | None:
+    """Opens and locks the file. None: another process holds the lock, or has just removed the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # A symbolic link could make this process overwrite another file.
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        if sys.platform == "win32":
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            logger.warning(
+                "%s: this file system has no locks. Make sure that no other run uses the folder.", file.parent
+            )
+            return descriptor
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    if os.fstat(descriptor).st_nlink:
+        return descriptor
+    os.close(descriptor)
+    return None

@@ -22,6 +22,7 @@ from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
 from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints, step_of
+from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
     SETTINGS_NAME,
@@ -72,27 +73,28 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             self.add_callback(ProgressBar)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. Verifies the checkpoint, and logs how many are kept.
+        """As in Trainer. Locks the output folder, verifies the checkpoint, and logs how many are kept.
 
         Raises:
             InputError: a setting changed since the checkpoint, or one of its files is damaged, contains objects that
-                could run code, or does not fit the run; or `resume_from_checkpoint` is True and there is no whole
-                checkpoint.
+                could run code, or does not fit the run; `resume_from_checkpoint` is True and there is no whole
+                checkpoint; or another process runs in the output folder.
         """
-        checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
-        self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
-        self.compare_settings(checkpoint)
-        limit = self.args.save_total_limit
-        self._checkpoints_kept = max(limit or 0, 0)  # 0: all
-        if self.args.save_strategy != SaveStrategy.NO:
-            logger.info("checkpoints kept: %s (--save_total_limit)", self._checkpoints_kept or "all")
-        # Trainer would also remove other folders that begin with "checkpoint-".
-        self.args.save_total_limit = None
-        try:
-            with hide_trainer_comparison():
-                return super().train(checkpoint, *args, **kwargs)
-        finally:
-            self.args.save_total_limit = limit
+        with lock_output_dir(self.args):
+            checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+            self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
+            self.compare_settings(checkpoint)
+            limit = self.args.save_total_limit
+            self._checkpoints_kept = max(limit or 0, 0)  # 0: all
+            if self.args.save_strategy != SaveStrategy.NO:
+                logger.info("checkpoints kept: %s (--save_total_limit)", self._checkpoints_kept or "all")
+            # Trainer would also remove other folders that begin with "checkpoint-".
+            self.args.save_total_limit = None
+            try:
+                with hide_trainer_comparison():
+                    return super().train(checkpoint, *args, **kwargs)
+            finally:
+                self.args.save_total_limit = limit
 
     def _begin(self, state: TrainerState) -> None:
         """Called before training with the `state` of the checkpoint, or of a new run."""

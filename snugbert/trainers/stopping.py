@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,16 +14,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, seed_worker
 
 from snugbert.errors import InputError, RunStopped
-from snugbert.trainers.run_lock import lock_output_dir
 
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+POSTPONED = "PostponedEvaluation"  # key in a checkpoint's `trainer_state.json`
 SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
 REMEDY = "Try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
 
@@ -35,7 +37,8 @@ class StoppableTrainer(Trainer):
     """Trainer that can be stopped at any time, and that stops if the loss or the gradient norm is not finite.
 
     - On SIGTERM or SIGINT (Ctrl-C), it finishes the step, writes a checkpoint, whatever `save_strategy` is, and
-      returns. A second SIGINT raises KeyboardInterrupt at once. After training, signals act as before.
+      returns. An evaluation that is due after this step is left to the resumed run, because a launcher may soon kill
+      the process. A second SIGINT raises KeyboardInterrupt at once. After training, signals act as before.
     - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
@@ -49,22 +52,25 @@ class StoppableTrainer(Trainer):
     _tr_loss: torch.Tensor
     _received = 0  # the signal that this process received
     _saved_step = 0  # of the last checkpoint that this run wrote or resumed from
+    _evaluation_is_due = False  # and left to the resumed run
+    _resumed_from: Any = None
+    _random_state: tempfile.TemporaryDirectory | None = None  # after the evaluation that the stopped run left
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.add_callback(StopAfterStep(self))
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Stops on SIGTERM and SIGINT, see `interrupted`.
 
         Raises:
             DivergedError: the loss or the gradient norm is not finite.
-            InputError: another process runs in the output folder.
             KeyboardInterrupt: on a second SIGINT.
         """
-        self.interrupted, self._received = None, 0
-        with lock_output_dir(self.args), self._note_signals():
-            output = super().train(*args, **kwargs)
+        self.interrupted, self._received, self._evaluation_is_due = None, 0, False
+        self._resumed_from, self._random_state = resume_from_checkpoint, None
+        with self._note_signals():
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.interrupted:
             logger.warning(
                 "%s: stopped after step %d of %d. Wrote %s.",
@@ -135,16 +141,59 @@ class StoppableTrainer(Trainer):
             return [], None
         return super().get_batch_samples(*args, **kwargs)
 
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """As in Trainer. After a signal, only logs: the checkpoint comes first, see `_finalize_training`."""
+        if self.interrupted:
+            self._evaluation_is_due |= self.control.should_evaluate
+            self.control.should_evaluate = self.control.should_save = False
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         self._saved_step = self.state.global_step
 
     def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> TrainOutput:
-        if self.interrupted and (self.args.save_only_model or self._saved_step != self.state.global_step):
-            self.args.save_only_model = False  # to continue, the run needs the optimizer
-            self._save_checkpoint(self.model_wrapped, trial)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        self._evaluate_postponed(trial)  # if the run resumed after the last step of an epoch
+        if self.interrupted:
+            if self._evaluation_is_due:
+                self._callback_states[POSTPONED] = True
+            self._save_whole_checkpoint(trial)
         return super()._finalize_training(trial, *args, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        self._evaluate_postponed(kwargs.get("trial"), kwargs.get("ignore_keys_for_eval"))
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
+    def _evaluate_postponed(self, trial: Any, ignore_keys: list[str] | None = None) -> None:
+        """Does the evaluation that was due when a signal stopped the run, and writes the checkpoint again."""
+        is_due = self._callback_states.pop(POSTPONED, False) and self.args.eval_strategy != "no"
+        (is_due,) = broadcast_object_list([is_due])  # machines may have different copies of the checkpoint
+        if not is_due:
+            return
+        self._load_rng_state(self._resumed_from)
+        self._determine_best_metric(self._evaluate(trial, ignore_keys), trial)
+        self._random_state = tempfile.TemporaryDirectory()
+        self._save_rng_state(self._random_state.name)
+        self._save_whole_checkpoint(trial)
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint if self._random_state is None else self._random_state.name)
+
+    def _save_whole_checkpoint(self, trial: Any) -> None:
+        """Writes a checkpoint that a run can resume from, even with `save_only_model`."""
+        save_only_model, self.args.save_only_model = self.args.save_only_model, False
+        try:
+            self._save_checkpoint(self.model_wrapped, trial)
+        finally:
+            self.args.save_only_model = save_only_model
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    @property
+    def _callback_states(self) -> dict[str, Any]:
+        return self.state.stateful_callbacks  # type: ignore[return-value]
 
     def _load_best_model(self) -> None:
         if not self.interrupted:

@@ -1,7 +1,9 @@
 """One run per output folder."""
 
+import errno
 import os
 import platform
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -10,9 +12,11 @@ from types import SimpleNamespace
 import forked
 import pytest
 from finetuning_examples import HEADS, make_tokenizer, new_trainer
+from synthetic import make_trainer
 
 from snugbert.errors import InputError
 from snugbert.trainers import run_lock
+from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert_cli import main as snugbert_command
 
@@ -48,8 +52,10 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, monkeypatch
             assert snugbert_command([command, *model.split(), *files.split()]) == 2
             assert message in capsys.readouterr().err, command
         trainer = new_trainer(HEADS[0], make_tokenizer(), folder, max_steps=1)
-        with pytest.raises(InputError, match="is running in"):
-            trainer.train()
+        for refused in (trainer, make_trainer(folder)):
+            with pytest.raises(InputError, match="is running in"):
+                refused.train()
+        assert not (folder / "metrics.jsonl").exists()
         with lock_output_dir(settings(folder, should_save=False)):  # a process that does not write
             pass
     os.kill(process.pid, signal.SIGKILL)
@@ -72,6 +78,45 @@ def test_a_run_that_writes_nothing_leaves_no_folder(tmp_path):
     with lock_output_dir(settings(tmp_path / "new")):
         assert (tmp_path / "new").is_dir()
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", unsupported)
+    (tmp_path / "_lock").write_text("process 123456789 on another machine")  # a killed run
+    with lock_output_dir(settings(tmp_path)), lock_output_dir(settings(tmp_path)):
+        assert (tmp_path / "_lock").read_text() == f"process {os.getpid()} on {platform.node()}"
+    assert caplog.messages == [
+        f"{tmp_path}: this file system has no locks. Make sure that no other run uses the folder."
+    ]
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("text")
+    (tmp_path / "_lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match="cannot write to"), lock_output_dir(settings(tmp_path)):
+        pass
+    assert (tmp_path / "precious").read_text() == "text"
+
+
+def refused_in_the_first_process(folder: Path) -> None:
+    """The folder is locked, and then the disk is full. The other process may continue with neither."""
+    run_lock.SECONDS = 0
+    shutil.disk_usage = lambda _: SimpleNamespace(total=10**12, free=0)
+    trainer = make_trainer(folder, max_steps=1)
+    with pytest.raises(InputError, match="is running in"):
+        trainer.train()
+    with pytest.raises(InputError, match=r"has 0\.00 GB free"):
+        check_disk_space(trainer.args, trainer.model.parameters())
+
+
+def test_an_error_of_the_first_process_stops_all(tmp_path):
+    with lock_output_dir(settings(tmp_path)):
+        process = forked.run(refused_in_the_first_process, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def raise_in_step(monkeypatch, step: int, *numbers: signal.Signals) -> None:
     monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
 
 
+def refuse_evaluation_after_signal(monkeypatch) -> None:
+    """A launcher may soon kill the process, so the evaluation is left to the resumed run."""
+    evaluate = FineTuningTrainer.evaluate
+
+    def checked(self, *args, **kwargs):
+        assert self.interrupted is None
+        return evaluate(self, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "evaluate", checked)
+
+
 def train(folder: Path, **settings) -> None:
     """Fine-tunes with dropout for six steps, once or in a sweep over seeds."""
     task = make_task(make_tokenizer(), 12)
@@ -77,6 +89,7 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     settings = {"save_strategy": strategy, "metric_for_best_model": "accuracy", "save_only_model": step == 3}
     number = signal.SIGTERM if step % 2 else signal.SIGINT
     raise_in_step(monkeypatch, step, number)
+    refuse_evaluation_after_signal(monkeypatch)
     with pytest.raises(RunStopped) as stop:
         train(tmp_path, **settings)
     assert stop.value.number == number
@@ -92,14 +105,84 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     assert log_of(tmp_path) == log
 
 
-def test_early_stopping_keeps_its_count(tmp_path, monkeypatch):
+def test_a_stopped_run_may_continue_in_another_folder(straight, tmp_path, monkeypatch):
+    """The evaluation changes the random state, so dropout after it shows whether the run continues from there."""
+    raise_in_step(monkeypatch, 3, signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        train(tmp_path / "stopped", save_strategy="no")
+    train(tmp_path / "moved", save_strategy="no", resume_from_checkpoint=str(tmp_path / "stopped/checkpoint-3"))
+    weights, log = straight
+    resumed = load_file(tmp_path / "moved/model.safetensors")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+    assert log_of(tmp_path / "moved") == log
+
+
+# A step before it, and the step itself: then the resumed run evaluates, and stops before its first step.
+@pytest.mark.parametrize("step", [8, 9])
+def test_early_stopping_keeps_its_count(step, tmp_path, monkeypatch):
     """The score never improves, so training ends after three epochs."""
     settings = {"early_stopping_patience": 2, "num_train_epochs": 6, "learning_rate": 0.0}
-    raise_in_step(monkeypatch, 8, signal.SIGTERM)
+    raise_in_step(monkeypatch, step, signal.SIGTERM)
     with pytest.raises(RunStopped):
         train(tmp_path, **settings)
     train(tmp_path, **settings, resume_from_checkpoint="true")
     assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 9
+    assert [step for step, _, score in log_of(tmp_path) if score is not None] == [3, 6, 9]
+
+
+# Once per epoch and at the end of a run within an epoch; every two steps.
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [
+        (3, {"eval_strategy": "epoch", "save_strategy": "epoch"}),
+        (4, {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}),
+        (5, {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 5}),
+    ],
+)
+def test_the_best_model_may_be_found_after_the_stop(step, settings, tmp_path, monkeypatch):
+    """The resumed run does the evaluation, and remembers it."""
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 1}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    train(straight, **settings)
+    refuse_evaluation_after_signal(monkeypatch)
+    raise_in_step(monkeypatch, step, signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        train(stopped, **settings)
+    train(stopped, **settings, resume_from_checkpoint="true")
+    states = [json.loads((folder / "trainer_state.json").read_text()) for folder in (straight, stopped)]
+    for name in ("global_step", "best_global_step", "best_metric", "best_model_checkpoint"):
+        assert states[0][name] == states[1][name] is not None, name
+    assert log_of(straight) == log_of(stopped)
+    assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
+
+
+def test_settings_are_restored(tmp_path, monkeypatch):
+    """The checkpoint of a stop contains the optimizer even with `save_only_model`."""
+    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=3, save_only_model=True)
+    raise_in_step(monkeypatch, 1, signal.SIGTERM)
+    trainer.train()
+    assert (tmp_path / "checkpoint-1/optimizer.pt").exists() and trainer.args.save_only_model
+
+
+def stop_in_the_second_process(folder: Path) -> None:
+    """A straight run, and one that stops at an evaluation and continues."""
+    settings = {"per_device_train_batch_size": 2, "save_strategy": "no"}
+    train(folder / "straight", **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_evaluation_after_signal(patch)
+        if os.environ["RANK"] == "1":
+            raise_in_step(patch, 3, signal.SIGTERM)
+        with pytest.raises(RunStopped):
+            train(folder / "stopped", **settings)
+        train(folder / "stopped", **settings, resume_from_checkpoint="true")
+
+
+def test_two_processes_leave_the_same_evaluation(tmp_path):
+    process = forked.run(stop_in_the_second_process, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert log_of(straight) == log_of(stopped)
+    assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
 def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch, caplog):
