@@ -232,11 +232,15 @@ def _find_ends(table: np.ndarray, corpus: Corpus) -> _Ends:
                 corpus.document_starts[number] + following - 1,
                 starts - bounds[following - 1],
                 bounds[following] - seconds,
-                ~np.isin(starts, block.sentences),
-                ~np.isin(seconds + rows["second_length"], block.sentences),
+                _is_in_sentence(block, starts),
+                _is_in_sentence(block, seconds + rows["second_length"]),
             )
         )
     return _Ends(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _is_in_sentence(block: Block, offsets: np.ndarray) -> np.ndarray:
+    return block.sentences[np.searchsorted(block.sentences, offsets)] != offsets
 
 
 def _match_rows(lengths: np.ndarray, ends: _Ends, random_rows: list[int], rng: random.Random) -> np.ndarray:
