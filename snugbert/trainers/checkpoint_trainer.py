@@ -118,7 +118,7 @@ class LocateBestCheckpoint(TrainerCallback):
         damage: str | None = None
         if args.process_index == 0:
             try:
-                check_checkpoint(Path(state.best_model_checkpoint))
+                check_checkpoint(Path(state.best_model_checkpoint), needs_optimizer=False)
             except InputError as error:
                 damage = str(error)
         (damage,) = broadcast_object_list([damage])

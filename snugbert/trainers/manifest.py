@@ -26,7 +26,7 @@ OPTIMIZER_NAMES = ("optimizer", "global_step")  # the latter: DeepSpeed
 def publish(folder: Path, checkpoint: Path) -> None:
     """Adds the manifest to `folder`, waits until all files are on the disk, and renames the folder to `checkpoint`.
 
-    Replaces an old checkpoint of this name.
+    Replaces an old checkpoint of this name. [`restore_replaced`] undoes a replacement that was interrupted.
     """
     write_manifest(folder)
     for path in (*folder.rglob("*"), folder):
@@ -37,6 +37,18 @@ def publish(folder: Path, checkpoint: Path) -> None:
     _sync(checkpoint.parent)
 
 
+def restore_replaced(unfinished: Path) -> None:
+    """Moves an old checkpoint back if the process was killed before the new one had its name.
+
+    Args:
+        unfinished: the folder in the output folder in which checkpoints are written.
+    """
+    for old in unfinished.glob("replaced-*"):
+        checkpoint = unfinished.parent / old.name.removeprefix("replaced-")
+        if not checkpoint.exists():
+            old.rename(checkpoint)
+
+
 def write_manifest(folder: Path) -> None:
     """Writes the size and checksum of every file in `folder`, except for an earlier manifest."""
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -45,12 +57,13 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST_NAME).write_text(json.dumps(entries, indent=1))
 
 
-def check_checkpoint(checkpoint: Path, checksums: bool = True) -> None:
+def check_checkpoint(checkpoint: Path, checksums: bool = True, needs_optimizer: bool = True) -> None:
     """Checks that a run can resume from a checkpoint. The content is verified only if there is a manifest.
 
     Args:
         checkpoint: the folder.
         checksums: whether to compare checksums, or only sizes.
+        needs_optimizer: whether a checkpoint written with `save_only_model` is refused.
 
     Raises:
         InputError: a file is missing or damaged. The message names it.
@@ -67,7 +80,7 @@ def check_checkpoint(checkpoint: Path, checksums: bool = True) -> None:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
     if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):  # Trainer writes neither
         raise InputError(f"{checkpoint / MANIFEST_NAME} is missing.")
-    if not any(path.name.startswith(OPTIMIZER_NAMES) for path in checkpoint.iterdir()):
+    if needs_optimizer and not any(path.name.startswith(OPTIMIZER_NAMES) for path in checkpoint.iterdir()):
         raise InputError(f"{checkpoint / 'optimizer.pt'} is missing.")  # --save_only_model
 
 

@@ -18,6 +18,7 @@ from snugbert.trainers.manifest import (
     has_manifest,
     has_undamaged_weights,
     lacks_optimizer,
+    restore_replaced,
 )
 from snugbert.trainers.processes import raise_together
 
@@ -206,6 +207,7 @@ def step_of(checkpoint: Path) -> int:
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
     """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file."""
+    restore_replaced(output_dir / UNFINISHED)
     for folder in reversed(list_checkpoints(output_dir)):
         try:
             check_checkpoint(folder)

@@ -54,7 +54,10 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
             if is_new and os.listdir(output_dir) == [LOCK_NAME]:  # the run failed before it wrote anything
                 file.unlink()
                 output_dir.rmdir()
-        os.close(descriptor)  # releases the lock
+        if sys.platform != "win32":
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked data workers share the descriptor
+        os.close(descriptor)
 
 
 def _lock(output_dir: Path, file: Path) -> int:

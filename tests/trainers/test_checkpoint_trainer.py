@@ -19,10 +19,11 @@ from snugbert.errors import InputError
 from snugbert.trainers.checkpoint_trainer import LocateBestCheckpoint
 
 
+@pytest.mark.parametrize("only_model", [False, True])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_damaged_best_checkpoint_is_ignored(damaged, tmp_path, caplog):
-    """Otherwise its weights would be the final model."""
-    make_trainer(tmp_path / "before", max_steps=1, save_steps=1).train()
+def test_a_damaged_best_checkpoint_is_ignored(damaged, only_model, tmp_path, caplog):
+    """Otherwise its weights would be the final model. They need no optimizer."""
+    make_trainer(tmp_path / "before", max_steps=1, save_steps=1, save_only_model=only_model).train()
     shutil.move(tmp_path / "before", tmp_path / "now")
     best = tmp_path / "now/checkpoint-1"
     if damaged:

@@ -24,6 +24,7 @@ from snugbert.trainers.output_folder import (
     check_output_dir,
     find_checkpoint,
     find_newest_checkpoint,
+    list_checkpoints,
     list_run_files,
     remove_run,
 )
@@ -219,6 +220,15 @@ def test_a_kill_during_the_first_checkpoint_does_not_block_a_restart(run, tmp_pa
     make_trainer(tmp_path, max_steps=1, save_steps=1, dropout=0.1).train()
     weights = [(folder / "checkpoint-1/model.safetensors").read_bytes() for folder in (tmp_path, run)]
     assert weights[0] == weights[1] and not (tmp_path / UNFINISHED).exists()
+
+
+def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run, tmp_path):
+    """The old checkpoint was moved away, and the new one has not got its name."""
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    newest = list_checkpoints(tmp_path)[-1]
+    shutil.copytree(newest, tmp_path / UNFINISHED / newest.name)
+    newest.rename(tmp_path / UNFINISHED / f"replaced-{newest.name}")
+    assert find_newest_checkpoint(tmp_path) == newest
 
 
 def train_on_a_machine(folder: Path) -> None:

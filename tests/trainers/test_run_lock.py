@@ -74,6 +74,22 @@ def test_a_run_may_take_its_lock_again(tmp_path, monkeypatch):
     os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_living_worker_does_not_keep_the_lock(tmp_path):
+    with lock_output_dir(settings(tmp_path)):
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        start = time.monotonic()
+        with lock_output_dir(settings(tmp_path)):
+            assert time.monotonic() - start < 5
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+
+
 def test_a_run_that_writes_nothing_leaves_no_folder(tmp_path):
     with lock_output_dir(settings(tmp_path / "new")):
         assert (tmp_path / "new").is_dir()
