@@ -182,7 +182,7 @@ def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: 
     and their own is not shown in this epoch. If there is no other document, they stay as they are, with label 0.
 
     Args:
-        table: from [`cut_pairs`]. Rows with label 1 become random pairs.
+        table: from [`cut_pairs`]. `label` becomes 1 for random pairs.
         corpus: the corpus.
         max_seq_length: as in [`cut_pairs`].
         rng: the source of all random choices.
@@ -191,9 +191,9 @@ def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: 
     random_rows = rng.sample(range(len(table)), (len(table) + rng.getrandbits(1)) // 2)
     sources = _match_rows(table["second_length"], ends, random_rows, rng)
     first, second = table["length"].astype(np.int64), table["second_length"].astype(np.int64)
-    wanted = np.minimum(np.where(ends.is_cut[sources], second, second[sources]), ends.after[sources])
+    wanted = np.minimum(np.where(ends.ends_in_sentence[sources], second, second[sources]), ends.after[sources])
     # A first segment that begins within a sentence keeps the total length.
-    shift = np.where(ends.begins_cut, wanted - second, 0).clip(-ends.before, first - 1)
+    shift = np.where(ends.begins_in_sentence, wanted - second, 0).clip(-ends.before, first - 1)
     table["label"] = sources != np.arange(len(table))
     table["start"] = table["start"] + shift
     table["length"] = first - shift
@@ -209,15 +209,14 @@ class _Ends(NamedTuple):
         documents: the document of the pair.
         before: tokens of the document before the pair.
         after: tokens from the start of the second segment to the document's end.
-        begins_cut: whether the pair begins within a sentence.
-        is_cut: whether the pair ends within a sentence.
+        begins_in_sentence, ends_in_sentence: whether the pair begins or ends within a sentence.
     """
 
     documents: np.ndarray
     before: np.ndarray
     after: np.ndarray
-    begins_cut: np.ndarray
-    is_cut: np.ndarray
+    begins_in_sentence: np.ndarray
+    ends_in_sentence: np.ndarray
 
 
 def _find_ends(table: np.ndarray, corpus: Corpus) -> _Ends:
@@ -247,7 +246,7 @@ def _match_rows(lengths: np.ndarray, ends: _Ends, random_rows: list[int], rng: r
     """Returns the row that each row gets its second segment from: for a random pair, one of another document."""
     sources = np.arange(len(lengths))
     document_of = ends.documents.tolist()
-    order = (ends.is_cut.astype(np.int64) << 16 | lengths).tolist()
+    order = (ends.ends_in_sentence.astype(np.int64) << 16 | lengths).tolist()
     waiting: list[int] = []  # rows of one document
     for row in sorted(random_rows, key=order.__getitem__):  # equal rows stay in random order
         if waiting and document_of[row] != document_of[waiting[-1]]:
