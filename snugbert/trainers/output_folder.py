@@ -37,7 +37,8 @@ UNFINISHED = "_unfinished_checkpoint"
 def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
     """Checks that a run does not overwrite another one by accident, and finds the checkpoint to resume from.
 
-    Changes no files. The first process decides, so every process must call this.
+    Changes no files, except that it undoes an interrupted replacement of a checkpoint. The first process decides, so
+    every process must call this.
 
     Args:
         training_args: `resume_from_checkpoint` is a folder, or "true" for the newest whole checkpoint of `output_dir`.

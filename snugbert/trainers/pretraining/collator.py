@@ -22,7 +22,7 @@ CUT = "‖"
 # Explains the output of `describe`.
 LEGEND = (
     "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
-    "must be predicted. Tokens without braces have no label. ‖ marks a place where a sentence was cut."
+    f"must be predicted. Tokens without braces have no label. {CUT} marks a place where a sentence was cut."
 )
 
 
