@@ -1,0 +1,72 @@
+"""Any masked language model of transformers loads, and predicts single tokens without computing the other logits."""
+
+import pytest
+import torch
+import transformers
+from masked_models import ARCHITECTURES, SIZE, make_model, make_tokenizer
+
+from snugbert import SnugBertForMaskedLM
+from snugbert.errors import InputError
+from snugbert.evaluation.masked_models import load_masked_model, max_tokens, predict_tokens
+from snugbert.models import ModelArguments
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_saved_model_predicts_the_same_tokens(architecture, tmp_path):
+    model, tokenizer = make_model(architecture)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded, _ = load_masked_model(ModelArguments(model_name_or_path=str(tmp_path)))
+    assert isinstance(loaded, SnugBertForMaskedLM if architecture == "bert" else type(model)) and not loaded.training
+
+    input_ids = torch.randint(5, len(tokenizer), (4, 7))
+    positions = torch.tensor([1, 5, 3, 1])
+    shapes = []
+    loaded.get_output_embeddings().register_forward_hook(lambda _, inputs, output: shapes.append(output.shape[:-1]))
+    with torch.no_grad():
+        expected = model(input_ids=input_ids).logits[torch.arange(4), positions]
+    torch.testing.assert_close(predict_tokens(loaded, input_ids, positions), expected)
+    assert shapes[0].numel() == 4
+    with torch.no_grad():  # a later call computes all logits again
+        assert loaded(input_ids=input_ids).logits.shape[:2] == (4, 7)
+
+
+def test_a_model_whose_projection_cannot_be_changed(monkeypatch):
+    model, tokenizer = make_model("roberta")
+    input_ids, positions = torch.randint(5, len(tokenizer), (3, 6)), torch.tensor([4, 1, 2])
+    expected = predict_tokens(model, input_ids, positions)
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+    torch.testing.assert_close(predict_tokens(model, input_ids, positions), expected)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_longest_input_that_a_model_takes(architecture):
+    model, tokenizer = make_model(architecture)
+    longest = max_tokens(model, tokenizer)
+    assert longest == {"roberta": 64, "distilbert": 512}.get(architecture, 66)  # RoBERTa reserves two positions
+    predict_tokens(model, torch.full((1, longest), 7), torch.tensor([1]))
+    tokenizer.model_max_length = 20
+    assert max_tokens(model, tokenizer) == 20
+
+
+def test_models_that_cannot_be_scored(tmp_path, minilm):
+    def message(**arguments) -> str:
+        with pytest.raises(InputError) as error:
+            load_masked_model(ModelArguments(**arguments))
+        return str(error.value)
+
+    sizes = {name: SIZE[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    models = {
+        "electra": transformers.ElectraForPreTraining(transformers.ElectraConfig(vocab_size=200, **SIZE)),
+        "gpt": transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=200, n_embd=32, n_layer=1, n_head=2)),
+        "small": transformers.RobertaForMaskedLM(transformers.RobertaConfig(vocab_size=50, **sizes)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+        make_tokenizer("bert").save_pretrained(tmp_path / name)
+    assert "has no weights for generator_" in message(model_name_or_path=str(tmp_path / "electra"))
+    assert "has no weights for cls.predictions." in message(model_name_or_path=str(minilm))  # no head
+    gpt = message(model_name_or_path=str(tmp_path / "gpt"))
+    assert gpt.endswith("gpt is a 'gpt2' model, which does not predict masked tokens.")
+    small = message(model_name_or_path=str(tmp_path / "small"))
+    assert "--tokenizer_name: the tokenizer has 74 tokens, but the model's vocabulary has only 50." in small
