@@ -37,7 +37,7 @@ from snugbert.trainers.pretraining.baselines import compute_baselines, format_co
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
 from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import load_corpora, make_dataset
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
@@ -51,8 +51,6 @@ from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
-
-VALIDATION_SEED = 0  # independent of the run's seed, so that metrics of different runs are comparable
 
 
 def run(model_args: ModelArguments, data_args: PretrainingDataArguments, training_args: PretrainingArguments) -> None:
@@ -172,7 +170,9 @@ def _prepare_data(
     checkpoint: str | None,
 ) -> _Data:
     """Prepares the text, plans the phases of the run, and compares its data settings with the checkpoint."""
-    train_corpus, validation_corpus = load_corpora(data_args, training_args, cache_dir, tokenizer)
+    train_corpus, validation_corpus = load_corpora(
+        data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer
+    )
     phases: list[Phase] = []
     settings: dict[str, Any] = {}
     if training_args.do_train and train_corpus is not None:
