@@ -262,7 +262,8 @@ def load_model(
         _check_files(name)
         raise
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
-    if unknown and trained:
+    # Other architectures (`snugbert evaluate`) are transformers' own classes, which load all that they use.
+    if unknown and trained and isinstance(model, SnugBertPreTrainedModel):
         raise InputError(
             f"{name} contains weights that SnugBERT does not use: {shorten(unknown)}. Ignoring them would "
             "change the model."

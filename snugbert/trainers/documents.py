@@ -27,10 +27,23 @@ TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
 
 
 def find_files(patterns: Sequence[str]) -> list[Path]:
-    """Finds the text files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once.
+    """Finds the text files that match paths and glob patterns. See [`match_files`].
 
     Raises:
         InputError: a pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
+    """
+    files = match_files(patterns)
+    for file in files:
+        if not file.name.endswith(TEXT_SUFFIXES):
+            raise InputError(f"{file}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
+    return files
+
+
+def match_files(patterns: Sequence[str]) -> list[Path]:
+    """Finds the files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once.
+
+    Raises:
+        InputError: a pattern matches no file.
     """
     files: dict[Path, None] = {}
     for pattern in patterns:
@@ -38,10 +51,7 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
         matches = [match for match in matches if Path(match).is_file()]
         if not matches:
             raise InputError(f"{pattern}: no such file.")
-        for match in matches:
-            if not match.endswith(TEXT_SUFFIXES):
-                raise InputError(f"{match}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
-            files[Path(match)] = None
+        files |= {Path(match): None for match in matches}
     return list(files)
 
 

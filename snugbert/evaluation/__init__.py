@@ -1,0 +1,1 @@
+"""`snugbert evaluate`: scores masked language models of transformers without fine-tuning."""

@@ -1,0 +1,37 @@
+"""`snugbert evaluate`: scores a masked language model on minimal pairs.
+
+    snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz' --output_dir scores
+
+Any masked language model of transformers can be scored, so that models can be compared.
+"""
+
+import logging
+import sys
+
+from transformers import set_seed
+from transformers.utils import logging as transformers_logging
+
+from snugbert.command_line import parse_arguments
+from snugbert.evaluation.arguments import EvaluatedModelArguments, EvaluationArguments, PairsArguments
+
+
+def main(argv: list[str]) -> None:
+    """Runs `snugbert evaluate` with the arguments `argv`.
+
+    Raises:
+        InputError: an argument, the model or the data cannot be used.
+    """
+    model_args, pairs_args, args = parse_arguments(
+        (EvaluatedModelArguments, PairsArguments, EvaluationArguments),
+        argv,
+        prog="snugbert evaluate",
+        description="Scores a masked language model on minimal pairs, without fine-tuning.",
+        example="snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
+    )
+    # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
+    from snugbert.evaluation.run import run
+
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    transformers_logging.disable_progress_bar()  # for reading weights
+    set_seed(args.seed)
+    run(model_args, pairs_args, args)

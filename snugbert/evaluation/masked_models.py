@@ -1,0 +1,108 @@
+"""Loads any masked language model of transformers, and predicts masked tokens with it.
+
+Shapes: B sequences, L tokens per sequence, V vocabulary size.
+"""
+
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from snugbert.errors import InputError
+from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertForMaskedLM
+from snugbert.models import LOADABLE_TYPES, ModelArguments, load_config, load_model, load_tokenizer
+
+
+def load_masked_model(args: ModelArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads a model with its masked token head, in float32 and in evaluation mode, on the accelerator if there is one.
+
+    BERT checkpoints are loaded as SnugBERT, which computes the same in less time.
+
+    Args:
+        args: the model. Without `model_name_or_path`, its weights are random.
+
+    Raises:
+        InputError: there is no such model, it has no trained masked token head, or its tokenizer does not fit.
+    """
+    tokenizer = load_tokenizer(args)
+    if not tokenizer.is_fast:
+        raise InputError(f"{args.tokenizer_source}: the tokenizer has no tokenizer.json. Convert it to a fast one.")
+    model = load_model(
+        AutoModelForMaskedLM,
+        args,
+        _load_any_config(args, tokenizer),
+        trained=args.model_name_or_path is not None,
+    )
+    vocab_size = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    if len(tokenizer) > vocab_size:
+        raise InputError(
+            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has only "
+            f"{vocab_size}. Use the tokenizer that the model was trained with."
+        )
+    device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    return model.to(device).eval(), tokenizer  # type: ignore[arg-type]
+
+
+def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> Any:
+    name = args.model_name_or_path
+    if name is None:
+        return load_config(args, tokenizer)
+    try:
+        values, _ = PreTrainedConfig.get_config_dict(name, **args.hub)
+        if values.get("model_type", "bert") in LOADABLE_TYPES:
+            return load_config(args, tokenizer)
+        config = AutoConfig.from_pretrained(name, **args.hub)
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"cannot load the configuration of {name}: {error}") from error
+    is_masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
+    if not is_masked and "AutoModelForMaskedLM" not in (getattr(config, "auto_map", None) or {}):
+        raise InputError(f"{name} is a {config.model_type!r} model, which does not predict masked tokens.")
+    return config
+
+
+def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Returns the maximum number of tokens of an input, including special tokens."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    # RoBERTa's positions start after the position of padding.
+    padding = getattr(table, "padding_idx", None)
+    limit = tokenizer.model_max_length if positions is None else positions - (0 if padding is None else padding + 1)
+    return min(limit, tokenizer.model_max_length)
+
+
+@torch.inference_mode()
+def predict_tokens(model: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Predicts one token of each sequence. The vocabulary projection skips all other tokens.
+
+    Args:
+        model: a masked language model.
+        input_ids: sequences without padding. *Shape:* (B, L)
+        positions: the tokens to predict. *Shape:* (B,)
+
+    Returns:
+        Logits. *Shape:* (B, V)
+    """
+    if isinstance(model, SnugBertForMaskedLM):
+        labels = torch.full_like(input_ids, IGNORE_INDEX).scatter_(1, positions[:, None], 0)  # any token will do
+        return model(input_ids=input_ids, labels=labels, sparse_prediction=True).logits
+    rows = torch.arange(len(input_ids), device=input_ids.device)
+    # Stock models have no such option, but the input of their projection can be changed.
+    projection = model.get_output_embeddings()
+    hook = projection and projection.register_forward_pre_hook(
+        lambda _, inputs: (inputs[0][rows, positions], *inputs[1:])
+    )
+    try:
+        logits = model(input_ids=input_ids).logits
+    finally:
+        if hook is not None:
+            hook.remove()
+    return logits if logits.dim() == 2 else logits[rows, positions]

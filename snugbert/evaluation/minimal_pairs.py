@@ -1,0 +1,155 @@
+"""Minimal pairs: two sentences that differ slightly. One is acceptable, and the model should find it more likely.
+
+Pairs come from files such as BLiMP's (Warstadt et al., 2020). A tie is a wrong answer. As in BLiMP, accuracies are
+computed for each paradigm (`UID`), and all other accuracies are means over paradigms.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from snugbert.errors import InputError
+from snugbert.evaluation.masked_models import max_tokens
+from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
+from snugbert.trainers.rows import read_rows
+from snugbert.trainers.splits import describe_file
+from snugbert.trainers.text_lines import content_error
+
+PARADIGM, PHENOMENON, FIELD = "UID", "linguistics_term", "field"  # BLiMP's columns
+
+
+class Pair(NamedTuple):
+    """A minimal pair.
+
+    Attributes:
+        good, bad: the acceptable and the unacceptable sentence.
+        paradigm: the kind of pair. The name of the file if the row does not name it.
+        phenomenon, field: what the paradigm tests, and the field of linguistics. None: unknown.
+        file, row: where the pair is, for messages.
+    """
+
+    good: str
+    bad: str
+    paradigm: str
+    phenomenon: str | None
+    field: str | None
+    file: Path
+    row: int
+
+
+def read_pairs(files: Iterable[Path], good_column: str, bad_column: str) -> list[Pair]:
+    """Reads the pairs of all files.
+
+    Raises:
+        InputError: a file has no pairs, or a row has no text in a column. The message names the file and the row.
+    """
+    pairs: list[Pair] = []
+    for file in files:
+        count = len(pairs)
+        for row, values in read_rows(file):
+            good, bad = (
+                _read_sentence(file, row, values, flag, column)
+                for flag, column in (("good", good_column), ("bad", bad_column))
+            )
+            paradigm, phenomenon, field = (values.get(column) for column in (PARADIGM, PHENOMENON, FIELD))
+            pairs.append(
+                Pair(
+                    good,
+                    bad,
+                    str(paradigm or describe_file(file)),
+                    None if phenomenon is None else str(phenomenon),
+                    None if field is None else str(field),
+                    file,
+                    row,
+                )
+            )
+        if len(pairs) == count:
+            raise content_error(file, ": no pairs.")
+    return pairs
+
+
+def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, column: str) -> str:
+    if column not in values:
+        raise content_error(
+            file, f', row {row}: no column "{column}". Columns: {", ".join(values)}. Set --{flag}_column_name.'
+        )
+    if not isinstance(values[column], str) or not values[column].strip():
+        raise content_error(file, f", row {row}: {column} must be a sentence, not {values[column]!r}.")
+    return values[column]
+
+
+def score_pairs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Scores a model on minimal pairs.
+
+    Returns:
+        `pairs`, the number of pairs, and `accuracy`, the mean over paradigms for each variant of `VARIANTS`.
+        `paradigms`: name -> `phenomenon`, `field`, `pairs` and `accuracy`. `phenomena`: name -> `paradigms`, `pairs`
+        and `accuracy`. Accuracies are fractions of 1.
+
+    Raises:
+        InputError: a sentence has no tokens, or too many for the model.
+    """
+    sentences = list(encode_sentences([text for pair in pairs for text in (pair.good, pair.bad)], tokenizer))
+    limit = max_tokens(model, tokenizer)
+    for number, sentence in enumerate(sentences):
+        pair = pairs[number // 2]
+        if all(word is None for word in sentence.words):
+            raise InputError(f"{pair.file}, row {pair.row}: a sentence has no tokens.")
+        if len(sentence.ids) > limit:
+            raise InputError(
+                f"{pair.file}, row {pair.row}: a sentence has {len(sentence.ids)} tokens. The model's limit is "
+                f"{limit}."
+            )
+    scores = score_sentences(model, sentences, tokenizer.mask_token_id)
+    correct = np.stack([scores[variant][::2] > scores[variant][1::2] for variant in VARIANTS], axis=1)
+    return summarize(pairs, correct)
+
+
+def summarize(pairs: Sequence[Pair], correct: np.ndarray) -> dict[str, Any]:
+    """Computes accuracies, see [`score_pairs`].
+
+    Args:
+        pairs: P pairs.
+        correct: whether the model prefers the acceptable sentence. *Shape:* (P, variants)
+    """
+    rows: dict[str, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        rows.setdefault(pair.paradigm, []).append(number)
+    paradigms: dict[str, dict[str, Any]] = {
+        name: {
+            "phenomenon": pairs[numbers[0]].phenomenon,
+            "field": pairs[numbers[0]].field,
+            "pairs": len(numbers),
+            "accuracy": _by_variant(correct[numbers].mean(axis=0)),
+        }
+        for name, numbers in rows.items()
+    }
+    members: dict[str, list[dict[str, Any]]] = {}
+    for paradigm in paradigms.values():
+        if paradigm["phenomenon"] is not None:
+            members.setdefault(paradigm["phenomenon"], []).append(paradigm)
+    return {
+        "pairs": len(pairs),
+        "accuracy": _mean_accuracy(paradigms.values()),
+        "phenomena": {
+            name: {
+                "paradigms": len(members[name]),
+                "pairs": sum(paradigm["pairs"] for paradigm in members[name]),
+                "accuracy": _mean_accuracy(members[name]),
+            }
+            for name in sorted(members)
+        },
+        "paradigms": paradigms,
+    }
+
+
+def _mean_accuracy(paradigms: Iterable[dict[str, Any]]) -> dict[str, float]:
+    values = [[paradigm["accuracy"][variant] for variant in VARIANTS] for paradigm in paradigms]
+    return _by_variant(np.mean(values, axis=0))
+
+
+def _by_variant(values: np.ndarray) -> dict[str, float]:
+    return dict(zip(VARIANTS, map(float, values), strict=True))

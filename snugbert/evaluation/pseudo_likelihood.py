@@ -1,0 +1,133 @@
+"""Pseudo-log-likelihoods of sentences: the sum of the log-probabilities of all tokens, each masked in its own pass.
+
+Variants, named as in minicons:
+
+- `original` (Salazar et al., 2020): only the scored token is masked.
+- `within_word_l2r` (Kauf and Ivanova, 2023): the later tokens of the same word are masked, too. Otherwise the end of a
+  rare word reveals its beginning.
+
+Special tokens are not scored. The words are the tokenizer's own: for BERT, punctuation marks are words.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from snugbert.evaluation.masked_models import predict_tokens
+
+VARIANTS = ("original", "within_word_l2r")
+TOKENS_PER_BATCH = 4096
+SENTENCES_AT_ONCE = 1000
+
+
+class Sentence(NamedTuple):
+    """An encoded sentence.
+
+    Attributes:
+        ids: token ids, including special tokens.
+        words: the word that each token belongs to. None: a special token.
+    """
+
+    ids: tuple[int, ...]
+    words: tuple[int | None, ...]
+
+
+def encode_sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Sentence]:
+    """Tokenizes texts, which are not truncated."""
+    for start in range(0, len(texts), SENTENCES_AT_ONCE):
+        # `verbose`: callers check the length.
+        batch = tokenizer(list(texts[start : start + SENTENCES_AT_ONCE]), verbose=False)
+        for encoding in batch.encodings or []:
+            words = zip(encoding.word_ids, encoding.special_tokens_mask, strict=True)
+            yield Sentence(tuple(encoding.ids), tuple(None if special else word for word, special in words))
+
+
+def score_sentences(
+    model: PreTrainedModel, sentences: Sequence[Sentence], mask_token_id: int
+) -> dict[str, np.ndarray]:
+    """Computes pseudo-log-likelihoods in nats.
+
+    Sentences of the same length run together, so there is no padding. Equal inputs run once: a repeated sentence, two
+    sentences that differ only in the masked token, and both variants for words of one token.
+
+    Returns:
+        Variant -> the score of each sentence, in float64.
+    """
+    distinct = sorted(dict.fromkeys(sentences), key=lambda sentence: len(sentence.ids))
+    scores: dict[Sentence, np.ndarray] = {}
+    with tqdm(total=len(distinct), unit=" sentences", disable=None) as progress:
+        for _, group in groupby(distinct, key=lambda sentence: len(sentence.ids)):
+            same_length = list(group)
+            for start in range(0, len(same_length), SENTENCES_AT_ONCE):
+                part = same_length[start : start + SENTENCES_AT_ONCE]
+                scores.update(zip(part, _score_same_length(model, part, mask_token_id), strict=True))
+                progress.update(len(part))
+    table = np.array([scores[sentence] for sentence in sentences]).reshape(-1, len(VARIANTS))
+    return dict(zip(VARIANTS, table.T, strict=True))
+
+
+def _score_same_length(model: PreTrainedModel, sentences: Sequence[Sentence], mask_token_id: int) -> np.ndarray:
+    """Scores sentences with the same number of tokens. *Shape:* (sentences, variants)"""
+    copies: dict[tuple[int, tuple[int, ...]], int] = {}  # (scored position, masked ids) -> row
+    rows, targets, cells = [], [], []
+    for number, (ids, words) in enumerate(sentences):
+        for position, word in enumerate(words):
+            if word is None:
+                continue
+            for variant, masked in enumerate(_mask(ids, words, position, mask_token_id)):
+                rows.append(copies.setdefault((position, masked), len(copies)))
+                targets.append(ids[position])
+                cells.append(number * len(VARIANTS) + variant)
+    shape = len(sentences), len(VARIANTS)
+    if not copies:
+        return np.zeros(shape)
+    input_ids = torch.tensor([masked for _, masked in copies])
+    positions = torch.tensor([position for position, _ in copies])
+    log_probabilities = _predict_targets(model, input_ids, positions, torch.tensor(rows), torch.tensor(targets))
+    # Float64 makes the sums exact enough for equal log-probabilities in another order to tie.
+    return np.bincount(cells, log_probabilities.double().numpy(), minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def _mask(
+    ids: tuple[int, ...], words: tuple[int | None, ...], position: int, mask_token_id: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids with masks for the token at `position`, for each variant."""
+    original = (*ids[:position], mask_token_id, *ids[position + 1 :])
+    word = words[position]
+    if word not in words[position + 1 :]:
+        return original, original
+    later = zip(original[position + 1 :], words[position + 1 :], strict=True)
+    return original, (*original[: position + 1], *(mask_token_id if other == word else id for id, other in later))
+
+
+def _predict_targets(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    rows: torch.Tensor,
+    targets: torch.Tensor,
+) -> torch.Tensor:
+    """Computes the log-probabilities of tokens at the scored positions. *Shape:* (K,)
+
+    Args:
+        model: a masked language model.
+        input_ids: masked sequences. *Shape:* (B, L)
+        positions: the scored position of each sequence. *Shape:* (B,)
+        rows: the sequence of each target. *Shape:* (K,)
+        targets: token ids. *Shape:* (K,)
+    """
+    found = torch.empty(len(rows))
+    size = max(1, TOKENS_PER_BATCH // input_ids.shape[1])
+    for start in range(0, len(input_ids), size):
+        batch = (tensor[start : start + size].to(model.device) for tensor in (input_ids, positions))
+        logits = predict_tokens(model, *batch).float()
+        wanted = ((rows >= start) & (rows < start + size)).nonzero().squeeze(1)
+        batch_rows, batch_targets = ((rows[wanted] - start).to(logits.device), targets[wanted].to(logits.device))
+        chosen = logits[batch_rows, batch_targets] - logits.logsumexp(dim=1)[batch_rows]
+        found[wanted] = chosen.cpu()
+    return found

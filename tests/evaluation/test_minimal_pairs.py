@@ -1,0 +1,75 @@
+"""Reading minimal pairs, and their accuracies."""
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+
+from snugbert.errors import InputError
+from snugbert.evaluation.minimal_pairs import Pair, read_pairs, summarize
+
+COLUMNS = "sentence_good", "sentence_bad"
+
+
+def test_files_of_all_formats_have_the_same_pairs(tmp_path):
+    rows = [('It\'s "here".', "It here."), ("A, b.", "B, a.")]
+    objects = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(
+            json.dumps(values | {"UID": "u", "linguistics_term": "t", "field": "f"}) + "\n" for values in objects
+        )
+    (tmp_path / "b.json").write_text(json.dumps(objects))
+    (tmp_path / "c.tsv").write_text("\n".join("\t".join(row) for row in [COLUMNS, *rows]))
+    (tmp_path / "d.csv").write_text('bad,good\nIt here.,"It\'s ""here""."\n"B, a.","A, b."\n')
+    read = [read_pairs([tmp_path / name], *COLUMNS) for name in ("a.jsonl.gz", "b.json", "c.tsv")]
+    read.append(read_pairs([tmp_path / "d.csv"], "good", "bad"))
+    assert all([pair[:2] for pair in pairs] == rows for pairs in read)
+    assert [pairs[0][2:5] for pairs in read] == [("u", "t", "f"), *((name, None, None) for name in "bcd")]
+    assert [(pair.file.name, pair.row) for pair in read[0] + read[3]] == [
+        ("a.jsonl.gz", 1),
+        ("a.jsonl.gz", 2),
+        ("d.csv", 2),
+        ("d.csv", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"good": "A.", "sentence_bad": "B."}',
+            'row 1: no column "sentence_good". Columns: good, sentence_bad. Set --good_column_name.',
+        ),
+        (
+            '{"sentence_good": "A.", "sentence_bad": "B."}\n{"sentence_good": "A.", "sentence_bad": " "}',
+            "row 2: sentence_bad must be a sentence, not ' '.",
+        ),
+        ('{"sentence_good": 3, "sentence_bad": "B."}', "row 1: sentence_good must be a sentence, not 3."),
+        ('{"sentence_good": ', "row 1: not JSON"),
+        ("", ": no pairs."),
+    ],
+)
+def test_errors_name_the_file_and_the_row(text, message, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(text)
+    with pytest.raises(InputError, match=re.escape(str(file)) + ",? ?" + re.escape(message)):
+        read_pairs([file], *COLUMNS)
+
+
+def test_means_over_paradigms_of_different_sizes(tmp_path):
+    """Four pairs of paradigm a, one of b, two of c. a and b belong to the same phenomenon."""
+    kinds = {"a": "island", "b": "island", "c": None}
+    pairs = [Pair("", "", name, kinds[name], None, tmp_path, row) for row, name in enumerate("aabaacc")]
+    correct = np.array([[1, 0], [1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 1]], dtype=bool)
+    results = summarize(pairs, correct)
+    assert {name: list(group["accuracy"].values()) for name, group in results["paradigms"].items()} == {
+        "a": [0.75, 0.25],
+        "b": [0, 1],
+        "c": [0, 1],
+    }
+    assert results["phenomena"] == {
+        "island": {"paradigms": 2, "pairs": 5, "accuracy": {"original": 0.375, "within_word_l2r": 0.625}}
+    }
+    assert results["accuracy"] == {"original": 0.25, "within_word_l2r": 0.75} and results["pairs"] == 7
