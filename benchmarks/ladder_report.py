@@ -1,4 +1,4 @@
-"""The table and the plot of `pretraining_ladder.py`, from the finished runs in `ladder.jsonl`."""
+"""The runs of `pretraining_ladder.py` in `ladder.jsonl`, and their table and plot."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,6 @@ HEADER = (
     "| masked token accuracy | loss on pairs, nats | pair accuracy |\n|" + " --- |" * 12
 )
 
-
 Run = dict[str, Any]  # a line of `ladder.jsonl`
 
 
@@ -21,6 +20,11 @@ def read_runs(output_dir: Path) -> list[Run]:
     """Reads the finished runs, in the order in which they finished."""
     file = output_dir / RUNS_NAME
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def get_row(run: Run) -> tuple[str, str]:
+    """Returns the row of the table to which a run belongs: recipe and model."""
+    return run["recipe"], run["model"]
 
 
 def report(output_dir: Path) -> str:
@@ -31,12 +35,10 @@ def report(output_dir: Path) -> str:
     """
     rows: dict[tuple[str, str], list[Run]] = {}
     for run in read_runs(output_dir):
-        rows.setdefault((run["recipe"], run["model"]), []).append(run)
+        rows.setdefault(get_row(run), []).append(run)
     if not rows:
         raise SystemExit(f"error: --report: {output_dir} has no finished runs.")
-    first: dict[str, list[Run]] = {}  # of each model
-    for (_, model), runs in rows.items():
-        first.setdefault(model, runs)
+    first = {model: group for (_, model), group in reversed(rows.items())}  # row of each model
     runs = [run for group in rows.values() for run in group]
     machines = [", ".join(f"{name} {value}" for name, value in run["machine"].items()) for run in runs]
     commands = [f"    python benchmarks/pretraining_ladder.py {run['command']}" for run in runs]

@@ -35,28 +35,24 @@ import pretraining_run
 import torch
 import transformers
 import yaml
-from ladder_report import RUNS_NAME, Run, read_runs, report
+from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
 from side_by_side import describe_machine, positive
-from torch.utils.data import Subset
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
 
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.errors import InputError
+from snugbert.evaluation.text import score_examples
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.output_folder import list_checkpoints, step_of
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.baselines import unigram_baseline
 from snugbert.trainers.pretraining.batches import plan_phases
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import load_corpora
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.run import VALIDATION_SEED
-from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
-MEASURE_NAME = "measure.json"
 POINTS = 10  # evaluated checkpoints per run
 EVAL_BATCH_SIZE = 64
 COUNTED_EXAMPLES = 2000  # for the mean number of tokens per example
@@ -142,9 +138,7 @@ def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
         SystemExit: a run failed or was stopped, or the recipe has changed.
     """
     recipe = read_recipe(file, args)
-    finished = [
-        run for run in read_runs(args.output_dir) if (run["recipe"], run["model"]) == (recipe.name, recipe.model)
-    ]
+    finished = [run for run in read_runs(args.output_dir) if get_row(run) == (recipe.name, recipe.model)]
     if any(run["settings"] != recipe.settings for run in finished):
         raise InputError(f"{file}: {args.output_dir} has runs of this recipe with other settings. Rename the recipe.")
     seeds = [seed for seed in args.seeds if seed not in {run["seed"] for run in finished}]
@@ -158,7 +152,7 @@ def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
         run = {"recipe": recipe.name, "model": recipe.model, "seed": seed, "about": recipe.about}
         run |= measure(recipe, output_dir, task, args)
         run |= {"settings": recipe.settings, "command": shlex.join(argv)}
-        run["machine"] = describe_machine("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
+        run["machine"] = describe_machine(find_device(args))
         with (args.output_dir / RUNS_NAME).open("a") as runs:
             runs.write(json.dumps(run) + "\n")
         for checkpoint in find_checkpoints(recipe, output_dir)[:-1]:
@@ -190,7 +184,9 @@ def make_task(recipe: Recipe, args: argparse.Namespace) -> Task:
     if recipe.stock:
         pretraining_run.parse_arguments(stock_flags(recipe, args.output_dir, 1000, 0, args))
     tokenizer = load_tokenizer(model_args)
-    corpus, validation = load_corpora(data_args, training_args, model_args.cache_dir, tokenizer)
+    corpus, validation = load_corpora(
+        data_args, do_train=True, do_eval=True, cache_dir=model_args.cache_dir, tokenizer=tokenizer
+    )
     assert corpus is not None and validation is not None  # both are given
 
     def make_validation_examples(objective: Objective) -> PretrainingDataset:
@@ -320,11 +316,11 @@ def measure(recipe: Recipe, output_dir: Path, task: Task, args: argparse.Namespa
         `points`: tokens, FLOPs, seconds and metrics of each checkpoint. The values of the last one are also entries of
         the run itself. With pairs, `nsp_accuracy` and `pairs_mlm_loss` are the metrics on pairs.
     """
-    every = math.ceil(task.steps / POINTS)  # a stopped run has other checkpoints, too
+    every = math.ceil(task.steps / POINTS)
     checkpoints = [
         path
         for path in find_checkpoints(recipe, output_dir)
-        if step_of(path) in (task.steps, step_of(path) // every * every)
+        if step_of(path) % every == 0 or step_of(path) == task.steps  # a stopped run has others, too
     ]
     costs = read_stock_costs(output_dir) if recipe.stock else {step_of(path): read_costs(path) for path in checkpoints}
     points = [costs[step_of(path)] | evaluate(path, task.sentences, task.tokenizer, args) for path in checkpoints]
@@ -343,23 +339,16 @@ def find_checkpoints(recipe: Recipe, output_dir: Path) -> list[Path]:
 def evaluate(
     checkpoint: Path, dataset: PretrainingDataset, tokenizer: PreTrainedTokenizerBase, args: argparse.Namespace
 ) -> dict[str, float]:
-    """Returns masked token loss and accuracy, and with pairs their loss and accuracy, at 15 % masks."""
+    """Returns the metrics of a checkpoint, as `snugbert evaluate` does. Stock BERT's weights have the same names."""
     model_args = ModelArguments(model_name_or_path=str(checkpoint))
     auto_class = AutoModelForMaskedLM if dataset.objective == "mlm" else AutoModelForPreTraining
-    trainer = PretrainingTrainer(
-        model=load_model(auto_class, model_args, load_config(model_args, tokenizer)),
-        args=PretrainingArguments(
-            output_dir=str(checkpoint.parent),
-            per_device_eval_batch_size=EVAL_BATCH_SIZE,
-            use_cpu=args.use_cpu,
-            report_to="none",
-            disable_tqdm=True,
-        ),
-        data_collator=SnugBertDataCollatorForPretraining(tokenizer, mlm_probability=0.15),
-        processing_class=tokenizer,
-    )
-    metrics = trainer.evaluate(Subset(dataset, range(len(dataset))[: args.max_eval_samples]))
-    return {name: metrics[f"eval_{name}"] for name in pretraining_run.MEASURES if f"eval_{name}" in metrics}
+    model = load_model(auto_class, model_args, load_config(model_args, tokenizer)).to(find_device(args))
+    return score_examples(model, tokenizer, dataset, min(len(dataset), args.max_eval_samples), EVAL_BATCH_SIZE)
+
+
+def find_device(args: argparse.Namespace) -> str:
+    """Returns "cuda" or "cpu"."""
+    return "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
 
 
 def read_costs(checkpoint: Path) -> dict[str, float]:
@@ -381,12 +370,9 @@ def read_stock_costs(output_dir: Path) -> dict[int, dict[str, float]]:
     return {line["step"]: {name: line[name] for name in ("step", "tokens", "flops", "seconds")} for line in lines}
 
 
-# --- the ladder -------------------------------------------------------------------------------------------------
-
-
 def check_measure(args: argparse.Namespace) -> None:
     """Records how runs are compared, or checks that it has not changed."""
-    file = args.output_dir / MEASURE_NAME
+    file = args.output_dir / "measure.json"
     current = {name: getattr(args, name) for name in MEASURE}
     recorded = json.loads(file.read_text()) if file.exists() else current
     if changed := [f"--{name}" for name in MEASURE if current[name] != recorded[name]]:

@@ -125,7 +125,7 @@ def test_a_ladder_continues_and_compares(material, tmp_path, monkeypatch, capsys
     # Nothing that differs is compared.
     with pytest.raises(SystemExit, match=r"--max_tokens: .* has runs with other values\. Choose another folder\."):
         pretraining_ladder.main([*both, *argv, "--max_tokens", "9999"])
-    recipes[0].write_text(settings.replace("1e-2", "2e-2"))
+    recipes[0].write_text("# Pairs.\n" + settings.replace("1e-2", "2e-2"))
     with pytest.raises(SystemExit, match=r"pairs\.yaml: .* has runs of this recipe with other settings"):
         pretraining_ladder.main([*both, *argv])
 
