@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS, Objective
-from snugbert.trainers.pretraining.plot import FORMATS
 
 
 def compute_baselines(
@@ -44,15 +44,34 @@ def unigram_baseline(train: Corpus, validation: Corpus, vocab_size: int) -> dict
     Returns:
         `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
     """
-    train_counts, counts = _count_tokens(train, vocab_size), _count_tokens(validation, vocab_size)
-    log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + vocab_size)
+    train_counts, counts = count_tokens(train, vocab_size), count_tokens(validation, vocab_size)
     return {
-        "mlm_loss": float(-(counts * log_probabilities).sum() / counts.sum()),
+        "mlm_loss": frequency_loss(train_counts, counts),
         "mlm_accuracy": float(counts[train_counts.argmax()] / counts.sum()),
     }
 
 
-def _count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
+def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the mean cross-entropy, in nats, of predicting tokens by their frequency.
+
+    Args:
+        train_counts: count of each token in the training text. They give the frequencies, with add-one (Laplace)
+            smoothing. *Shape:* (vocabulary,)
+        counts: the same for the text to predict.
+    """
+    log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
+    return float(-(counts * log_probabilities).sum() / counts.sum())
+
+
+def count_dataset(dataset: object) -> np.ndarray | None:
+    """Counts each token in the text of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
+    while isinstance(dataset, torch.utils.data.Subset):
+        dataset = dataset.dataset
+    return count_tokens(dataset.corpus, dataset.vocab_size) if isinstance(dataset, PretrainingDataset) else None
+
+
+def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
+    """Counts how often each token occurs in a corpus. *Shape:* (vocabulary,)"""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for block in corpus.blocks:
         # A million tokens at a time, because bincount takes 8 bytes per token.
@@ -64,14 +83,14 @@ def _count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
 def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], objective: Objective) -> str:
     """Formats a table of the metrics on the validation text next to the baselines."""
     names = {
-        "mlm_loss": "masked token loss",
-        "mlm_accuracy": "masked token accuracy",
-        "nsp_accuracy": f"{PAIR_TASKS.get(objective)} accuracy",
+        "mlm_loss": ("masked token loss", ".3f"),
+        "mlm_accuracy": ("masked token accuracy", ".1%"),
+        "bits_per_character": ("bits per character", ".3f"),
+        "nsp_accuracy": (f"{PAIR_TASKS.get(objective)} accuracy", ".1%"),
     }
     lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
-    for name, text in names.items():
+    for name, (text, form) in names.items():
         if name in metrics:
-            form = FORMATS[name.partition("_")[2]]
             baseline = format(baselines[name], form) if name in baselines else ""
             lines.append(f"{text:<26}{format(metrics[name], form):>12}{baseline:>12}".rstrip())
     return "\n".join(lines)

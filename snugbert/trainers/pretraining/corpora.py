@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.cache import prepare_in_cache
@@ -21,14 +21,24 @@ from snugbert.trainers.text_lines import ReadingLog
 
 logger = logging.getLogger(__name__)
 
+VALIDATION_SEED = 0  # independent of the run's seed, so that metrics of different runs are comparable
+
 
 def load_corpora(
     data_args: PretrainingDataArguments,
-    training_args: TrainingArguments,
+    do_train: bool,
+    do_eval: bool,
     cache_dir: str | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Corpus | None, Corpus | None]:
     """Prepares the training and the validation text, or opens a prepared corpus.
+
+    Args:
+        data_args: where the text is.
+        do_train: whether the run trains. Otherwise the training text only gives the baseline its token frequencies.
+        do_eval: whether the run evaluates. Without validation files, it holds out some of the training text.
+        cache_dir: see [`prepare_in_cache`].
+        tokenizer: the tokenizer.
 
     Returns:
         Training and validation corpus. None if the run does not need it.
@@ -37,24 +47,25 @@ def load_corpora(
         InputError: a text is missing or cannot be used for the objective.
     """
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
-    if not has_text and data_args.corpus is None and (training_args.do_train or not data_args.validation_file):
+    if not has_text and data_args.corpus is None and (do_train or not data_args.validation_file):
         raise InputError("there is no text. Give --train_file, --dataset_name or --corpus.")
     check_files(data_args)
-    hold_out = training_args.do_eval and not data_args.validation_file
+    hold_out = do_eval and not data_args.validation_file
     if hold_out and data_args.corpus is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
     prepare = partial(_prepare, data_args, cache_dir, tokenizer)
+    train_objective: Objective = data_args.objective if do_train else "mlm"  # token frequencies need no pairs
     train = validation = None
     if data_args.validation_file:  # first, because the training text can take hours
-        validation = prepare("validation text", _select_validation_text(data_args))
+        validation = prepare(data_args.objective, "validation text", _select_validation_text(data_args))
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
         logger.info("training text: %s", train)
-        _check_corpus(train, "training text", data_args.objective)
+        _check_corpus(train, "training text", train_objective)
     elif hold_out:
-        train, validation = _split(prepare, data_args)
+        train, validation = _split(prepare, data_args, train_objective)
     elif has_text:
-        train = prepare("training text", data_args)
+        train = prepare(train_objective, "training text", data_args)
     return train, validation
 
 
@@ -80,7 +91,9 @@ def _select_validation_text(data_args: PretrainingDataArguments) -> TextArgument
     )
 
 
-def _split(prepare: Callable[..., Corpus], data_args: PretrainingDataArguments) -> tuple[Corpus, Corpus]:
+def _split(
+    prepare: Callable[..., Corpus], data_args: PretrainingDataArguments, train_objective: Objective
+) -> tuple[Corpus, Corpus]:
     """Holds out documents for validation: spread evenly over the text, and the same in every run."""
     percentage = data_args.validation_split_percentage
 
@@ -90,15 +103,16 @@ def _split(prepare: Callable[..., Corpus], data_args: PretrainingDataArguments) 
     def is_kept(number: int) -> bool:
         return not is_held_out(number)
 
-    train = prepare("training text", data_args, documents=f"all but {percentage} %", keeps=is_kept)
+    train = prepare(train_objective, "training text", data_args, documents=f"all but {percentage} %", keeps=is_kept)
     name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
-    return train, prepare(name, data_args, documents=f"{percentage} %", keeps=is_held_out)
+    return train, prepare(data_args.objective, name, data_args, documents=f"{percentage} %", keeps=is_held_out)
 
 
 def _prepare(
     data_args: PretrainingDataArguments,
     cache_dir: str | None,
     tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
     name: str,
     text: TextArguments,
     **documents: Any,
@@ -107,7 +121,7 @@ def _prepare(
     language, num_workers = data_args.sentence_language, data_args.preprocessing_num_workers
     folder, corpus = prepare_in_cache(text, tokenizer, language, cache_dir, num_workers, **documents)
     logger.info("%s: %s (%s)", name, corpus, folder)
-    _check_corpus(corpus, name, data_args.objective)
+    _check_corpus(corpus, name, objective)
     return corpus
 
 

@@ -37,9 +37,10 @@ from snugbert.trainers.pretraining.baselines import compute_baselines, format_co
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
 from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import load_corpora, make_dataset
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.guidance import log_recipe
 from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
@@ -50,8 +51,6 @@ from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
-
-VALIDATION_SEED = 0  # independent of the run's seed, so that metrics of different runs are comparable
 
 
 def run(model_args: ModelArguments, data_args: PretrainingDataArguments, training_args: PretrainingArguments) -> None:
@@ -112,6 +111,8 @@ def _train_and_evaluate(
     model = _load_model(model_args, data_args, training_args, config)
     epochs_dir = output_dir / "epochs"
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
+    if model_args.model_name_or_path is None:
+        log_recipe(data.phases, model)
     validation = data.validation
     trainer = _make_trainer(
         model=model,
@@ -169,7 +170,9 @@ def _prepare_data(
     checkpoint: str | None,
 ) -> _Data:
     """Prepares the text, plans the phases of the run, and compares its data settings with the checkpoint."""
-    train_corpus, validation_corpus = load_corpora(data_args, training_args, cache_dir, tokenizer)
+    train_corpus, validation_corpus = load_corpora(
+        data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer
+    )
     phases: list[Phase] = []
     settings: dict[str, Any] = {}
     if training_args.do_train and train_corpus is not None:

@@ -55,15 +55,21 @@ def _score(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Computes the metrics of an evaluation by Trainer, see [`average_sums`]. `loss` is the sum of the losses."""
+    metrics = average_sums(np.asarray(prediction.predictions))
+    return {"loss": metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0), **metrics}
+
+
+def average_sums(sums_per_sequence: np.ndarray) -> dict[str, float]:
     """Computes mean losses and accuracies from the sums of [`sum_per_sequence`].
 
     Without labeled tokens, the loss is NaN. Without labeled pairs, there are no pair metrics.
     """
-    sums = np.asarray(prediction.predictions).sum(axis=0, dtype=np.float64).tolist()
+    sums = sums_per_sequence.sum(axis=0, dtype=np.float64).tolist()
     metrics: dict[str, float] = {}
     for task, start in zip(("mlm", "nsp"), range(0, len(sums), 3), strict=False):
         loss, correct, labeled = sums[start : start + 3]
         if labeled or task == "mlm":
             count = labeled or math.nan
             metrics |= {f"{task}_loss": loss / count, f"{task}_accuracy": correct / count}
-    return {"loss": metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0), **metrics}
+    return metrics

@@ -25,8 +25,8 @@ def show_examples(
     Raises:
         InputError: there is no training text.
     """
-    data_args.validation_file, training_args.do_eval = [], False
-    corpus, _ = load_corpora(data_args, training_args, cache_dir, tokenizer)
+    data_args.validation_file = []
+    corpus, _ = load_corpora(data_args, True, False, cache_dir, tokenizer)
     if corpus is None:
         raise InputError("--show: there is no training text. Give --train_file, --dataset_name or --corpus.")
     (length, _), *_ = data_args.lengths_and_shares

@@ -1,0 +1,223 @@
+"""Held-out text: masked token loss and accuracy, bits per character and next-sentence accuracy, next to baselines.
+
+The examples and their masks are those of `snugbert pretrain --validation_file`, so both commands report the same
+metrics. SnugBERT models get packed batches. Other models get the same examples in padded batches.
+"""
+
+import logging
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from snugbert.errors import InputError
+from snugbert.evaluation.text_arguments import HeldOutTextArguments
+from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
+from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.documents import find_files, read_documents
+from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
+from snugbert.trainers.pretraining.baselines import compute_baselines, count_tokens, format_comparison
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
+from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.pretraining.scores import average_sums, get_mlm_logits, sum_per_sequence
+from snugbert.trainers.text_lines import ReadingLog
+
+logger = logging.getLogger(__name__)
+
+
+class TextResults(TypedDict):
+    """Scores of a model on held-out text.
+
+    Keys:
+        metrics: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
+            `nsp_accuracy`.
+        baselines: the same metrics, except `nsp_loss`, of predicting tokens by their frequency and always the more
+            frequent pair label.
+        token_frequencies: the text that gives the baseline its token frequencies: "training text" or "held-out text".
+        objective: what the examples are: "nsp" or "sop" (pairs), or "mlm" (full sentences).
+        examples: number of examples.
+        tokens: tokens of the text, without special tokens.
+        characters: characters of the text, see [`count_characters`].
+        unknown_tokens: share of the tokens that are [UNK].
+    """
+
+    metrics: dict[str, float]
+    baselines: dict[str, float]
+    token_frequencies: str
+    objective: Objective
+    examples: int
+    tokens: int
+    characters: int
+    unknown_tokens: float
+
+
+def score_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    args: HeldOutTextArguments,
+    batch_size: int = 8,
+    cache_dir: str | None = None,
+) -> TextResults:
+    """Scores a model on held-out text.
+
+    Args:
+        model: any masked language model of transformers. If it predicts sentence pairs as `BertForPreTraining` does,
+            the examples are pairs. Otherwise they are full sentences.
+        tokenizer: its tokenizer.
+        args: the text, and the length of the examples.
+        batch_size: examples per batch.
+        cache_dir: see [`prepare_in_cache`].
+
+    Raises:
+        InputError: the text cannot be used, or `max_seq_length` does not fit the model.
+    """
+    _check_length(args.max_seq_length, model, tokenizer)
+    data_args = _choose_examples(args, model, tokenizer)
+    train, text = load_corpora(data_args, do_train=False, do_eval=True, cache_dir=cache_dir, tokenizer=tokenizer)
+    assert text is not None  # `validation_file` is given
+    characters = count_characters(data_args)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = make_dataset(
+            text, "held-out text", args.max_seq_length, data_args, tokenizer, Path(folder), VALIDATION_SEED
+        )
+        num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
+        metrics = score_examples(model, tokenizer, dataset, num_examples, batch_size)
+        baselines = compute_baselines(dataset, train or text, text, len(tokenizer))
+    for scores in (metrics, baselines):
+        scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters
+    return {
+        "metrics": metrics,
+        "baselines": baselines,
+        "token_frequencies": "held-out text" if train is None else "training text",
+        "objective": data_args.objective,
+        "examples": num_examples,
+        "tokens": text.num_tokens,
+        "characters": characters,
+        "unknown_tokens": _share_of_unknown_tokens(text, tokenizer),
+    }
+
+
+def _check_length(max_seq_length: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", math.inf))
+    if not SHORTEST_EXAMPLE <= max_seq_length <= limit:
+        raise InputError(
+            f"--max_seq_length {max_seq_length} must be between {SHORTEST_EXAMPLE} and the model's limit ({limit})."
+        )
+
+
+def predicts_pairs(model: PreTrainedModel) -> bool:
+    """Whether a masked language model also predicts sentence pairs, as `BertForPreTraining` does."""
+    return "next_sentence_label" in signature(model.forward).parameters
+
+
+def _choose_examples(
+    args: HeldOutTextArguments, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> PretrainingDataArguments:
+    """Returns the arguments of `snugbert pretrain` that make the examples. Masks have its defaults."""
+    data_args = PretrainingDataArguments(**{field.name: getattr(args, field.name) for field in fields(args)})
+    if not predicts_pairs(model):
+        if args.sentence_order:
+            raise InputError("--sentence_order: the model does not predict the order of segments. Remove it.")
+        data_args.no_nsp = True
+    if data_args.no_nsp and _distinguishes_spaces(tokenizer):
+        logger.info("lines are not split into sentences, because the tokenizer joins a space and the next word")
+        data_args.lines_are_sentences = True
+    return data_args
+
+
+def _distinguishes_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a word after a space is another token than the first word of a text, as in RoBERTa's tokenizer.
+
+    A sentence without the space before it would not be the text that such a model learned from.
+    """
+    return tokenizer.tokenize("a") != tokenizer.tokenize(" a")
+
+
+def count_characters(data_args: PretrainingDataArguments) -> int:
+    """Counts the characters of the validation text: of its lines, without line ends and the spaces around lines.
+
+    They do not depend on a tokenizer.
+    """
+    log = ReadingLog(data_args.on_bad_text)
+    documents = read_documents(find_files(data_args.validation_file), data_args.text_column_name, log)
+    return sum(len(line) for document in documents for line in document)
+
+
+def _share_of_unknown_tokens(text: Corpus, tokenizer: PreTrainedTokenizerBase) -> float:
+    return float(count_tokens(text, len(tokenizer))[tokenizer.unk_token_id] / text.num_tokens)
+
+
+@torch.no_grad()
+def score_examples(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: PretrainingDataset,
+    num_examples: int,
+    batch_size: int,
+) -> dict[str, float]:
+    """Masks and scores the first examples of a dataset.
+
+    Returns:
+        `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`.
+    """
+    collate = SnugBertDataCollatorForPretraining(tokenizer)
+    model.eval()
+    sums = []
+    for start in tqdm(range(0, num_examples, batch_size), desc="held-out text", disable=None):
+        batch = collate([dataset[index] for index in range(start, min(start + batch_size, num_examples))])
+        if not isinstance(model, SnugBertPreTrainedModel):
+            batch = _pad(batch, tokenizer.pad_token_id)
+        batch = {name: x.to(model.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+        sums.append(_score_batch(model, batch).cpu())
+    return average_sums(torch.cat(sums).numpy())
+
+
+def _pad(batch: Mapping[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Gives each sequence of a packed batch a padded row."""
+    lengths = batch["cu_seq_lens_q"].diff().tolist()
+
+    def to_rows(values: torch.Tensor, padding: int) -> torch.Tensor:
+        return pad_sequence(values[0].split(lengths), batch_first=True, padding_value=padding)
+
+    padded = {
+        "input_ids": to_rows(batch["input_ids"], pad_token_id),
+        "attention_mask": to_rows(torch.ones_like(batch["input_ids"]), 0),
+        "labels": to_rows(batch["labels"], IGNORE_INDEX),
+    }
+    if "next_sentence_label" in batch:  # models without pairs may not accept token types
+        padded["token_type_ids"] = to_rows(batch["token_type_ids"], 0)
+        padded["next_sentence_label"] = batch["next_sentence_label"]
+    return padded
+
+
+def _score_batch(model: PreTrainedModel, batch: dict[str, Any]) -> torch.Tensor:
+    """Returns sums of losses and correct predictions, see [`sum_per_sequence`]."""
+    if isinstance(model, SnugBertPreTrainedModel):
+        return sum_per_sequence(model(**batch, sparse_prediction=True), batch)
+    outputs = model(**{name: values for name, values in batch.items() if "label" not in name})
+    outputs["prediction_logits"] = get_mlm_logits(outputs)[batch["labels"] != IGNORE_INDEX]
+    return sum_per_sequence(outputs, batch)
+
+
+def format_text_results(results: TextResults) -> str:
+    """Formats a table of the metrics next to the baselines, and what they were measured on."""
+    pairs = "pairs" if results["objective"] != "mlm" else "full sentences"
+    return "\n".join(
+        [
+            format_comparison(results["metrics"], results["baselines"], results["objective"]),
+            "",
+            f"The baseline predicts tokens by their frequency in the {results['token_frequencies']}.",
+            f"examples: {results['examples']:,} ({pairs}), tokens: {results['tokens']:,} "
+            f"({results['unknown_tokens']:.2%} unknown), characters: {results['characters']:,}",
+        ]
+    )
