@@ -56,7 +56,7 @@ release-check: .venv/installed-dev  ## build a release, check it, and use it in 
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/$(PIP) --constraint constraints.txt $(DEV) --group docs
+	$(BIN)/$(PIP) --constraint constraints.txt $(DEV) --group minicons --group docs
 	touch $@
 
 .venv-lowest/installed: pyproject.toml constraints-lowest.txt
@@ -70,7 +70,7 @@ release-check: .venv/installed-dev  ## build a release, check it, and use it in 
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/$(PIP) 'pip>=25.1'
 	.venv-newest/bin/$(PIP) --upgrade torch
-	.venv-newest/bin/$(PIP) --upgrade $(DEV)
+	.venv-newest/bin/$(PIP) --upgrade $(DEV) --group minicons
 	touch $@
 
 clean:

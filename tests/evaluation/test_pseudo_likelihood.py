@@ -27,6 +27,7 @@ def score_by_definition(model, tokenizer, text: str, variant: str) -> float:
 
 
 def score_with_minicons(model, tokenizer, text: str, variant: str) -> float:
+    # `make test` installs minicons, but not `make test-lowest`.
     scorer = pytest.importorskip("minicons.scorer").MaskedLMScorer(model, "cpu", tokenizer=tokenizer)
     # minicons tokenizes with a method that transformers 5 does not have. It also accepts encoded text.
     encoding = tokenizer([text], return_tensors="pt")
