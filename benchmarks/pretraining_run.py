@@ -35,6 +35,7 @@ from snugbert.trainers.corpus.preparation import prepare_corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.throughput import training_flops
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 NAMES = {"ours": "SnugBERT", "stock": "stock BERT"}
@@ -73,6 +74,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--logging_steps", type=positive, default=10)
     parser.add_argument("--eval_steps", type=positive, default=100)
     parser.add_argument("--max_eval_samples", type=positive, help="maximum number of pairs for evaluation")
+    parser.add_argument("--save_steps", type=positive, help="save the weights every N steps; default: never")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--side", choices=(*SIDES, "both"), default="both", help="run one side only")
     parser.add_argument("--report", action="store_true", help="only make the table and the plot from the logs")
@@ -95,11 +97,11 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     training_examples = make_examples("train", args.train_file, side, tokenizer, args, args.seed)
     validation_examples = make_examples("validation", args.validation_file, side, tokenizer, args, seed=0)
     validation_pairs = min(len(validation_examples), args.max_eval_samples or len(validation_examples))
-    batch_tokens: list[int] = []
+    costs: list[tuple[int, float]] = []
 
     def collate(examples: list[Batch]) -> Batch:
         batch = pack(examples)
-        batch_tokens.append(batch["input_ids"].numel())
+        costs.append((batch["input_ids"].numel(), training_flops(ours.config, batch).item()))
         return batch if side == "ours" else padded(batch, tokenizer.pad_token_id)
 
     settings: dict[str, Any] = {
@@ -116,7 +118,9 @@ def run_side(side: str, args: argparse.Namespace) -> None:
         "bf16": args.bf16,
         "use_cpu": args.use_cpu,
         "seed": args.seed,
-        "save_strategy": "no",
+        "save_strategy": "steps" if args.save_steps else "no",
+        "save_steps": args.save_steps or args.max_steps,
+        "save_only_model": True,
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_pin_memory": torch.accelerator.is_available() and not args.use_cpu,
@@ -141,7 +145,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     ]
     if side == "stock":
         batches = [padded(batch, tokenizer.pad_token_id) for batch in batches]
-    recorder = Recorder(args.output_dir / f"{side}.jsonl", batches, args, batch_tokens)
+    recorder = Recorder(args.output_dir / f"{side}.jsonl", batches, args, costs)
     trainer = trainer_class(
         model=model,
         args=training_args,
@@ -187,11 +191,11 @@ class Recorder(TrainerCallback):
         file: the log file.
         batches: batches of the validation text.
         args: arguments of the command line.
-        batch_tokens: number of tokens of each training batch so far, without padding.
+        costs: tokens and needed FLOPs of each training batch so far, without padding.
     """
 
-    def __init__(self, file: Path, batches: list[Batch], args: argparse.Namespace, batch_tokens: list[int]):
-        self.file, self.batches, self.batch_tokens = file, batches, batch_tokens
+    def __init__(self, file: Path, batches: list[Batch], args: argparse.Namespace, costs: list[tuple[int, float]]):
+        self.file, self.batches, self.costs = file, batches, costs
         self.max_steps, self.eval_steps = args.max_steps, args.eval_steps
         self.seconds, self.started = 0.0, 0.0
         file.write_text("")
@@ -226,9 +230,10 @@ class Recorder(TrainerCallback):
         model.train()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
-        tokens = sum(self.batch_tokens[:step])  # a few batches may be prefetched
+        costs = self.costs[:step]  # a few batches may be prefetched
+        line = {"step": step, "tokens": sum(tokens for tokens, _ in costs), "flops": sum(flops for _, flops in costs)}
         with self.file.open("a") as log:
-            log.write(json.dumps({"step": step, "tokens": tokens, "seconds": self.seconds, **metrics}) + "\n")
+            log.write(json.dumps({**line, "seconds": self.seconds, **metrics}) + "\n")
 
 
 def evaluate(model: Any, batches: list[Batch], args: TrainingArguments) -> dict[str, float]:

@@ -20,6 +20,7 @@ NOT_PRINTED = (
 LOG_NAMES = {
     "mlm_loss": "MLM loss",
     "mlm_accuracy": "MLM accuracy",
+    "mlm_gain": "MLM gain",
     "nsp_loss": "NSP loss",
     "nsp_accuracy": "NSP accuracy",
     "tokens_per_second": "tokens/s",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -44,11 +45,29 @@ def unigram_baseline(train: Corpus, validation: Corpus, vocab_size: int) -> dict
         `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
     """
     train_counts, counts = count_tokens(train, vocab_size), count_tokens(validation, vocab_size)
-    log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + vocab_size)
     return {
-        "mlm_loss": float(-(counts * log_probabilities).sum() / counts.sum()),
+        "mlm_loss": frequency_loss(train_counts, counts),
         "mlm_accuracy": float(counts[train_counts.argmax()] / counts.sum()),
     }
+
+
+def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the mean cross-entropy, in nats, of predicting tokens by their frequency.
+
+    Args:
+        train_counts: count of each token in the training text. They give the frequencies, with add-one (Laplace)
+            smoothing. *Shape:* (vocabulary,)
+        counts: the same for the text to predict.
+    """
+    log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
+    return float(-(counts * log_probabilities).sum() / counts.sum())
+
+
+def count_dataset(dataset: object) -> np.ndarray | None:
+    """Counts each token in the text of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
+    while isinstance(dataset, torch.utils.data.Subset):
+        dataset = dataset.dataset
+    return count_tokens(dataset.corpus, dataset.vocab_size) if isinstance(dataset, PretrainingDataset) else None
 
 
 def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:

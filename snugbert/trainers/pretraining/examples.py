@@ -117,6 +117,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         self.corpus = corpus
         self.cls_token_id = tokenizer.cls_token_id
         self.sep_token_id = tokenizer.sep_token_id
+        self.vocab_size = len(tokenizer)
         self.epochs_dir = Path(epochs_dir)
         self.objective = objective
         self.max_seq_length = max_seq_length

@@ -40,6 +40,7 @@ from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretra
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.guidance import log_recipe
 from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
@@ -110,6 +111,8 @@ def _train_and_evaluate(
     model = _load_model(model_args, data_args, training_args, config)
     epochs_dir = output_dir / "epochs"
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
+    if model_args.model_name_or_path is None:
+        log_recipe(data.phases, config)
     validation = data.validation
     trainer = _make_trainer(
         model=model,

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from transformers import TrainerState, get_wsd_schedule
@@ -28,6 +29,7 @@ from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
+from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
 from snugbert.trainers.pretraining.batches import (
     Batch,
     BatchSampler,
@@ -42,6 +44,7 @@ from snugbert.trainers.pretraining.batches import (
 )
 from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
+from snugbert.trainers.pretraining.guidance import warn_at_baseline
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
@@ -121,6 +124,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
         self._step_pairs: torch.Tensor | None = None
+        self._train_counts: np.ndarray | None = None
         self._metrics_file: MetricsFile | None = None
         self._load_log(TrainerState())
 
@@ -132,6 +136,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
         self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
         check_processes(self.phases)
+        self._train_counts = count_dataset(self.phases[0].dataset)
+        if self._train_counts is not None:
+            self.training_log.frequency_loss = frequency_loss(self._train_counts, self._train_counts)
         if self.is_world_process_zero():
             self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
             log_coverage(self.phases, self._first_step)
@@ -264,17 +271,22 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         super().log(logs, start_time)
         if self._metrics_file is not None:
             self._metrics_file.append(self.state.log_history[-1])
+            warn_at_baseline(self.state, self._model_config)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """As in Trainer. Masks that the collator draws at random are the same in every evaluation.
+    def evaluation_loop(self, dataloader: torch.utils.data.DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """As in Trainer, with `mlm_gain`. Masks that the collator draws at random are the same in every evaluation.
 
         Evaluation does not change the random state of training, and its time does not count in tokens per second.
         """
         start = time.perf_counter()
         with seed_random_state(str(self.args.seed)):
-            output = super().evaluation_loop(*args, **kwargs)
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+        if self._train_counts is not None and (counts := count_dataset(dataloader.dataset)) is not None:
+            baseline, metrics = frequency_loss(self._train_counts, counts), output.metrics or {}
+            losses = [name for name in metrics if name.endswith("_mlm_loss")]
+            metrics |= {f"{name.removesuffix('loss')}gain": baseline - metrics[name] for name in losses}
         self.training_log.exclude_time(time.perf_counter() - start)
         return output
 

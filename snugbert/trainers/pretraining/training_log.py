@@ -38,6 +38,7 @@ class TrainingLog:
 
     Attributes:
         peak_flops: FLOPs per second that the devices of all processes reach together. Set it before training.
+        frequency_loss: masked token loss of predicting by frequency, see [`frequency_loss`]. None if it is not known.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TrainingLog:
         self._is_main_process = is_main_process
         self._reduce = reduce
         self.peak_flops = math.nan
+        self.frequency_loss: float | None = None
         # Float64 adds up float32 values without rounding, so their order and their process do not matter.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         self._model_sums = torch.zeros(len(MODEL_SUMS), dtype=dtype, device=device)
@@ -119,9 +121,10 @@ class TrainingLog:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
         Returns:
-            `loss`, `mlm_loss` and `mlm_accuracy`, with sentence pairs `nsp_loss` and `nsp_accuracy`; `tokens` of the
-            run so far; `tokens_per_second`; `padding`, the share of padding in padded batches, or the share that
-            packing saves; `mfu`, the share of `peak_flops` that the model's FLOPs take.
+            `loss`, `mlm_loss` and `mlm_accuracy`, with sentence pairs `nsp_loss` and `nsp_accuracy`; `mlm_gain`, which
+            is `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the share of
+            padding in padded batches, or the share that packing saves; `mfu`, the share of `peak_flops` that the
+            model's FLOPs take.
         """
         sums, seconds, steps = self._collect(), self._elapsed_seconds(), self._steps
         loss = sums["mlm_loss"] + sums["nsp_loss"]
@@ -138,6 +141,8 @@ class TrainingLog:
         if sums["pairs"]:
             line["nsp_loss"] = sums["nsp_loss"] / steps
             line["nsp_accuracy"] = sums["nsp_correct"] / sums["pairs"]
+        if self.frequency_loss is not None:
+            line["mlm_gain"] = self.frequency_loss - line["mlm_loss"]
         return line | {
             "tokens": int(self._totals["tokens"]),
             "tokens_per_second": round(sums["tokens"] / seconds),

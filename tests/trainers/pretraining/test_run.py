@@ -3,8 +3,10 @@
 import gzip
 import json
 import logging
+import math
 import os
 import shutil
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,14 +15,20 @@ from datasets import Dataset
 from huggingface_hub import ModelCard
 from pretraining_command import run
 from synthetic import make_trainer
+from transformers import AutoTokenizer
 
 import snugbert
 from snugbert.trainers.corpus.cache import prepare_in_cache
+from snugbert.trainers.pretraining import guidance
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.plot import draw_training
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert_cli import main as snugbert_command
+
+
+def read_log(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_learns_and_writes_a_model(small_run, tmp_path, capsys):
@@ -108,10 +116,12 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
     assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3, language="fr") == 0
     assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
     assert "training.png was not drawn (ValueError: no font)" in caplog.text
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_log(tmp_path)
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
-    assert all({"tokens", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2])
+    assert all(
+        {"tokens", "mlm_gain", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2]
+    )
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
     assert card.data.language == "fr" and "Paris est la" in card.text and "Paris is" not in card.text
@@ -139,8 +149,12 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
     assert run(small_run | more, output_dir=tmp_path / "sop", sentence_order="true") == 0
 
 
-def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
-    """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run."""
+def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, capfd):
+    """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run.
+
+    The gain over token frequencies, and its warning, included.
+    """
+    monkeypatch.setattr(guidance, "EXPECTATIONS", [guidance.Expectation(400_000, tokens=500, gain=9.0)])
     text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
@@ -149,10 +163,30 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, caplog):
         run(small_run | more, output_dir=tmp_path / "straight")
     assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
     assert "training: 2 steps of 8 examples of at most 40 tokens" in caplog.text
+    assert "recipe: examples/pretrain_small_corpus.yaml fits 5," in caplog.text
+    assert "MLM gain" in capfd.readouterr().err
+    assert caplog.text.count("the model has learned little more than token frequencies") == 1
+    caplog.clear()
     shutil.copytree(tmp_path / "straight/checkpoint-7", tmp_path / "resumed/checkpoint-7")
     run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]
+    assert "token frequencies" not in caplog.text
+    logs = [read_log(tmp_path / name) for name in ("straight", "resumed")]
+    timings = ("tokens_per_second", "mfu", "runtime", "samples_per_second", "steps_per_second")
+    for lines in zip(*logs, strict=True):
+        first, second = ({name: x for name, x in line.items() if not name.endswith(timings)} for line in lines)
+        assert first == second
+    # Counted here with Python, with add-one smoothing.
+    counts = Counter(small_run["train_file"].read_text().split())
+    total, size = counts.total(), len(AutoTokenizer.from_pretrained(small_run["tokenizer_name"]))
+    baseline = -sum(count / total * math.log((count + 1) / (total + size)) for count in counts.values())
+    steps = [line for line in logs[0] if "mlm_loss" in line]
+    assert len(steps) == 4
+    for line in steps:
+        assert line["mlm_gain"] == pytest.approx(baseline - line["mlm_loss"], abs=1e-9)
+    results = json.loads((tmp_path / "straight/eval_results.json").read_text())
+    assert results["eval_mlm_gain"] == results["eval_unigram_mlm_loss"] - results["eval_mlm_loss"]
     card = ModelCard.load(tmp_path / "straight/README.md")
     assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
 

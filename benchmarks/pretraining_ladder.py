@@ -1,0 +1,399 @@
+r"""A ladder of pretraining recipes: validation loss against tokens, FLOPs and time, for several seeds.
+
+    python benchmarks/pretraining_ladder.py --recipe benchmarks/ladder/paper.yaml benchmarks/ladder/mini.yaml \
+        --seeds 1 2 3 --train_file 'books/train-*.txt.gz' --validation_file books/validation.txt.gz \
+        --tokenizer_name tok --output_dir ladder
+
+A recipe is a YAML file with arguments of `snugbert pretrain`. Its first line is a comment: what changes, and why. With
+`--stock`, the recipe trains stock BERT under transformers' own Trainer (`pretraining_run.py`).
+
+Each run is a new process and trains on the same number of tokens. Ten checkpoints of a run are evaluated, for all
+recipes on the same examples and masks: full sentences with 15 % of the tokens masked. The last checkpoint of a recipe
+with sentence pairs is also evaluated on pairs.
+
+The same command continues after an interruption. Finished runs are kept in `ladder.jsonl`. A run of SnugBERT resumes
+from its last checkpoint, and SIGTERM and Ctrl-C save one. A run of stock BERT starts again. `--report` makes the table
+and the plot from the finished runs.
+
+FLOPs are the FLOPs that the recipe needs (`throughput.py`). Compare seconds only if nothing else ran on the machine.
+"""
+
+import argparse
+import json
+import math
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pretraining_run
+import torch
+import transformers
+import yaml
+from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
+from side_by_side import describe_machine, positive
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
+
+from snugbert.command_line import parse_arguments as parse_command
+from snugbert.errors import InputError
+from snugbert.evaluation.text import score_examples
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.output_folder import list_checkpoints, step_of
+from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.baselines import unigram_baseline
+from snugbert.trainers.pretraining.batches import plan_phases
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
+from snugbert.trainers.pretraining.data_settings import RECORD_NAME
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.objectives import Objective
+
+POINTS = 10  # evaluated checkpoints per run
+EVAL_BATCH_SIZE = 64
+COUNTED_EXAMPLES = 2000  # for the mean number of tokens per example
+# Losses can be compared only if these arguments are equal.
+MEASURE = ("train_file", "validation_file", "tokenizer_name", "max_tokens", "max_seq_length", "max_eval_samples")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe, and what it trains.
+
+    Attributes:
+        file: the YAML file.
+        settings: its arguments, as written.
+        about: its first line, a comment.
+        model: `--config_name` of `snugbert pretrain`.
+        stock: train stock BERT.
+    """
+
+    file: Path
+    settings: dict[str, Any]
+    about: str
+    model: str
+    stock: bool
+
+    @property
+    def name(self) -> str:
+        """Name of its rows and folders."""
+        return self.file.stem + ("-stock" if self.stock else "")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all runs of a recipe share.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        steps: steps of each run.
+        sentences: validation examples of full sentences.
+        pairs: validation examples of sentence pairs, if the recipe has pairs.
+        unigram_loss: loss of predicting tokens by their frequency in the training text.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    steps: int
+    sentences: PretrainingDataset
+    pairs: PretrainingDataset | None
+    unigram_loss: float
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", nargs="+", type=Path, help="YAML files, run one after the other")
+    parser.add_argument("--stock", action="store_true", help="train stock BERT under transformers' Trainer")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--config_name", help="model; default: the recipe's, otherwise mini")
+    parser.add_argument("--train_file", nargs="+", help="documents, as for `snugbert pretrain`")
+    parser.add_argument("--validation_file", nargs="+", help="documents for evaluation")
+    parser.add_argument("--tokenizer_name", help="tokenizer folder")
+    parser.add_argument("--max_tokens", type=float, default=5.9e6, help="tokens of each run; default: 5.9e6")
+    parser.add_argument("--max_seq_length", type=positive, default=64, help="of validation examples; default: 64")
+    parser.add_argument("--max_eval_samples", type=positive, default=2000, help="validation examples; default: 2000")
+    parser.add_argument("--use_cpu", action="store_true")
+    parser.add_argument("--output_dir", type=Path)
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="only report the finished runs of this folder")
+    args = parser.parse_args(argv)
+    required = ("recipe", "train_file", "validation_file", "tokenizer_name", "output_dir")
+    missing = [f"--{name}" for name in required if not getattr(args, name)]
+    if missing and not args.report:
+        parser.error(f"{', '.join(missing)} missing. Only --report FOLDER works without.")
+    return args
+
+
+# --- a recipe ---------------------------------------------------------------------------------------------------
+
+
+def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
+    """Trains and measures a recipe with every seed that is not finished yet.
+
+    Raises:
+        InputError: an argument, the recipe or a text cannot be used.
+        SystemExit: a run failed or was stopped, or the recipe has changed.
+    """
+    recipe = read_recipe(file, args)
+    finished = [run for run in read_runs(args.output_dir) if get_row(run) == (recipe.name, recipe.model)]
+    if any(run["settings"] != recipe.settings for run in finished):
+        raise InputError(f"{file}: {args.output_dir} has runs of this recipe with other settings. Rename the recipe.")
+    seeds = [seed for seed in args.seeds if seed not in {run["seed"] for run in finished}]
+    if not seeds:
+        return
+    task = make_task(recipe, args)
+    for seed in seeds:
+        title = f"{recipe.name}, {recipe.model}, seed {seed}"
+        output_dir = args.output_dir / recipe.name / recipe.model / str(seed)
+        train(recipe, title, output_dir, task.steps, seed, args)
+        run = {"recipe": recipe.name, "model": recipe.model, "seed": seed, "about": recipe.about}
+        run |= measure(recipe, output_dir, task, args)
+        run |= {"settings": recipe.settings, "command": shlex.join(argv)}
+        run["machine"] = describe_machine(find_device(args))
+        with (args.output_dir / RUNS_NAME).open("a") as runs:
+            runs.write(json.dumps(run) + "\n")
+        for checkpoint in find_checkpoints(recipe, output_dir)[:-1]:
+            shutil.rmtree(checkpoint)
+        print(f"{title}: masked token loss {run['mlm_loss']:.3f}", file=sys.stderr, flush=True)
+
+
+def read_recipe(file: Path, args: argparse.Namespace) -> Recipe:
+    """Reads a recipe. `--config_name` replaces its model."""
+    if not file.is_file():
+        raise InputError(f"--recipe: the file {file} does not exist.")
+    text = file.read_text(encoding="utf-8")
+    settings = yaml.load(text, yaml.BaseLoader)  # keeps values as written: `no` is not False
+    about = text.partition("\n")[0]
+    if not isinstance(settings, dict) or not about.startswith("# "):
+        raise InputError(f"--recipe: {file} must contain `name: value` lines, after a line `# what and why`.")
+    model = args.config_name or settings.get("config_name", "mini")
+    return Recipe(file, settings, about.removeprefix("# "), model, args.stock)
+
+
+def make_task(recipe: Recipe, args: argparse.Namespace) -> Task:
+    """Prepares the text, makes the validation examples, and computes the number of steps."""
+    model_args, data_args, training_args = parse_command(
+        (ModelArguments, PretrainingDataArguments, PretrainingArguments),
+        our_flags(recipe, args.output_dir, 1000, 0, args),
+        "snugbert pretrain",
+        "",
+    )
+    if recipe.stock:
+        pretraining_run.parse_arguments(stock_flags(recipe, args.output_dir, 1000, 0, args))
+    tokenizer = load_tokenizer(model_args)
+    corpus, validation = load_corpora(
+        data_args, do_train=True, do_eval=True, cache_dir=model_args.cache_dir, tokenizer=tokenizer
+    )
+    assert corpus is not None and validation is not None  # both are given
+
+    def make_validation_examples(objective: Objective) -> PretrainingDataset:
+        return PretrainingDataset(validation, tokenizer, args.max_seq_length, objective, seed=VALIDATION_SEED)
+
+    return Task(
+        tokenizer,
+        count_steps(corpus, tokenizer, data_args, training_args, args.max_tokens),
+        make_validation_examples("mlm"),
+        None if data_args.no_nsp else make_validation_examples(data_args.objective),
+        unigram_baseline(corpus, validation, len(tokenizer))["mlm_loss"],
+    )
+
+
+def count_steps(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    max_tokens: float,
+) -> int:
+    """Computes the number of steps whose batches have `max_tokens` tokens, without padding."""
+    datasets = [
+        PretrainingDataset(corpus, tokenizer, length, data_args.objective, data_args.short_seq_prob)
+        for length, _ in data_args.lengths_and_shares
+    ]
+    phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
+    tokens = 0.0
+    for phase, dataset in zip(phases, datasets, strict=True):
+        counted = range(min(len(dataset), COUNTED_EXAMPLES))
+        tokens += phase.steps * phase.batch_size * mean(len(dataset[index]["input_ids"]) for index in counted)
+    return max(1, round(max_tokens / tokens * training_args.max_steps))
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+def our_flags(recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> list[str]:
+    """The arguments of `snugbert pretrain`."""
+    settings = {
+        **shared_settings(recipe, output_dir, steps, seed, args),
+        "save_strategy": "steps",
+        "save_total_limit": 0,
+        "eval_strategy": "no",
+        "max_eval_samples": args.max_eval_samples,
+        "per_device_eval_batch_size": EVAL_BATCH_SIZE,
+        "logging_steps": math.ceil(steps / POINTS / 10),
+    }
+    return ["--config", str(recipe.file), *as_flags(settings), "--resume_from_checkpoint", "true"]
+
+
+def stock_flags(recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> list[str]:
+    """The arguments of `pretraining_run.py`, which knows fewer. It logs the tokens, FLOPs and seconds of checkpoints.
+
+    Its own evaluation is as short as possible.
+    """
+    settings = recipe.settings | shared_settings(recipe, output_dir, steps, seed, args)
+    settings |= {"logging_steps": settings["save_steps"], "eval_steps": steps, "max_eval_samples": 1}
+    return [*as_flags(settings), "--side", "stock"]
+
+
+def shared_settings(
+    recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """The arguments that the ladder sets on both sides."""
+    return {
+        "config_name": recipe.model,
+        "tokenizer_name": args.tokenizer_name,
+        "train_file": args.train_file,
+        "validation_file": args.validation_file,
+        "output_dir": output_dir,
+        "max_steps": steps,
+        "save_steps": math.ceil(steps / POINTS),
+        "seed": seed,
+        "use_cpu": args.use_cpu,
+    }
+
+
+def as_flags(settings: dict[str, Any]) -> list[str]:
+    """Formats arguments. True is a flag without a value, and false is left out."""
+    flags = []
+    for name, value in settings.items():
+        values = value if isinstance(value, list) else [] if str(value).lower() == "true" else [value]
+        flags += [] if str(value).lower() == "false" else [f"--{name}", *map(str, values)]
+    return flags
+
+
+def train(recipe: Recipe, title: str, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> None:
+    """Trains in a new process, whose output goes to `log.txt` in the output folder."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    if recipe.stock:
+        command = [pretraining_run.__file__, *stock_flags(recipe, output_dir, steps, seed, args)]
+    else:
+        command = ["-m", "snugbert", "pretrain", *our_flags(recipe, output_dir, steps, seed, args)]
+    status = run_process([sys.executable, *command], output_dir / "log.txt")
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        print(f"{title}: stopped. Run the same command again to continue.", file=sys.stderr)
+        raise SystemExit(status)
+    if status:
+        raise SystemExit(f"error: {title}: the run failed. See {output_dir / 'log.txt'}.")
+
+
+def run_process(command: list[str], log: Path) -> int:
+    """Runs a command until it ends, also after Ctrl-C, which it receives too. Passes SIGTERM on.
+
+    Returns:
+        The exit status, as a shell reports it: 128 + signal for a process that a signal ended.
+    """
+    with log.open("a") as stream, subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT) as process:
+        handlers = {signal.SIGTERM: lambda *_: process.terminate(), signal.SIGINT: lambda *_: None}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            status = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+# --- measuring --------------------------------------------------------------------------------------------------
+
+
+def measure(recipe: Recipe, output_dir: Path, task: Task, args: argparse.Namespace) -> Run:
+    """Evaluates the checkpoints of a trained recipe.
+
+    Returns:
+        `points`: tokens, FLOPs, seconds and metrics of each checkpoint. The values of the last one are also entries of
+        the run itself. With pairs, `nsp_accuracy` and `pairs_mlm_loss` are the metrics on pairs.
+    """
+    every = math.ceil(task.steps / POINTS)
+    checkpoints = [
+        path
+        for path in find_checkpoints(recipe, output_dir)
+        if step_of(path) % every == 0 or step_of(path) == task.steps  # a stopped run has others, too
+    ]
+    costs = read_stock_costs(output_dir) if recipe.stock else {step_of(path): read_costs(path) for path in checkpoints}
+    points = [costs[step_of(path)] | evaluate(path, task.sentences, task.tokenizer, args) for path in checkpoints]
+    run = points[-1] | {"unigram_mlm_loss": task.unigram_loss, "points": points}
+    if task.pairs is not None:
+        on_pairs = evaluate(checkpoints[-1], task.pairs, task.tokenizer, args)
+        run |= {"pairs_mlm_loss": on_pairs["mlm_loss"], "nsp_accuracy": on_pairs["nsp_accuracy"]}
+    return run
+
+
+def find_checkpoints(recipe: Recipe, output_dir: Path) -> list[Path]:
+    """Lists the checkpoints of a run, ordered by step."""
+    return list_checkpoints(output_dir / "stock" if recipe.stock else output_dir)
+
+
+def evaluate(
+    checkpoint: Path, dataset: PretrainingDataset, tokenizer: PreTrainedTokenizerBase, args: argparse.Namespace
+) -> dict[str, float]:
+    """Returns the metrics of a checkpoint, as `snugbert evaluate` does. Stock BERT's weights have the same names."""
+    model_args = ModelArguments(model_name_or_path=str(checkpoint))
+    auto_class = AutoModelForMaskedLM if dataset.objective == "mlm" else AutoModelForPreTraining
+    model = load_model(auto_class, model_args, load_config(model_args, tokenizer)).to(find_device(args))
+    return score_examples(model, tokenizer, dataset, min(len(dataset), args.max_eval_samples), EVAL_BATCH_SIZE)
+
+
+def find_device(args: argparse.Namespace) -> str:
+    """Returns "cuda" or "cpu"."""
+    return "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
+
+
+def read_costs(checkpoint: Path) -> dict[str, float]:
+    """Reads tokens, FLOPs and seconds up to a checkpoint of `snugbert pretrain`. Evaluation does not count."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    record = state["stateful_callbacks"][RECORD_NAME]
+    seconds, before = record["seconds"], 0  # since the last log line
+    for line in state["log_history"]:
+        if "tokens_per_second" in line:
+            seconds += (line["tokens"] - before) / line["tokens_per_second"]
+            before = line["tokens"]
+    flops = record["totals"]["flops"] + record["sums"]["flops"]
+    return {"step": state["global_step"], "tokens": state["num_input_tokens_seen"], "flops": flops, "seconds": seconds}
+
+
+def read_stock_costs(output_dir: Path) -> dict[int, dict[str, float]]:
+    """Reads the same from the log of `pretraining_run.py`, for each step that it logs."""
+    lines = [json.loads(line) for line in (output_dir / "stock.jsonl").read_text().splitlines()]
+    return {line["step"]: {name: line[name] for name in ("step", "tokens", "flops", "seconds")} for line in lines}
+
+
+def check_measure(args: argparse.Namespace) -> None:
+    """Records how runs are compared, or checks that it has not changed."""
+    file = args.output_dir / "measure.json"
+    current = {name: getattr(args, name) for name in MEASURE}
+    recorded = json.loads(file.read_text()) if file.exists() else current
+    if changed := [f"--{name}" for name in MEASURE if current[name] != recorded[name]]:
+        raise InputError(f"{', '.join(changed)}: {args.output_dir} has runs with other values. Choose another folder.")
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(current))
+
+
+def main(argv: list[str]) -> None:
+    """Runs what is missing, and prints the report."""
+    args = parse_arguments(argv)
+    transformers.logging.disable_progress_bar()  # of loading checkpoints
+    if not args.report:
+        try:
+            check_measure(args)
+            for file in args.recipe:
+                run_recipe(file, args, argv)
+        except InputError as error:
+            raise SystemExit(f"error: {error}") from error
+    print(report(args.report or args.output_dir))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

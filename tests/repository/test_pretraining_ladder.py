@@ -1,0 +1,139 @@
+"""A ladder trains recipes and stock BERT on equal tokens, continues, and reports losses on the same examples."""
+
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from snugbert import SnugBertTokenizer
+from snugbert.command_line import parse_arguments
+from snugbert.models import ModelArguments
+from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert_cli import main as snugbert_command
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RECIPES = sorted((BENCHMARKS / "ladder").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_recipes_are_arguments_and_begin_with_a_comment(file):
+    import pretraining_ladder
+
+    argv = ["--recipe", str(file), "--train_file", "a", "--validation_file", "b", "--tokenizer_name", "."]
+    args = pretraining_ladder.parse_arguments([*argv, "--output_dir", "c", "--use_cpu"])
+    recipe = pretraining_ladder.read_recipe(file, args)
+    assert recipe.about.endswith(".")
+    types = (ModelArguments, PretrainingDataArguments, PretrainingArguments)
+    flags = pretraining_ladder.our_flags(recipe, Path("c"), 7, 3, args)
+    model_args, data_args, training_args = parse_arguments(types, flags, "snugbert pretrain", "")
+    assert (model_args.config_name, training_args.max_steps, training_args.seed) == ("mini", 7, 3)
+    assert data_args.train_file == ["a"] and data_args.validation_file == ["b"]
+
+
+@pytest.fixture
+def material(tmp_path) -> list[str]:
+    """Flags for a text of two common and 60 rare words, and for its tokenizer."""
+    words = [f"w{number}" for number in range(62)]
+    rng = random.Random(0)
+    documents = (
+        "\n".join(f"{' '.join(rng.choices(words, [60, 60] + [1] * 60, k=9))}." for _ in range(9)) for _ in range(9)
+    )
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
+    tokenizer = SnugBertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
+    tokenizer.save_pretrained(tmp_path / "tok")
+    text = str(tmp_path / "text.txt")
+    return ["--train_file", text, "--validation_file", text, "--tokenizer_name", str(tmp_path / "tok")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_ladder_continues_and_compares(material, tmp_path, monkeypatch, capsys):
+    """Runs in this process. Without dropout, stock BERT and SnugBERT learn the same from the same recipe."""
+    import pretraining_ladder
+    import pretraining_run
+
+    recipes = [tmp_path / "pairs.yaml", tmp_path / "sentences.yaml"]
+    settings = "max_seq_length: 32\nper_device_train_batch_size: 8\nlearning_rate: 1e-2\n"
+    settings += "config_overrides: hidden_dropout_prob=0,attention_probs_dropout_prob=0,num_hidden_layers=1\n"
+    recipes[0].write_text(f"# Pairs.\n\n{settings}")
+    recipes[1].write_text(f"# No pairs.\n\n{settings}no_nsp: true\n")
+    ladder, processes = tmp_path / "ladder", []
+    argv = [*material, "--config_name", "tiny", "--output_dir", str(ladder), "--use_cpu"]
+    argv += ["--max_tokens", "2500", "--max_seq_length", "32", "--max_eval_samples", "20"]
+
+    def run(command, log):
+        processes.append(command)
+        if len(processes) == 2:
+            return 128 + signal.SIGTERM
+        if command[1] == "-m":
+            return snugbert_command(command[3:])
+        pretraining_run.main(command[2:])
+        return 0
+
+    monkeypatch.setattr(pretraining_ladder, "run_process", run)
+    monkeypatch.setattr(pretraining_ladder, "POINTS", 3)
+    both = ["--recipe", *map(str, recipes), "--seeds", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        pretraining_ladder.main([*both, *argv])
+    assert stopped.value.code == 143
+    pretraining_ladder.main([*both, *argv])
+    pretraining_ladder.main(["--recipe", str(recipes[0]), "--stock", *argv])
+    assert len(processes) == 4  # finished runs are kept
+    assert all("--resume_from_checkpoint" in command for command in processes[:3])
+    pairs, sentences, stock = (json.loads(line) for line in (ladder / "ladder.jsonl").read_text().splitlines())
+
+    assert [run["recipe"] for run in (pairs, sentences, stock)] == ["pairs", "sentences", "pairs-stock"]
+    for run_ in (pairs, sentences, stock):
+        assert run_["tokens"] == pytest.approx(2500, rel=0.1)
+        assert run_["points"][-1]["step"] == run_["step"] and len(run_["points"]) == 3
+        for name in ("step", "tokens", "flops", "seconds"):
+            values = [point[name] for point in run_["points"]]
+            assert values == sorted(values) and values[0] > 0
+    assert sentences["step"] != pairs["step"] == stock["step"] and "nsp_accuracy" not in sentences
+    assert pairs["points"][0]["mlm_loss"] - pairs["mlm_loss"] > 0.05
+    for name in ("tokens", "flops", "mlm_loss", "pairs_mlm_loss", "nsp_accuracy"):
+        assert stock[name] == pytest.approx(pairs[name], rel=1e-4), name
+    folder = ladder / "pairs/tiny/1"
+    results = json.loads((folder / "train_results.json").read_text())
+    assert pairs["flops"] == results["total_flos"]
+    assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{pairs['step']}"]
+
+    # The table: another seed of the first recipe, and the gain of the second.
+    with (ladder / "ladder.jsonl").open("a") as file:
+        file.write(json.dumps(pairs | {"seed": 2, "mlm_loss": pairs["mlm_loss"] + 0.5}) + "\n")
+    capsys.readouterr()
+    pretraining_ladder.main(["--report", str(ladder)])
+    output = capsys.readouterr().out
+    rows = [line.split(" | ") for line in output.splitlines() if " | tiny | " in line]
+    assert [row[2] for row in rows] == ["2", "1", "1"]
+    assert [row[8] for row in rows] == ["0.500", "", ""] and rows[0][7] == ""
+    assert rows[0][6] == f"{pairs['mlm_loss'] + 0.25:.3f}"
+    assert float(rows[1][7]) == pytest.approx(pairs["mlm_loss"] + 0.25 - sentences["mlm_loss"], abs=1e-3)
+    assert "- `sentences`: No pairs." in output and output == (ladder / "pretraining_ladder.md").read_text() + "\n"
+    assert (ladder / "pretraining_ladder.png").exists()
+
+    # Nothing that differs is compared.
+    with pytest.raises(SystemExit, match=r"--max_tokens: .* has runs with other values\. Choose another folder\."):
+        pretraining_ladder.main([*both, *argv, "--max_tokens", "9999"])
+    recipes[0].write_text("# Pairs.\n" + settings.replace("1e-2", "2e-2"))
+    with pytest.raises(SystemExit, match=r"pairs\.yaml: .* has runs of this recipe with other settings"):
+        pretraining_ladder.main([*both, *argv])
+
+
+def test_sigterm_reaches_the_run(tmp_path):
+    from pretraining_ladder import run_process
+
+    child = f"import os, signal; os.kill({os.getpid()}, signal.SIGTERM); signal.pause()"
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_process([sys.executable, "-c", child], tmp_path / "log.txt") == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
