@@ -123,7 +123,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     required = ("recipe", "train_file", "validation_file", "tokenizer_name", "output_dir")
     missing = [f"--{name}" for name in required if not getattr(args, name)]
     if missing and not args.report:
-        parser.error(f"{', '.join(missing)} missing. Only --report FOLDER works without.")
+        parser.error(f"{', '.join(missing)} missing. Give them, or --report FOLDER.")
     return args
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedConfig, TrainerState
+from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 
 from snugbert.trainers.pretraining.batches import Phase, count_epochs
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -51,25 +51,28 @@ def find_expectation(config: PreTrainedConfig) -> Expectation | None:
     return next((expected for expected in EXPECTATIONS if size <= expected.largest), None)
 
 
-def log_recipe(phases: Sequence[Phase], config: PreTrainedConfig) -> None:
+def log_recipe(phases: Sequence[Phase], model: PreTrainedModel) -> None:
     """Logs which recipe fits a run from random weights, and what to expect of it. Does nothing without text."""
     if phases and isinstance(dataset := phases[0].dataset, PretrainingDataset):
         passes = count_epochs(phases, sum(phase.steps for phase in phases))
-        logger.info("recipe: %s", describe_recipe(dataset.corpus.num_tokens, passes, config))
+        logger.info(
+            "recipe: %s", describe_recipe(model.config, model.num_parameters(), dataset.corpus.num_tokens, passes)
+        )
 
 
-def describe_recipe(corpus_tokens: int, passes: float, config: PreTrainedConfig) -> str:
+def describe_recipe(config: PreTrainedConfig, parameters: int, corpus_tokens: int, passes: float) -> str:
     """Describes the recipe that fits a run, and what to expect of it.
 
     Args:
+        config: configuration of the model.
+        parameters: number of its parameters.
         corpus_tokens: number of tokens in the training text.
         passes: number of passes over it.
-        config: configuration of the model.
     """
     tokens, expected = passes * corpus_tokens, find_expectation(config)
     run = (
-        f"{_round(corpus_tokens)} tokens of text, a model with {_round(count_layer_parameters(config))} parameters in "
-        f"its layers, and {_round(tokens)} training tokens ({passes:.1f} passes)"
+        f"{_round(corpus_tokens)} tokens of text, a model with {_round(parameters)} parameters, and {_round(tokens)} "
+        f"training tokens ({passes:,.2f} passes)"
     )
     if expected is None and tokens > LONGEST_RUN:
         return f"the BERT paper's settings, which are the defaults, fit {run}. No run of this size was measured."

@@ -112,7 +112,7 @@ def _train_and_evaluate(
     epochs_dir = output_dir / "epochs"
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
     if model_args.model_name_or_path is None:
-        log_recipe(data.phases, config)
+        log_recipe(data.phases, model)
     validation = data.validation
     trainer = _make_trainer(
         model=model,
