@@ -30,6 +30,10 @@ HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
+class MissingWeightsError(InputError):
+    """A checkpoint lacks weights of the model to load."""
+
+
 @dataclass
 class TokenizerArguments:
     """Which tokenizer to use, and how to reach the Hub.
@@ -272,7 +276,7 @@ def load_model(
         logger.warning("%s: ignored weights that this model does not use: %s", name, shorten(unknown))
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if random and trained:
-        raise InputError(
+        raise MissingWeightsError(
             f"{name} has no weights for {shorten(random)}. Choose a model that was fine-tuned for this task, or "
             "train it first."
         )

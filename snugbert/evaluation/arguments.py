@@ -9,6 +9,7 @@ from typing import ClassVar
 from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments
+from snugbert.trainers.corpus.arguments import PreparationArguments
 from snugbert.trainers.ranges import check_ranges
 
 
@@ -36,9 +37,44 @@ class PairsArguments:
     good_column_name: str = field(default="sentence_good", metadata={"help": "Column of the acceptable sentence."})
     bad_column_name: str = field(default="sentence_bad", metadata={"help": "Column of the unacceptable sentence."})
 
+
+@dataclass(kw_only=True)
+class HeldOutTextArguments(PreparationArguments):
+    """The held-out text, its examples, and the text that gives the token frequencies of the baseline.
+
+    Names and defaults are those of `snugbert pretrain`, so both commands report the same metrics.
+
+    Raises:
+        InputError: a value is out of range, or there is training text but no held-out text.
+    """
+
+    validation_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Held-out text to score: .txt, .jsonl (also .gz, .zst), .parquet."},
+    )
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text that gives the token frequencies of the baseline. Default: --validation_file."},
+    )
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset (Hub name or folder) instead of --train_file."}
+    )
+    max_seq_length: int = field(default=128, metadata={"help": "Maximum tokens per example of held-out text."})
+    no_nsp: bool = field(
+        default=False, metadata={"help": "Score full sentences without pairs, even if the model predicts pairs."}
+    )
+    sentence_order: bool = field(
+        default=False, metadata={"help": "The model predicts the order of segments instead of the next sentence."}
+    )
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of held-out examples."})
+
     def __post_init__(self):
-        if not self.pairs_file:
-            raise InputError("no data. Give --pairs_file.")
+        super().__post_init__()
+        if (self.train_file or self.dataset_name is not None) and not self.validation_file:
+            raise InputError(
+                "--validation_file is missing. --train_file and --dataset_name only give the baseline its token "
+                "frequencies."
+            )
 
 
 @dataclass

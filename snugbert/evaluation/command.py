@@ -1,6 +1,7 @@
-"""`snugbert evaluate`: scores a masked language model on minimal pairs.
+"""`snugbert evaluate`: scores a masked language model on minimal pairs and held-out text.
 
     snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz' --output_dir scores
+    snugbert evaluate --model_name_or_path pretrained --validation_file held_out.txt
 
 Any masked language model of transformers can be scored, so that models can be compared.
 """
@@ -8,11 +9,15 @@ Any masked language model of transformers can be scored, so that models can be c
 import logging
 import sys
 
-from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from snugbert.command_line import parse_arguments
-from snugbert.evaluation.arguments import EvaluatedModelArguments, EvaluationArguments, PairsArguments
+from snugbert.evaluation.arguments import (
+    EvaluatedModelArguments,
+    EvaluationArguments,
+    HeldOutTextArguments,
+    PairsArguments,
+)
 
 
 def main(argv: list[str]) -> None:
@@ -21,11 +26,11 @@ def main(argv: list[str]) -> None:
     Raises:
         InputError: an argument, the model or the data cannot be used.
     """
-    model_args, pairs_args, args = parse_arguments(
-        (EvaluatedModelArguments, PairsArguments, EvaluationArguments),
+    model_args, pairs_args, text_args, args = parse_arguments(
+        (EvaluatedModelArguments, PairsArguments, HeldOutTextArguments, EvaluationArguments),
         argv,
         prog="snugbert evaluate",
-        description="Scores a masked language model on minimal pairs, without fine-tuning.",
+        description="Scores a masked language model on minimal pairs and held-out text, without fine-tuning.",
         example="snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
@@ -33,5 +38,4 @@ def main(argv: list[str]) -> None:
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     transformers_logging.disable_progress_bar()  # for reading weights
-    set_seed(args.seed)
-    run(model_args, pairs_args, args)
+    run(model_args, pairs_args, text_args, args)

@@ -3,13 +3,16 @@
 Shapes: B sequences, L tokens per sequence, V vocabulary size.
 """
 
+from inspect import signature
 from typing import Any
 
 import torch
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_PRETRAINING_MAPPING,
     AutoConfig,
     AutoModelForMaskedLM,
+    AutoModelForPreTraining,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -17,16 +20,27 @@ from transformers import (
 
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertForMaskedLM
-from snugbert.models import LOADABLE_TYPES, ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.models import (
+    LOADABLE_TYPES,
+    MissingWeightsError,
+    ModelArguments,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
 
 
-def load_masked_model(args: ModelArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_masked_model(
+    args: ModelArguments, sentence_pairs: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model with its masked token head, in float32 and in evaluation mode, on the accelerator if there is one.
 
     BERT checkpoints are loaded as SnugBERT, which computes the same in less time.
 
     Args:
         args: the model. Without `model_name_or_path`, its weights are random.
+        sentence_pairs: whether to load the head for sentence pairs as well, as in `BertForPreTraining`, if the
+            checkpoint has one.
 
     Raises:
         InputError: there is no such model, it has no trained masked token head, or its tokenizer does not fit.
@@ -34,12 +48,7 @@ def load_masked_model(args: ModelArguments) -> tuple[PreTrainedModel, PreTrained
     tokenizer = load_tokenizer(args)
     if not tokenizer.is_fast:
         raise InputError(f"{args.tokenizer_source}: the tokenizer has no tokenizer.json. Convert it to a fast one.")
-    model = load_model(
-        AutoModelForMaskedLM,
-        args,
-        _load_any_config(args, tokenizer),
-        trained=args.model_name_or_path is not None,
-    )
+    model = _load_heads(args, _load_any_config(args, tokenizer), sentence_pairs)
     vocab_size = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
     if len(tokenizer) > vocab_size:
         raise InputError(
@@ -48,6 +57,22 @@ def load_masked_model(args: ModelArguments) -> tuple[PreTrainedModel, PreTrained
         )
     device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return model.to(device).eval(), tokenizer  # type: ignore[arg-type]
+
+
+def _load_heads(args: ModelArguments, config: Any, sentence_pairs: bool) -> PreTrainedModel:
+    trained = args.model_name_or_path is not None
+    pretraining_class: Any = MODEL_FOR_PRETRAINING_MAPPING.get(type(config), None)
+    if sentence_pairs and pretraining_class is not None and predicts_pairs(pretraining_class):
+        try:
+            return load_model(AutoModelForPreTraining, args, config, trained=trained)
+        except MissingWeightsError:
+            pass  # the checkpoint has only one of the two heads
+    return load_model(AutoModelForMaskedLM, args, config, trained=trained)
+
+
+def predicts_pairs(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
+    """Whether a masked language model, or its class, also predicts sentence pairs, as `BertForPreTraining` does."""
+    return "next_sentence_label" in signature(model.forward).parameters
 
 
 def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -11,8 +11,11 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from snugbert.errors import InputError, format_count
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
+from snugbert.evaluation.text import TextResults
 from snugbert.trainers.card import eval_result, table
 from snugbert.trainers.finetuning.results import write_atomically
+from snugbert.trainers.pretraining.baselines import format_comparison
+from snugbert.trainers.pretraining.card import format_results
 
 RESULTS_NAME = "results.json"
 VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-to-right"}
@@ -91,6 +94,31 @@ def pairs_eval_results(results: dict[str, Any], dataset_name: str) -> list[EvalR
         )
         for variant in VARIANTS
     ]
+
+
+def format_text(results: TextResults) -> str:
+    """Returns the table of held-out text that the command prints."""
+    return "\n".join(
+        [
+            f"Held-out text: {results['dataset']}. {_describe_text(results)}",
+            format_comparison(results["metrics"], results["baselines"], results["objective"]),
+            f"The baseline predicts tokens by their frequency in the {results['token_frequencies']}.",
+        ]
+    )
+
+
+def text_table(results: TextResults) -> str:
+    """Returns a Markdown table of the scores on held-out text."""
+    scores = format_results(results["metrics"], results["baselines"], results["token_frequencies"])
+    return f"{_describe_text(results)}\n\n{scores}"
+
+
+def _describe_text(results: TextResults) -> str:
+    examples = "pairs" if results["objective"] != "mlm" else "full sentences"
+    return (
+        f"{format_count(results['examples'], 'example')} ({examples}), {format_count(results['tokens'], 'token')} "
+        f"({results['unknown_tokens']:.2%} unknown), {format_count(results['characters'], 'character')}."
+    )
 
 
 def write_report(

@@ -9,7 +9,6 @@ import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -19,14 +18,15 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert.evaluation.text_arguments import HeldOutTextArguments
+from snugbert.evaluation.arguments import HeldOutTextArguments
+from snugbert.evaluation.masked_models import max_tokens, predicts_pairs
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.documents import find_files, read_documents
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
-from snugbert.trainers.pretraining.baselines import compute_baselines, count_tokens, format_comparison
+from snugbert.trainers.pretraining.baselines import compute_baselines, count_tokens
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, list_sources, load_corpora, make_dataset
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.scores import average_sums, get_mlm_logits, sum_per_sequence
@@ -39,6 +39,7 @@ class TextResults(TypedDict):
     """Scores of a model on held-out text.
 
     Keys:
+        dataset: names of the files.
         metrics: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
             `nsp_accuracy`.
         baselines: the same metrics, except `nsp_loss`, of predicting tokens by their frequency and always the more
@@ -51,6 +52,7 @@ class TextResults(TypedDict):
         unknown_tokens: share of the tokens that are [UNK].
     """
 
+    dataset: str
     metrics: dict[str, float]
     baselines: dict[str, float]
     token_frequencies: str
@@ -96,6 +98,7 @@ def score_text(
     for scores in (metrics, baselines):
         scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters
     return {
+        "dataset": list_sources(text),
         "metrics": metrics,
         "baselines": baselines,
         "token_frequencies": "held-out text" if train is None else "training text",
@@ -108,16 +111,11 @@ def score_text(
 
 
 def _check_length(max_seq_length: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", math.inf))
+    limit = max_tokens(model, tokenizer)
     if not SHORTEST_EXAMPLE <= max_seq_length <= limit:
         raise InputError(
             f"--max_seq_length {max_seq_length} must be between {SHORTEST_EXAMPLE} and the model's limit ({limit})."
         )
-
-
-def predicts_pairs(model: PreTrainedModel) -> bool:
-    """Whether a masked language model also predicts sentence pairs, as `BertForPreTraining` does."""
-    return "next_sentence_label" in signature(model.forward).parameters
 
 
 def _choose_examples(
@@ -207,17 +205,3 @@ def _score_batch(model: PreTrainedModel, batch: dict[str, Any]) -> torch.Tensor:
     outputs = model(**{name: values for name, values in batch.items() if "label" not in name})
     outputs["prediction_logits"] = get_mlm_logits(outputs)[batch["labels"] != IGNORE_INDEX]
     return sum_per_sequence(outputs, batch)
-
-
-def format_text_results(results: TextResults) -> str:
-    """Formats a table of the metrics next to the baselines, and what they were measured on."""
-    pairs = "pairs" if results["objective"] != "mlm" else "full sentences"
-    return "\n".join(
-        [
-            format_comparison(results["metrics"], results["baselines"], results["objective"]),
-            "",
-            f"The baseline predicts tokens by their frequency in the {results['token_frequencies']}.",
-            f"examples: {results['examples']:,} ({pairs}), tokens: {results['tokens']:,} "
-            f"({results['unknown_tokens']:.2%} unknown), characters: {results['characters']:,}",
-        ]
-    )

@@ -102,4 +102,4 @@ def test_errors(folder, capsys):
     (folder / "pairs/long.jsonl").write_text(f"{long}\n")
     assert "long.jsonl, row 1: a sentence has 513 tokens. The model's limit is 512." in error(*model)
     assert main(["evaluate", *map(str, model)]) == 2
-    assert "no data. Give --pairs_file." in capsys.readouterr().err
+    assert "no data. Give --pairs_file, --validation_file, or both." in capsys.readouterr().err

@@ -7,16 +7,19 @@ import random
 import pytest
 import torch
 import transformers
+import yaml
 from pretraining_command import run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import snugbert
 from snugbert.errors import InputError
-from snugbert.evaluation.text import format_text_results, score_text
-from snugbert.evaluation.text_arguments import HeldOutTextArguments
+from snugbert.evaluation.arguments import HeldOutTextArguments
+from snugbert.evaluation.text import score_text
+from snugbert.trainers.pretraining.card import HUB_METRICS
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert_cli import main
 
 WORDS = [f"{first}{second}" for first in "bdfgk" for second in "aeiou"]
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -60,6 +63,14 @@ def make(model_class, config):
     return model
 
 
+def evaluate(files, tmp_path, model, **arguments):
+    """Runs `snugbert evaluate`, and returns the scores on held-out text in `results.json`."""
+    arguments = {"validation_file": files / "held_out.txt", "max_seq_length": LENGTH} | arguments
+    arguments |= {"model_name_or_path": model, "output_dir": tmp_path / "scores", "cache_dir": files / "cache"}
+    assert main(["evaluate", *(text for name, x in arguments.items() for text in (f"--{name}", str(x)))]) == 0
+    return json.loads((tmp_path / "scores/results.json").read_text())["held_out_text"]
+
+
 def score(model, tokenizer, files, **arguments):
     arguments = {"validation_file": [str(files / "held_out.txt")], "max_seq_length": LENGTH} | arguments
     return score_text(model, tokenizer, HeldOutTextArguments(**arguments), cache_dir=str(files / "cache"))
@@ -76,15 +87,24 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path,
         "max_seq_length": LENGTH,
         "no_nsp": no_nsp,
         "cache_dir": files / "cache",
-        "output_dir": tmp_path,
+        "output_dir": tmp_path / "pretrain",
         "do_eval": True,
         "use_cpu": True,
     }
     assert run(arguments) == 0
-    expected = json.loads((tmp_path / "eval_results.json").read_text())
-    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
-    model = getattr(snugbert, f"SnugBert{head}").from_pretrained(files / "model")
-    ours = score(model, tokenizer, files, train_file=[str(files / "train.txt")])
+    expected = json.loads((tmp_path / "pretrain/eval_results.json").read_text())
+    comparison = capsys.readouterr().out.splitlines()
+    ours = evaluate(files, tmp_path, files / "model", train_file=files / "train.txt", no_nsp=no_nsp)
+    seconds, printed = ours.pop("seconds"), capsys.readouterr().out
+    assert seconds > 0 and "frequency in the training text" in printed
+    table = [line for line in comparison if line.startswith(("masked", "next"))]
+    assert len(table) == (2 if no_nsp else 3) and all(line in printed for line in table)
+    report = (tmp_path / "scores/results.md").read_text()
+    assert f"| bits per character | {ours['metrics']['bits_per_character']:.3f} |" in report
+    entries = yaml.safe_load((tmp_path / "scores/card_metadata.yaml").read_text())["model-index"][0]["results"]
+    values = [metric["value"] for entry in entries for metric in entry["metrics"]]
+    expected_values = [ours["metrics"][name] for name in HUB_METRICS if name in ours["metrics"]]
+    assert values == pytest.approx(expected_values, rel=1e-5)
     assert (ours["objective"], ours["token_frequencies"]) == ("mlm" if no_nsp else "nsp", "training text")
     names = ["mlm_loss", "mlm_accuracy"] + ([] if no_nsp else ["nsp_loss", "nsp_accuracy"])
     assert set(ours["metrics"]) == {*names, "bits_per_character"}
@@ -92,17 +112,14 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path,
         assert ours["metrics"][name] == expected[f"eval_{name}"]
         assert name == "nsp_loss" or ours["baselines"][name] == expected[f"eval_unigram_{name}"]
 
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
     stock = getattr(transformers, f"Bert{head}").from_pretrained(files / "model")
     theirs = score(stock, tokenizer, files, train_file=[str(files / "train.txt")])
     assert theirs.pop("metrics") == pytest.approx(ours["metrics"], rel=1e-5)
     assert theirs.items() <= ours.items()
     # Without training text, the held-out text itself gives the frequencies.
-    alone = score(model, tokenizer, files, max_eval_samples=9)
+    alone = score(stock, tokenizer, files, max_eval_samples=9)
     assert alone["baselines"]["mlm_loss"] < ours["baselines"]["mlm_loss"] and alone["examples"] == 9
-    capsys.readouterr()
-    table = format_text_results(alone).splitlines()
-    assert table[0].split() == ["validation", "this", "model", "baseline"]
-    assert len(table) == (7 if no_nsp else 8) and "frequency in the held-out text" in table[-2]
 
 
 def byte_level_tokenizer():
@@ -127,19 +144,23 @@ def other_model(kind, tokenizer):
         return make(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**special, **SIZE, type_vocab_size=1))
     if kind == "electra":
         return make(transformers.ElectraForMaskedLM, transformers.ElectraConfig(**special, **SIZE, embedding_size=8))
+    if kind == "bert":
+        return make(transformers.BertForMaskedLM, transformers.BertConfig(**special, **SIZE))
     config = transformers.DistilBertConfig(**special, dim=16, n_layers=2, n_heads=2, hidden_dim=32)
     return make(transformers.DistilBertForMaskedLM, config)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert"])
-def test_other_models(kind, files):
+@pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert", "bert"])
+def test_other_models(kind, files, tmp_path):
     """Padding changes nothing: the scores equal those of single examples, with the loss that the model computes."""
     if kind == "roberta":
         tokenizer = byte_level_tokenizer()
     else:
         tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
     model = other_model(kind, tokenizer)
-    results = score(model, tokenizer, files)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    results = evaluate(files, tmp_path, tmp_path / "model")
     assert results["objective"] == "mlm" and "nsp_accuracy" not in results["baselines"]
     lines = [line for line in (files / "held_out.txt").read_text().splitlines() if line]
     assert results["tokens"] == sum(len(tokenizer(line, add_special_tokens=False).input_ids) for line in lines)

@@ -25,7 +25,7 @@ def test_your_own_text_takes_six_commands():
     section = re.search(r"^## Your own text in six commands$(.*?)^## ", README, flags=re.DOTALL | re.MULTILINE)[1]
     commands = re.findall(r"^snugbert (\w+) ", section, flags=re.MULTILINE)
     assert commands == ["vocabulary", "pretrain", "glue", "squad", "ner", "convert"]
-    assert set(COMMANDS) == {*commands, *re.findall(r"`snugbert (prepare|demo)`", section)}
+    assert set(COMMANDS) == {*commands, *re.findall(r"`snugbert (prepare|evaluate|demo)`", section)}
 
 
 def test_python_examples_use_public_names():

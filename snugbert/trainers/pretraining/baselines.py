@@ -83,14 +83,19 @@ def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
 def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], objective: Objective) -> str:
     """Formats a table of the metrics on the validation text next to the baselines."""
     names = {
-        "mlm_loss": ("masked token loss", ".3f"),
-        "mlm_accuracy": ("masked token accuracy", ".1%"),
-        "bits_per_character": ("bits per character", ".3f"),
-        "nsp_accuracy": (f"{PAIR_TASKS.get(objective)} accuracy", ".1%"),
+        "mlm_loss": "masked token loss",
+        "mlm_accuracy": "masked token accuracy",
+        "bits_per_character": "bits per character",
+        "nsp_accuracy": f"{PAIR_TASKS.get(objective)} accuracy",
     }
     lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
-    for name, (text, form) in names.items():
+    for name, text in names.items():
         if name in metrics:
-            baseline = format(baselines[name], form) if name in baselines else ""
-            lines.append(f"{text:<26}{format(metrics[name], form):>12}{baseline:>12}".rstrip())
+            cells = [format_metric(values, name) for values in (metrics, baselines)]
+            lines.append(f"{text:<26}{cells[0]:>12}{cells[1]:>12}".rstrip())
     return "\n".join(lines)
+
+
+def format_metric(metrics: Mapping[str, float], name: str) -> str:
+    """Formats a metric: a percentage or three decimals. Empty if it is missing."""
+    return format(metrics[name], ".1%" if name.endswith("accuracy") else ".3f") if name in metrics else ""

@@ -8,12 +8,14 @@ from huggingface_hub import EvalResult, ModelCardData
 from snugbert.card_heads_snugbert import HEADS, how_to_load
 from snugbert.card_snugbert import BIAS_WARNING, TAGS, escape, find_base_model
 from snugbert.trainers.card import eval_result, save_model_card, table
-from snugbert.trainers.pretraining.plot import FORMATS, PLOT_NAME
+from snugbert.trainers.pretraining.baselines import format_metric
+from snugbert.trainers.pretraining.plot import PLOT_NAME
 
 # Metrics in the table of results.
 METRICS = {
     "mlm_loss": "masked token loss, nats",
     "mlm_accuracy": "masked token accuracy",
+    "bits_per_character": "bits per character",
     "nsp_loss": "sentence pair loss, nats",
     "nsp_accuracy": "sentence pair accuracy",
 }
@@ -21,6 +23,7 @@ METRICS = {
 HUB_METRICS = {
     "mlm_accuracy": ("fill-mask", "Masked tokens", "accuracy", "Masked token accuracy"),
     "mlm_loss": ("fill-mask", "Masked tokens", "loss", "Masked token loss (nats)"),
+    "bits_per_character": ("fill-mask", "Masked tokens", "bits_per_character", "Bits per character (estimate)"),
     "nsp_accuracy": ("text-classification", "Sentence pairs", "accuracy", "Sentence pair accuracy"),
 }
 
@@ -58,7 +61,7 @@ def write_pretraining_card(
     """
     head = HEADS["ForPreTraining" if sentence_pairs else "ForMaskedLM"]
     base_id, start = find_base_model(base_model)
-    results = _eval_results(metrics or {}, validation_name)
+    results = metric_eval_results(metrics or {}, validation_name)
     header = ModelCardData(
         language=language,
         library_name="transformers",
@@ -78,7 +81,7 @@ def write_pretraining_card(
         f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
     ]
     if metrics:
-        sections.append(f"## Results\n\n{_format_results(metrics, baselines or {})}")
+        sections.append(f"## Results\n\n{format_results(metrics, baselines or {})}")
     if (output_dir / PLOT_NAME).exists():
         sections.append(f"![Losses and accuracies over the tokens seen]({PLOT_NAME})")
     limits = [head.limits, BIAS_WARNING]
@@ -88,7 +91,8 @@ def write_pretraining_card(
     save_model_card(output_dir, header, sections)
 
 
-def _eval_results(metrics: Mapping[str, float], validation_name: str) -> list[EvalResult]:
+def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> list[EvalResult]:
+    """Returns metrics on the validation text in the Hub's format."""
     return [
         eval_result(
             metrics[name],
@@ -104,12 +108,18 @@ def _eval_results(metrics: Mapping[str, float], validation_name: str) -> list[Ev
     ]
 
 
-def _format_results(metrics: Mapping[str, float], baselines: Mapping[str, float]) -> str:
-    def cell(values: Mapping[str, float], name: str) -> str:
-        return format(values[name], FORMATS[name.partition("_")[2]]) if name in values else ""
+def format_results(
+    metrics: Mapping[str, float], baselines: Mapping[str, float], token_frequencies: str = "training text"
+) -> str:
+    """Returns a Markdown table of the metrics on the validation text next to the baselines, and what they mean.
 
+    Args:
+        metrics: only those in [`METRICS`] are used.
+        baselines: the same metrics for trivial predictions. Empty: leave out the column.
+        token_frequencies: the text that gives the baseline its token frequencies.
+    """
     rows = [
-        (description, cell(metrics, name), cell(baselines, name))
+        (description, format_metric(metrics, name), format_metric(baselines, name))
         for name, description in METRICS.items()
         if name in metrics
     ]
@@ -118,5 +128,5 @@ def _format_results(metrics: Mapping[str, float], baselines: Mapping[str, float]
     pairs = ", and the more frequent label for all sentence pairs" if "nsp_accuracy" in baselines else ""
     return (
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
-        f"training text{pairs}.\n\n{table(('', 'this model', 'baseline'), rows)}"
+        f"{token_frequencies}{pairs}.\n\n{table(('', 'this model', 'baseline'), rows)}"
     )

@@ -9,11 +9,10 @@ from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.corpus.languages import primary_language
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.card import write_pretraining_card
+from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.splits import describe_dataset, hub_id
-
-LISTED_FILES = 5
 
 
 def write_run_card(
@@ -54,18 +53,12 @@ def _name_validation_text(data_args: PretrainingDataArguments, validation: Corpu
         return "validation text"
     if data_args.dataset_name is not None and not data_args.validation_file:
         return f"{describe_dataset(data_args.dataset_name)}, held out"
-    return _list_sources(validation)
+    return list_sources(validation)
 
 
 def _describe_text(train: Corpus | None, validation: Corpus | None) -> dict[str, str]:
     corpora = {"training text": train, "validation text": validation}
-    return {name: f"{_list_sources(corpus)}: {corpus}" for name, corpus in corpora.items() if corpus is not None}
-
-
-def _list_sources(corpus: Corpus) -> str:
-    names = sorted(describe_dataset(name.removeprefix("dataset ")) for name in corpus.sources)
-    more = len(names) - LISTED_FILES
-    return ", ".join(names[:LISTED_FILES]) + (f" and {more:,} more" if more > 0 else "")
+    return {name: f"{list_sources(corpus)}: {corpus}" for name, corpus in corpora.items() if corpus is not None}
 
 
 def _describe_training(

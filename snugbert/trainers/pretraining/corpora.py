@@ -16,12 +16,14 @@ from snugbert.trainers.documents import find_files, read_lines
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
+from snugbert.trainers.splits import describe_dataset
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog
 
 logger = logging.getLogger(__name__)
 
 VALIDATION_SEED = 0  # independent of the run's seed, so that metrics of different runs are comparable
+LISTED_FILES = 5
 
 
 def load_corpora(
@@ -182,3 +184,10 @@ def make_dataset(
 def _share_of_longest_document(corpus: Corpus) -> float:
     longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
     return longest / corpus.num_tokens
+
+
+def list_sources(corpus: Corpus) -> str:
+    """Returns the names of the files or the dataset of a corpus, for results and cards."""
+    names = sorted(describe_dataset(name.removeprefix("dataset ")) for name in corpus.sources)
+    more = len(names) - LISTED_FILES
+    return ", ".join(names[:LISTED_FILES]) + (f" and {more:,} more" if more > 0 else "")
