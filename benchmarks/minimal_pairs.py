@@ -109,13 +109,13 @@ def main(argv: list[str]) -> None:
     rows = {"both variants": both, "`original` only": original, "`within_word_l2r` only": within}
     print(f"{len(pairs):,} pairs. Largest relative difference of a score: {difference:.0e}.\n")
     print(
-        "| minicons scores | seconds, ours (both variants) | seconds, minicons | minicons / ours | all pairs, ours |"
+        "| minicons scores | seconds: ours (both) / minicons | minicons / ours: median (min-max) | all pairs, ours |"
     )
-    print("| --- | --- | --- | --- | --- |")
+    print("|" + " --- |" * 4)
     for name, times in rows.items():
         ratios = [other / our for other, our in zip(times, seconds["ours"], strict=True)]
         minutes = median(seconds["ours"]) / share / 60
-        cells = (name, f"{median(seconds['ours']):.1f}", f"{median(times):.1f}", format_range(ratios))
+        cells = (name, f"{median(seconds['ours']):.3g} / {median(times):.3g}", format_range(ratios))
         print(f"| {' | '.join(cells)} | {minutes:.1f} minutes |")
 
 

@@ -36,11 +36,15 @@ def check_card(name: str | None) -> Path:
     """Returns the card in the folder of the model `name`.
 
     Raises:
-        InputError: there is no folder or no card.
+        InputError: there is no folder or no card, or the header of the card is invalid.
     """
     card = Path(name or "") / "README.md"
     if name is None or not card.is_file():
         raise InputError(f"--update_card: there is no {card}. Remove the flag, or create the card first.")
+    try:
+        ModelCard.load(card)
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(f"--update_card: the header of {card} is invalid: {error}") from error
     return card
 
 

@@ -96,6 +96,8 @@ def test_errors(folder, capsys):
     (folder / "out").mkdir()
     (folder / "out/results.json").write_text("{}")
     assert "already contains results" in error(*model, "--output_dir", folder / "out")
+    (folder / "model/README.md").write_text("---\n[\n---\n")
+    assert "README.md is invalid" in error(*model, "--update_card")
     (folder / "model/README.md").unlink()
     assert "README.md. Remove the flag, or create the card first." in error(*model, "--update_card")
     long = json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511})

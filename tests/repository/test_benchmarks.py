@@ -394,3 +394,26 @@ def test_both_sides_of_a_finetuning_job_do_the_same_work(data_dir, minilm, tmp_p
     assert capsys.readouterr().out in table and len(sides) == 6
     with pytest.raises(SystemExit, match=r"mrpc-stock-42.json is from a run with different settings"):
         finetuning_run.main([*argv, "--bf16"])
+
+
+def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
+    pytest.importorskip("minicons")
+    import minimal_pairs
+
+    files = [str(data_dir / f"blimp/{name}.jsonl.gz") for name in ("causative", "adjunct_island")]
+    model = ["--config_name", "tiny", "--tokenizer_name", str(minilm)]
+    argv = ["--pairs_file", *files, *model, "--pairs_per_file", "2", "--rounds", "1", "--batch_size", "3"]
+    minimal_pairs.main(argv)
+    out = capsys.readouterr().out
+    assert "4 pairs. Largest relative difference of a score: " in out
+    rows = [line.split(" | ") for line in out.splitlines()[-3:]]
+    ratios = [float(row[2].split()[0]) for row in rows]
+    for (_, seconds, _, minutes), ratio in zip(rows, ratios, strict=True):
+        ours, theirs = map(float, seconds.split(" / "))
+        assert theirs / ours == pytest.approx(ratio, rel=0.02) and minutes.endswith(" minutes |")
+    assert ratios[0] == pytest.approx(ratios[1] + ratios[2], abs=0.02)
+
+    score = minimal_pairs.score_with_minicons
+    monkeypatch.setattr(minimal_pairs, "score_with_minicons", lambda *arguments: 1.001 * score(*arguments))
+    with pytest.raises(SystemExit, match="The scores differ"):
+        minimal_pairs.main(argv)
