@@ -71,7 +71,7 @@ def test_table_results_plot_and_card(folder, capsys):
     assert metadata["model-index"] == card.data.to_dict()["model-index"]
 
 
-def test_random_weights_depend_on_the_seed_only(folder):
+def test_random_weights_are_the_same_for_a_seed(folder):
     def score(seed):
         argv = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--seed", seed]
         argv += [
