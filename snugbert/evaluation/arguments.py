@@ -22,7 +22,7 @@ class EvaluatedModelArguments(ModelArguments):
     )
     config_name: str | None = field(
         default=None,
-        metadata={"help": f"Evaluate random weights instead: {', '.join(SIZES)}, or a config folder."},
+        metadata={"help": f"Random weights instead: {', '.join(SIZES)}, or a config folder."},
     )
 
 

@@ -97,11 +97,11 @@ def score_pairs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pair
     for number, sentence in enumerate(sentences):
         pair = pairs[number // 2]
         if all(word is None for word in sentence.words):
-            raise InputError(f"{pair.file}, row {pair.row}: a sentence has no tokens.")
+            raise InputError(f"{pair.file}, row {pair.row}: a sentence has no tokens. Remove the pair.")
         if len(sentence.ids) > limit:
             raise InputError(
                 f"{pair.file}, row {pair.row}: a sentence has {len(sentence.ids)} tokens. The model's limit is "
-                f"{limit}."
+                f"{limit}. Remove the pair."
             )
     scores = score_sentences(model, sentences, tokenizer.mask_token_id)
     correct = np.stack([scores[variant][::2] > scores[variant][1::2] for variant in VARIANTS], axis=1)

@@ -1,17 +1,19 @@
 """The plot of minimal pairs."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from snugbert.plots import COLORS, GREY, TITLE, new_figure, tidy
 
 PLOT_NAME = "minimal_pairs.png"
+MOST_BARS = 100
 
 
 def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
     """Draws the accuracy on each phenomenon as a bar, with a dot for each of its paradigms.
 
-    Without phenomena, each paradigm has a bar.
+    Without phenomena, each paradigm has a bar. Only the first `MOST_BARS` are drawn.
 
     Args:
         results: from [`score_pairs`].
@@ -19,7 +21,7 @@ def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
     """
     from matplotlib.ticker import PercentFormatter
 
-    groups: dict[str, Any] = results["phenomena"] or results["paradigms"]
+    groups: dict[str, Any] = dict(islice((results["phenomena"] or results["paradigms"]).items(), MOST_BARS))
     names = [f"{name.replace('_', ' ')} ({group['pairs']:,})".replace("$", r"\$") for name, group in groups.items()]
     places = range(len(groups))
     figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.5 + 0.32 * len(groups))
@@ -41,7 +43,7 @@ def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
         dots = [
             (paradigm["accuracy"]["original"], list(groups).index(paradigm["phenomenon"]))
             for paradigm in results["paradigms"].values()
-            if paradigm["phenomenon"] is not None
+            if paradigm["phenomenon"] in groups
         ]
         panel.plot(*zip(*dots, strict=True), "o", markersize=3, color=GREY, label="one paradigm", clip_on=False)
     panel.axvline(0.5, color=GREY, linestyle=":", label="chance")
@@ -52,6 +54,6 @@ def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
     panel.set_xlim(0, 1)
     panel.xaxis.set_major_formatter(PercentFormatter(1))
     panel.set_title(f"mean over paradigms: {results['accuracy']['original']:.1%}", **TITLE)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, reverse=True)
     tidy(panel, "x")
     figure.savefig(file, format="png")

@@ -128,6 +128,5 @@ def _predict_targets(
         logits = predict_tokens(model, *batch).float()
         wanted = ((rows >= start) & (rows < start + size)).nonzero().squeeze(1)
         batch_rows, batch_targets = ((rows[wanted] - start).to(logits.device), targets[wanted].to(logits.device))
-        chosen = logits[batch_rows, batch_targets] - logits.logsumexp(dim=1)[batch_rows]
-        found[wanted] = chosen.cpu()
+        found[wanted] = logits.log_softmax(dim=1)[batch_rows, batch_targets].cpu()
     return found

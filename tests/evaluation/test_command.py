@@ -71,7 +71,7 @@ def test_table_results_plot_and_card(folder, capsys):
     assert metadata["model-index"] == card.data.to_dict()["model-index"]
 
 
-def test_random_weights_depend_on_the_seed_only(folder):
+def test_random_weights_are_the_same_for_a_seed(folder):
     def score(seed):
         argv = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--seed", seed]
         argv += [
@@ -102,6 +102,6 @@ def test_errors(folder, capsys):
     assert "README.md. Remove the flag, or create the card first." in error(*model, "--update_card")
     long = json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511})
     (folder / "pairs/long.jsonl").write_text(f"{long}\n")
-    assert "long.jsonl, row 1: a sentence has 513 tokens. The model's limit is 512." in error(*model)
+    assert "long.jsonl, row 1: a sentence has 513 tokens. The model's limit is 512. Remove the pair." in error(*model)
     assert main(["evaluate", *map(str, model)]) == 2
     assert "no data. Give --pairs_file, --validation_file, or both." in capsys.readouterr().err
