@@ -122,6 +122,10 @@ class PretrainingDataArguments(PreparationArguments):
         default=0.1, metadata={"advanced": True, "help": "Share of the predicted tokens to replace by a random token."}
     )
     whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words: all tokens of a word, or none."})
+    bigram_init: bool = field(
+        default=False,
+        metadata={"help": "Start from weights computed from the bigrams of the training text."},
+    )
     max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
     show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})
     allow_changed_data: bool = field(

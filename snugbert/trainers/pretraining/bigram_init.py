@@ -20,22 +20,19 @@ Shapes: V vocabulary size, H hidden size, K dimensions that hold a token's conte
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.baselines import count_tokens
+from snugbert.trainers.pretraining.bigrams import Bigrams, count_bigrams, factorize, fit_side, weigh_bigrams
 
 # The constants were chosen with `mini` on books_en (docs/explanation/pretraining-small.md).
-PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | context): Dirichlet smoothing, Zhai and Lafferty (2001)
-OVERSAMPLING, POWER_ITERATIONS = 20, 4  # of the randomized SVD: Halko et al. (2011), algorithm 4.4
 POSITION_SHARE = 0.5  # norm of the position embeddings, divided by the mean norm of the word embeddings
 FREQUENCIES = 16  # of the position embeddings. Each takes two dimensions
 FASTEST, SLOWEST = 2.0, 2 * math.pi / 512  # of these frequencies, in radians per token
@@ -45,117 +42,7 @@ LINEAR, CLOSED = 3.0, -1.0  # GELU(x) is close to x around the first value, and 
 CONSTANT_SHARE = 0.9  # norm of the constant part of the transformed hidden state, divided by that state's
 
 
-@dataclass(frozen=True)
-class Bigrams:
-    """Weighted mutual information of neighbors, as a sparse matrix minus a matrix of rank 1.
-
-    Its entry for tokens c and w is sqrt(p(c) p(w)) log(p(w | c) / p(w)), where c stands before w (or after it).
-    The weights make rare pairs count as little in the SVD as they occur in text.
-
-    Attributes:
-        counted: part of the entries that is zero for pairs that do not occur. *Shape:* (V, V)
-        context: subtracted, times `root` of the predicted token. *Shape:* (V,)
-        root: square roots of the token frequencies. *Shape:* (V,)
-    """
-
-    counted: scipy.sparse.csr_array
-    context: np.ndarray
-    root: np.ndarray
-
-    def times(self, columns: np.ndarray) -> np.ndarray:
-        """Returns the matrix times `columns`. *Shape:* (V, n) -> (V, n)"""
-        return self.counted @ columns - np.outer(self.context, self.root @ columns)
-
-    def transposed_times(self, columns: np.ndarray) -> np.ndarray:
-        """Returns the transposed matrix times `columns`. *Shape:* (V, n) -> (V, n)"""
-        return self.counted.T @ columns - np.outer(self.root, self.context @ columns)
-
-
-def count_bigrams(corpus: Corpus, vocab_size: int) -> scipy.sparse.csr_array:
-    """Counts how often each token is followed by each other one in the same document. *Shape:* (V, V)"""
-    counts = scipy.sparse.csr_array((vocab_size, vocab_size), dtype=np.float64)
-    for block in corpus.blocks:
-        ends_document = np.zeros(len(block.tokens), dtype=bool)
-        ends_document[block.sentences[block.documents[1:]] - 1] = True
-        # Some million tokens at a time, because the indices take 8 bytes per token.
-        for start in range(0, len(block.tokens) - 1, 2**22):
-            pair = slice(start, min(start + 2**22, len(block.tokens) - 1))
-            keep = ~ends_document[pair]
-            left = np.asarray(block.tokens[pair])[keep]
-            right = np.asarray(block.tokens[pair.start + 1 : pair.stop + 1])[keep]
-            counts += scipy.sparse.coo_array((np.ones(len(left)), (left, right)), shape=counts.shape).tocsr()
-    return counts
-
-
-def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bigrams:
-    """Computes the mutual information of contexts (rows) and the tokens next to them (columns).
-
-    Args:
-        counts: how often they occur together. *Shape:* (V, V)
-        frequencies: of the tokens. They add up to 1. *Shape:* (V,)
-    """
-    pairs = scipy.sparse.coo_array(counts)
-    context, token = pairs.coords
-    root = np.sqrt(frequencies)
-    counted = np.log1p(pairs.data / (PRIOR_COUNT * frequencies[token])) * root[context] * root[token]
-    return Bigrams(
-        scipy.sparse.coo_array((counted, (context, token)), shape=counts.shape).tocsr(),
-        root * np.log1p(np.asarray(counts.sum(axis=1)) / PRIOR_COUNT),
-        root,
-    )
-
-
-def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the singular vectors of tokens, both as contexts and as tokens next to them.
-
-    Args:
-        sides: the matrices to factorize together.
-        rank: number of singular vectors.
-        rng: gives the first guess of the randomized SVD.
-
-    Returns:
-        The singular vectors (V, rank), and the singular values (rank,).
-    """
-
-    def times_gram(columns: np.ndarray) -> np.ndarray:
-        products = (
-            side.times(side.transposed_times(columns)) + side.transposed_times(side.times(columns)) for side in sides
-        )
-        return np.sum(list(products), axis=0)
-
-    basis = rng.standard_normal((len(sides[0].root), rank + OVERSAMPLING))
-    for _ in range(POWER_ITERATIONS):
-        basis, _ = np.linalg.qr(times_gram(basis))
-    values, vectors = np.linalg.eigh(basis.T @ times_gram(basis))
-    order = np.argsort(values)[::-1][:rank]
-    return basis @ vectors[:, order], np.sqrt(values[order])
-
-
-def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fits `contexts @ a @ b @ tokens.T` to mutual information: weighted least squares, by reduced-rank regression.
-
-    Args:
-        side: the mutual information of one side.
-        contexts: embeddings of the tokens as contexts. *Shape:* (V, K)
-        tokens: embeddings of the tokens to predict. *Shape:* (V, K)
-        rank: at most K.
-
-    Returns:
-        a (K, rank) and b (rank, K), of equal norms.
-    """
-    q_context, r_context = np.linalg.qr(side.root[:, None] * contexts)
-    q_token, r_token = np.linalg.qr(side.root[:, None] * tokens)
-    left, values, right = np.linalg.svd(q_context.T @ side.times(q_token))
-    scale = np.sqrt(values[:rank])
-    a = np.linalg.solve(r_context, left[:, :rank] * scale)
-    b = np.linalg.solve(r_token, right[:rank].T * scale).T
-    balance = np.sqrt(np.linalg.norm(b, axis=1) / np.linalg.norm(a, axis=0))
-    return a * balance, b / balance[:, None]
-
-
-def initialize_from_bigrams(
-    model: PreTrainedModel, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, seed: int
-) -> None:
+def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
     """Replaces the random weights of a model by weights that predict masked tokens from their neighbors.
 
     The pooler and the next-sentence head keep their random weights.
@@ -214,9 +101,9 @@ def check_config(config: SnugBertConfig) -> None:
         InputError: it cannot.
     """
     if config.num_attention_heads < 2:
-        raise InputError("--init bigrams: the model has one attention head. It needs at least two, one per neighbor.")
+        raise InputError("--bigram_init: the model has one attention head. It needs at least two, one per neighbor.")
     if config.position_embedding_type != "absolute" or not config.tie_word_embeddings:
-        raise InputError("--init bigrams: the model needs learned positions and tied word embeddings.")
+        raise InputError("--bigram_init: the model needs learned positions and tied word embeddings.")
 
 
 def embed_tokens(sides: Sequence[Bigrams], size: int, rng: np.random.Generator) -> np.ndarray:
@@ -228,7 +115,7 @@ def embed_tokens(sides: Sequence[Bigrams], size: int, rng: np.random.Generator) 
 
 
 def _set_embeddings(
-    model: PreTrainedModel,
+    model: Any,
     tokenizer: PreTrainedTokenizerBase,
     embeddings: np.ndarray,
     position_norm: float,
@@ -253,14 +140,14 @@ def _set_embeddings(
     module.token_type_embeddings.weight.zero_()
 
 
-def _close_sublayers(model: PreTrainedModel) -> None:
+def _close_sublayers(model: Any) -> None:
     """Sets the outputs of all sublayers to zero."""
     for layer in model.bert.encoder.layer:
         layer.attention.output.dense.weight.zero_()
         layer.output.dense.weight.zero_()
 
 
-def _attend_to(attention: nn.Module, rows: slice, radians: np.ndarray, amplitude: float, offset: int) -> None:
+def _attend_to(attention: Any, rows: slice, radians: np.ndarray, amplitude: float, offset: int) -> None:
     """Sets queries and keys of a head, so that it attends to the token at a distance of `offset`.
 
     Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance.
@@ -282,7 +169,7 @@ def _attend_to(attention: nn.Module, rows: slice, radians: np.ndarray, amplitude
         module.weight[dimensions, -2 * n :] = torch.from_numpy(gain * weight).float()
 
 
-def _map_tokens(attention: nn.Module, rows: slice, a: np.ndarray, b: np.ndarray) -> None:
+def _map_tokens(attention: Any, rows: slice, a: np.ndarray, b: np.ndarray) -> None:
     """Sets values and outputs of a head to `a` (K, R) and `b` (R, K). R is at most the head size."""
     value, output = attention.self.value.weight, attention.output.dense.weight
     K, rank = a.shape
@@ -291,7 +178,7 @@ def _map_tokens(attention: nn.Module, rows: slice, a: np.ndarray, b: np.ndarray)
     output[:K, rows.start : rows.start + rank] = torch.from_numpy(b.T).float()
 
 
-def _set_transform(transform: nn.Module, K: int) -> None:
+def _set_transform(transform: Any, K: int) -> None:
     """Makes the transform of the masked token head pass on the K dimensions of words, if the token is [MASK].
 
     Other tokens would predict themselves with certainty, although some of them are random. The [MASK] dimension opens

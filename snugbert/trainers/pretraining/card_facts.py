@@ -73,7 +73,9 @@ def _describe_training(
     changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
-        "initial weights": find_base_model(model_args.model_name_or_path)[1],
+        "initial weights": "bigrams of the training text"
+        if data_args.bigram_init
+        else find_base_model(model_args.model_name_or_path)[1],
         "model": size,
         "objective": "masked tokens" + (f", {PAIR_TASKS[data_args.objective]}" if not data_args.no_nsp else ""),
         "masking": f"{data_args.mlm_probability:.0%} of the {units}: {data_args.mask_replace_prob:.0%} replaced by "

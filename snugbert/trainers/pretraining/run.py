@@ -35,6 +35,7 @@ from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.baselines import compute_baselines, format_comparison
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
+from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams
 from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
@@ -67,6 +68,8 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     _check_lengths(data_args, config)
+    if data_args.bigram_init:
+        _check_bigram_init(model_args, config)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -103,7 +106,10 @@ def _train_and_evaluate(
 ) -> None:
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
-    initial_weights = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
+    initial_weights = {
+        "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
+        "--bigram_init": data_args.bigram_init,
+    }
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, collect_training_settings(training_args, config) | initial_weights)
@@ -113,6 +119,8 @@ def _train_and_evaluate(
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
     if model_args.model_name_or_path is None:
         log_recipe(data.phases, model)
+    if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
+        initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed)
     validation = data.validation
     trainer = _make_trainer(
         model=model,
@@ -270,6 +278,15 @@ def _check_lengths(data_args: PretrainingDataArguments, config: PreTrainedConfig
                 f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the model's max_position_embeddings "
                 f"({config.max_position_embeddings})."
             )
+
+
+def _check_bigram_init(model_args: ModelArguments, config: SnugBertConfig) -> None:
+    if model_args.model_name_or_path is not None:
+        raise InputError(
+            "--bigram_init and --model_name_or_path exclude each other. To start from random weights, give "
+            "--config_name."
+        )
+    check_config(config)
 
 
 def _plan(
