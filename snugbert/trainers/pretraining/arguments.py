@@ -123,8 +123,7 @@ class PretrainingDataArguments(PreparationArguments):
     )
     whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words: all tokens of a word, or none."})
     bigram_init: bool = field(
-        default=False,
-        metadata={"help": "Start from weights computed from the bigrams of the training text."},
+        default=False, metadata={"help": "Start from weights computed from the bigrams of the training text."}
     )
     max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
     show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})

@@ -1,21 +1,22 @@
-"""Initial weights from the word-pair statistics of the training text, instead of random weights.
+"""Initial weights from the bigrams of the training text, instead of random weights.
 
-A masked language model first learns token frequencies, and then, after a long plateau, which tokens stand next to each
-other. Both can be counted in seconds. [`initialize_from_bigrams`] computes weights with which BERT predicts a masked
-token from its two neighbors:
+A masked language model first learns token frequencies, and then, after a long plateau, which tokens are neighbors.
+Counting finds both in seconds. [`initialize_from_bigrams`] computes weights with which BERT predicts a masked token
+from its two neighbors:
 
-    log p(w | left, right) = log p(w) + log p(w | left) / p(w) + log p(w | right) / p(w) + constant
+    log p(w | left, right) = log p(w) + log [p(w | left) / p(w)] + log [p(w | right) / p(w)] + constant
 
 - The output bias is log p(w), as in Meister et al. (2022), "A Natural Bias for Language Generation Models".
-- The log ratios are pointwise mutual information, a matrix for each side. Their common singular vectors become the
+- The log ratios are pointwise mutual information, one matrix for each side. Their common singular vectors become the
   word embeddings, as in Levy and Goldberg (2014), "Neural Word Embedding as Implicit Matrix Factorization".
 - In the first layer, half of the heads attend to the previous token and half to the next. Their values and outputs
-  map the embedding of a token to the scores of its neighbors.
-- The other sublayers start with zero output, as in Zhang et al. (2019), "Fixup".
+  map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last one stays random.
+- The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization".
+- The transform of the masked token head passes these scores on for [MASK], but not for other tokens.
 
 The architecture remains BERT's, and training changes all of these weights.
 
-Shapes: V vocabulary size, H hidden size, K dimensions that hold a token's content, D head size, R rank of a side.
+Shapes: V vocabulary size, H hidden size, K dimensions of a word, R rank of the scores of a head.
 """
 
 import math
@@ -32,20 +33,22 @@ from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.baselines import count_tokens
 from snugbert.trainers.pretraining.bigrams import Bigrams, count_bigrams, factorize, fit_side, weigh_bigrams
 
-# The constants were chosen with `mini` on books_en (docs/explanation/pretraining-small.md).
+# Chosen with `mini` on English books.
 POSITION_SHARE = 0.5  # norm of the position embeddings, divided by the mean norm of the word embeddings
 FREQUENCIES = 16  # of the position embeddings. Each takes two dimensions
-FASTEST, SLOWEST = 2.0, 2 * math.pi / 512  # of these frequencies, in radians per token
+FASTEST, SLOWEST = 2.0, 2 * math.pi / 512  # the highest and the lowest frequency, in radians per token
 SHARPNESS = 5.0  # difference of the attention scores of a head's target and the token next to it
-SCORE_SHARE = 0.375  # norm of what both neighbors add to a masked token's hidden state, divided by that state's
+SCORE_SHARE = 0.375  # norm of the vector that both neighbors add to a hidden state, divided by the state's norm
 LINEAR, CLOSED = 3.0, -1.0  # GELU(x) is close to x around the first value, and close to 0 around the second
-CONSTANT_SHARE = 0.9  # norm of the constant part of the transformed hidden state, divided by that state's
+CONSTANT_SHARE = 0.9  # norm of the constant part of a transformed hidden state, divided by the norm of the input
+SMALLEST_HEAD = 8  # dimensions. Fewer frequencies cannot tell the neighbors from tokens far away
 
 
 def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
     """Replaces the random weights of a model by weights that predict masked tokens from their neighbors.
 
-    The pooler and the next-sentence head keep their random weights.
+    The pooler and the next-sentence head keep their random weights. Processes with the same number of threads compute
+    the same weights.
 
     Args:
         model: a SnugBERT model with a masked token head.
@@ -54,7 +57,7 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
         seed: seed of the random choices: the embeddings of special tokens, and a rotation of all embeddings.
 
     Raises:
-        InputError: BERT with this configuration cannot have such weights.
+        InputError: a model with this configuration cannot have such weights, or the text has no bigrams.
     """
     config: SnugBertConfig = model.config
     check_config(config)
@@ -62,17 +65,18 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
     counts = count_tokens(corpus, config.vocab_size) + 1.0
     frequencies = counts / counts.sum()
     pairs = count_bigrams(corpus, config.vocab_size)
+    if pairs.nnz == 0:
+        raise InputError("--bigram_init: every document is a single token, so there are no bigrams.")
     sides = [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]
     head_size, heads = config.hidden_size // config.num_attention_heads, config.num_attention_heads // 2
     num_positions = 2 * min(FREQUENCIES, head_size // 2)
     K = config.hidden_size - num_positions - 1  # one dimension is for [MASK]
-    rank = min(heads * head_size, K)
 
     embeddings = embed_tokens(sides, K, rng)
     position_norm = POSITION_SHARE * float(frequencies @ np.linalg.norm(embeddings, axis=1))
     norms = np.sqrt((embeddings**2).sum(axis=1) + position_norm**2)
     normalized = embeddings / norms[:, None] * math.sqrt(config.hidden_size)  # as the embeddings' LayerNorm does
-    maps = [fit_side(side, normalized, embeddings, rank) for side in sides]
+    maps = [fit_side(side, normalized, embeddings, heads * head_size) for side in sides]
     # Larger embeddings give the same scores with smaller hidden states.
     added = sum(frequencies @ ((normalized @ a @ b) ** 2).sum(axis=1) for a, b in maps)
     scale = math.sqrt(added / config.hidden_size) / SCORE_SHARE
@@ -95,15 +99,22 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
 
 
 def check_config(config: SnugBertConfig) -> None:
-    """Checks that BERT with this configuration can have the weights of [`initialize_from_bigrams`].
+    """Checks that a model with this configuration can have the weights of [`initialize_from_bigrams`].
 
     Raises:
         InputError: it cannot.
     """
     if config.num_attention_heads < 2:
-        raise InputError("--bigram_init: the model has one attention head. It needs at least two, one per neighbor.")
-    if config.position_embedding_type != "absolute" or not config.tie_word_embeddings:
-        raise InputError("--bigram_init: the model needs learned positions and tied word embeddings.")
+        raise InputError("--bigram_init: the model has one attention head, but each neighbor needs its own.")
+    head_size = config.hidden_size // config.num_attention_heads
+    if head_size < SMALLEST_HEAD:
+        raise InputError(f"--bigram_init: attention heads have {head_size} dimensions, but need {SMALLEST_HEAD}.")
+    if "gelu" not in config.hidden_act and config.hidden_act != "relu":
+        raise InputError(f"--bigram_init needs hidden_act gelu or relu, not {config.hidden_act}.")
+    if config.position_embedding_type != "absolute":
+        raise InputError("--bigram_init needs learned positions (position_embedding_type absolute).")
+    if not config.tie_word_embeddings:
+        raise InputError("--bigram_init needs tied word embeddings (tie_word_embeddings true).")
 
 
 def embed_tokens(sides: Sequence[Bigrams], size: int, rng: np.random.Generator) -> np.ndarray:
@@ -111,7 +122,7 @@ def embed_tokens(sides: Sequence[Bigrams], size: int, rng: np.random.Generator) 
     vectors, values = factorize(sides, size, rng)
     # Singular vectors have very different norms. A rotation makes all dimensions alike.
     rotation, _ = np.linalg.qr(rng.standard_normal((size, size)))
-    return vectors / sides[0].root[:, None] * np.sqrt(values) @ rotation
+    return vectors / sides[0].root[:, None] * np.sqrt(values) @ rotation[: len(values)]
 
 
 def _set_embeddings(
@@ -122,7 +133,7 @@ def _set_embeddings(
     radians: np.ndarray,
     rng: np.random.Generator,
 ) -> None:
-    """Sets the embeddings. Words, the mask and positions have different dimensions, in this order."""
+    """Sets the embeddings. Words, [MASK] and positions use different dimensions, in this order."""
     module = model.bert.embeddings
     K, norm = embeddings.shape[1], float(np.mean(np.linalg.norm(embeddings, axis=1)))
     special = [index for index in tokenizer.all_special_ids if index != tokenizer.mask_token_id]
@@ -150,13 +161,14 @@ def _close_sublayers(model: Any) -> None:
 def _attend_to(attention: Any, rows: slice, radians: np.ndarray, amplitude: float, offset: int) -> None:
     """Sets queries and keys of a head, so that it attends to the token at a distance of `offset`.
 
-    Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance.
+    Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance. Further dimensions
+    of the queries stay random. Their keys are zero. If both were zero, they would have no gradient.
 
     Args:
         attention: the attention module.
         rows: the dimensions of the head.
         radians: frequencies of the position embeddings.
-        amplitude: of the position embeddings after LayerNorm.
+        amplitude: amplitude of the position embeddings after LayerNorm.
         offset: -1 for the previous token, 1 for the next.
     """
     n, head_size = len(radians), rows.stop - rows.start
@@ -164,27 +176,29 @@ def _attend_to(attention: Any, rows: slice, radians: np.ndarray, amplitude: floa
     gain = math.sqrt(SHARPNESS * math.sqrt(head_size) / contrast)
     cos, sin = np.diag(np.cos(offset * radians)), np.diag(np.sin(offset * radians))
     dimensions = slice(rows.start, rows.start + 2 * n)
+    attention.key.weight[rows] = 0
     for module, weight in ((attention.query, np.block([[cos, sin], [-sin, cos]])), (attention.key, np.eye(2 * n))):
-        module.weight[rows] = 0
+        module.weight[dimensions] = 0
         module.weight[dimensions, -2 * n :] = torch.from_numpy(gain * weight).float()
 
 
 def _map_tokens(attention: Any, rows: slice, a: np.ndarray, b: np.ndarray) -> None:
-    """Sets values and outputs of a head to `a` (K, R) and `b` (R, K). R is at most the head size."""
+    """Sets values and outputs of a head to `a` (K, R) and `b` (R, K). Values of further dimensions stay random."""
     value, output = attention.self.value.weight, attention.output.dense.weight
     K, rank = a.shape
-    value[rows] = 0
-    value[rows.start : rows.start + rank, :K] = torch.from_numpy(a.T).float()
-    output[:K, rows.start : rows.start + rank] = torch.from_numpy(b.T).float()
+    dimensions = slice(rows.start, rows.start + rank)
+    value[dimensions] = 0
+    value[dimensions, :K] = torch.from_numpy(a.T).float()
+    output[:K, dimensions] = torch.from_numpy(b.T).float()
 
 
 def _set_transform(transform: Any, K: int) -> None:
-    """Makes the transform of the masked token head pass on the K dimensions of words, if the token is [MASK].
+    """Makes the transform of the masked token head pass on the K dimensions of words for [MASK], and only for [MASK].
 
-    Other tokens would predict themselves with certainty, although some of them are random. The [MASK] dimension opens
-    the GELU: it moves the input of the first K dimensions from a place where GELU is flat to one where it is linear.
-    The dimensions of positions become constants. So all hidden states have about the same norm, and LayerNorm does not
-    change the scores.
+    Other tokens would predict themselves with certainty, but some labeled tokens are random replacements. The
+    dimension of [MASK] is a gate: it moves the input of GELU from values where GELU is flat to values where it is
+    linear. The dimensions of positions become constants. So all transformed states have about the same norm, and
+    LayerNorm does not change the scores.
     """
     weight, bias = transform.dense.weight, transform.dense.bias
     H = len(bias)

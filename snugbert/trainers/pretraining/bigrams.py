@@ -1,6 +1,6 @@
-"""The statistics of neighboring tokens in a corpus: counts, mutual information, and its factors.
+"""Bigrams of a corpus: their counts, their mutual information, and its factors.
 
-Shapes: V vocabulary size, K size of embeddings, n any number of columns.
+Shapes: V vocabulary size, K size of embeddings, R rank, n any number of columns.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ import scipy.sparse
 
 from snugbert.trainers.corpus.corpus import Corpus
 
-PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | context): Dirichlet smoothing, Zhai and Lafferty (2001)
+PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | c): Dirichlet smoothing, Zhai and Lafferty (2001)
 OVERSAMPLING, POWER_ITERATIONS = 20, 4  # of the randomized SVD: Halko et al. (2011), algorithm 4.4
+NEGLIGIBLE = 1e-10  # relative size of an eigenvalue of a Gram matrix below which its dimension is not used
 PAIRS_AT_ONCE = 2**22  # while counting, because a pair takes 24 bytes
 
 
@@ -20,8 +21,8 @@ PAIRS_AT_ONCE = 2**22  # while counting, because a pair takes 24 bytes
 class Bigrams:
     """Weighted mutual information of neighbors, as a sparse matrix minus a matrix of rank 1.
 
-    Its entry for tokens c and w is sqrt(p(c) p(w)) log(p(w | c) / p(w)), where c stands before w (or after it).
-    The weights make rare pairs count as little in the SVD as they occur in text.
+    Its entry for tokens c and w is sqrt(p(c) p(w)) log[p(w | c) / p(w)]. The context c is the token before w, or the
+    token after it. The weights make rare tokens matter less in the SVD.
 
     Attributes:
         counted: part of the entries that is zero for pairs that do not occur. *Shape:* (V, V)
@@ -43,7 +44,7 @@ class Bigrams:
 
 
 def count_bigrams(corpus: Corpus, vocab_size: int) -> scipy.sparse.csr_array:
-    """Counts how often each token is followed by each other one in the same document. *Shape:* (V, V)"""
+    """Counts how often the token of a column follows the token of a row in the same document. *Shape:* (V, V)"""
     counts = scipy.sparse.csr_array((vocab_size, vocab_size), dtype=np.float64)
     for block in corpus.blocks:
         ends_document = np.zeros(len(block.tokens), dtype=bool)
@@ -58,11 +59,11 @@ def count_bigrams(corpus: Corpus, vocab_size: int) -> scipy.sparse.csr_array:
 
 
 def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bigrams:
-    """Computes the mutual information of contexts (rows) and the tokens next to them (columns).
+    """Computes the weighted mutual information of contexts (rows) and the tokens next to them (columns).
 
     Args:
-        counts: how often they occur together. *Shape:* (V, V)
-        frequencies: of the tokens. They add up to 1. *Shape:* (V,)
+        counts: how often they occur next to each other. *Shape:* (V, V)
+        frequencies: token frequencies. They add up to 1. *Shape:* (V,)
     """
     pairs = scipy.sparse.coo_array(counts)
     context, token = pairs.coords
@@ -76,29 +77,33 @@ def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bi
 
 
 def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the singular vectors of tokens, both as contexts and as tokens next to them.
+    """Computes the left singular vectors of all matrices and their transposes, side by side.
+
+    So each token has one vector, for its use as a context and as a token to predict.
 
     Args:
-        sides: the matrices to factorize together.
+        sides: the matrices.
         rank: number of singular vectors.
         rng: gives the first guess of the randomized SVD.
 
     Returns:
-        The singular vectors (V, rank), and the singular values (rank,).
+        The singular vectors (V, n), and the singular values (n,), largest first. n is `rank`, but at most V.
     """
 
     def times_gram(columns: np.ndarray) -> np.ndarray:
-        products = (
-            side.times(side.transposed_times(columns)) + side.transposed_times(side.times(columns)) for side in sides
-        )
-        return np.sum(list(products), axis=0)
+        product = np.zeros_like(columns)
+        for side in sides:
+            product += side.times(side.transposed_times(columns))
+            product += side.transposed_times(side.times(columns))
+        return product
 
-    basis = rng.standard_normal((len(sides[0].root), rank + OVERSAMPLING))
+    num_tokens = len(sides[0].root)
+    basis = rng.standard_normal((num_tokens, min(rank + OVERSAMPLING, num_tokens)))
     for _ in range(POWER_ITERATIONS):
         basis, _ = np.linalg.qr(times_gram(basis))
     values, vectors = np.linalg.eigh(basis.T @ times_gram(basis))
-    order = np.argsort(values)[::-1][:rank]
-    return basis @ vectors[:, order], np.sqrt(values[order])
+    largest = np.argsort(values)[::-1][:rank]
+    return basis @ vectors[:, largest], np.sqrt(values[largest].clip(0))  # rounding makes a zero negative
 
 
 def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,16 +113,27 @@ def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int)
         side: the mutual information of one side.
         contexts: embeddings of the tokens as contexts. *Shape:* (V, K)
         tokens: embeddings of the tokens to predict. *Shape:* (V, K)
-        rank: at most K.
+        rank: maximum of R.
 
     Returns:
-        a (K, rank) and b (rank, K), of equal norms.
+        a (K, R) and b (R, K). Each column of a has the norm of its row of b. R is at most the rank of the embeddings.
     """
-    q_context, r_context = np.linalg.qr(side.root[:, None] * contexts)
-    q_token, r_token = np.linalg.qr(side.root[:, None] * tokens)
+    (q_context, w_context), (q_token, w_token) = (_whiten(side.root[:, None] * each) for each in (contexts, tokens))
     left, values, right = np.linalg.svd(q_context.T @ side.times(q_token))
-    scale = np.sqrt(values[:rank])
-    a = np.linalg.solve(r_context, left[:, :rank] * scale)
-    b = np.linalg.solve(r_token, right[:rank].T * scale).T
-    balance = np.sqrt(np.linalg.norm(b, axis=1) / np.linalg.norm(a, axis=0))
-    return a * balance, b / balance[:, None]
+    values = values[:rank]
+    a, b = w_context @ left[:, : len(values)], right[: len(values)] @ w_token.T
+    norm_a, norm_b = np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=1)
+    norm = np.sqrt(values * norm_a * norm_b)
+    return a * (norm / norm_a), b * (norm / norm_b)[:, None]
+
+
+def _whiten(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Computes an orthonormal basis of the columns. Unlike QR, this works for a vocabulary of fewer than K tokens.
+
+    Returns:
+        The basis q (V, n), and w (K, n) with q = matrix @ w.
+    """
+    values, vectors = np.linalg.eigh(matrix.T @ matrix)
+    used = values > values[-1] * NEGLIGIBLE
+    w = vectors[:, used] / np.sqrt(values[used])
+    return matrix @ w, w

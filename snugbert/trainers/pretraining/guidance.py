@@ -16,12 +16,12 @@ SMALL_RECIPE = "examples/pretrain_small_corpus.yaml"
 
 @dataclass(frozen=True)
 class Expectation:
-    """What every measured run of a size reached with [`SMALL_RECIPE`].
+    """What a run of a size should reach with [`SMALL_RECIPE`].
 
     Attributes:
         largest: parameters in the layers of the largest model that this applies to, see [`count_layer_parameters`].
         tokens: tokens seen.
-        gain: nats by which the masked token loss was below the frequency baseline.
+        gain: nats by which the masked token loss should be below the frequency baseline.
     """
 
     largest: int
@@ -29,13 +29,13 @@ class Expectation:
     gain: float
 
 
-# Source: the page "pretraining-small" in docs/explanation. Smaller models come first.
+# Provisional, not measured. The table in docs/explanation/pretraining-small will give the values. In order of size.
 EXPECTATIONS = (
     Expectation(largest=400_000, tokens=3_000_000, gain=0.5),  # tiny
     Expectation(largest=3_200_000, tokens=3_000_000, gain=0.5),  # mini
     Expectation(largest=12_600_000, tokens=3_000_000, gain=0.5),  # small
 )
-LONGEST_RUN = 120_000_000  # tokens of the longest measured run
+LONGEST_RUN = 120_000_000  # tokens: 10 passes over 12 million. Provisional, too.
 WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
 
 
@@ -81,14 +81,14 @@ def describe_recipe(config: PreTrainedConfig, parameters: int, corpus_tokens: in
     if tokens > LONGEST_RUN:
         return f"{SMALL_RECIPE} fits {run}. No run of more than {LONGEST_RUN:,} tokens was measured."
     text = (
-        f"{SMALL_RECIPE} fits {run}. With it, the MLM loss of every measured run was at least {expected.gain} nats "
-        f"below the frequency baseline (MLM gain) after {expected.tokens:,} tokens."
+        f"{SMALL_RECIPE} fits {run}. With it, expect an MLM loss at least {expected.gain} nats below the frequency "
+        f"baseline (MLM gain) after {expected.tokens:,} tokens."
     )
     return text if tokens >= expected.tokens else f"{text} This run is shorter. Expect it to end near the baseline."
 
 
 def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
-    """Warns once if a run is still at the frequency baseline when the measured runs were below it.
+    """Warns once if a run is still at the frequency baseline when it should be below it.
 
     Args:
         state: state of the run. The last line of its log is new.
@@ -106,7 +106,7 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
     if is_due(line) and not any(map(is_due, lines[-2:-1])) and line["mlm_gain"] < expected.gain:
         logger.warning(
             "MLM gain is %.2f nats after %s tokens: the model has learned little more than token frequencies. With "
-            "%s, models of this size reached %s. Use its settings, for example smaller batches and more steps, a "
+            "%s, models of this size should reach %s. Use its settings, for example smaller batches and more steps, a "
             "higher learning rate, shorter examples, and no dropout.",
             line["mlm_gain"],
             f"{line['tokens']:,}",

@@ -69,7 +69,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     config = load_config(model_args, tokenizer)
     _check_lengths(data_args, config)
     if data_args.bigram_init:
-        _check_bigram_init(model_args, config)
+        _check_bigram_init(model_args, data_args, config)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -120,6 +120,7 @@ def _train_and_evaluate(
     if model_args.model_name_or_path is None:
         log_recipe(data.phases, model)
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
+        logger.info("initial weights: computed from the bigrams of the training text")
         initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed)
     validation = data.validation
     trainer = _make_trainer(
@@ -280,12 +281,15 @@ def _check_lengths(data_args: PretrainingDataArguments, config: PreTrainedConfig
             )
 
 
-def _check_bigram_init(model_args: ModelArguments, config: SnugBertConfig) -> None:
+def _check_bigram_init(
+    model_args: ModelArguments, data_args: PretrainingDataArguments, config: SnugBertConfig
+) -> None:
     if model_args.model_name_or_path is not None:
         raise InputError(
-            "--bigram_init and --model_name_or_path exclude each other. To start from random weights, give "
-            "--config_name."
+            "--bigram_init and --model_name_or_path exclude each other. With --bigram_init, give --config_name."
         )
+    if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
+        raise InputError("--bigram_init needs training text. Give --train_file, --dataset_name or --corpus.")
     check_config(config)
 
 

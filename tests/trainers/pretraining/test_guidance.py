@@ -13,7 +13,7 @@ from snugbert.trainers.pretraining.guidance import describe_recipe, find_expecta
 @pytest.mark.parametrize(
     ("size", "corpus_tokens", "passes", "beginning", "end"),
     [
-        ("mini", 11_987_654, 1, RECIPE, "below the frequency baseline (MLM gain) after 3,000,000 tokens."),
+        ("mini", 11_987_654, 1, RECIPE, "nats below the frequency baseline (MLM gain) after 3,000,000 tokens."),
         ("small", 2_000_000, 1, RECIPE, "This run is shorter. Expect it to end near the baseline."),
         ("tiny", 3_000_000_000, 1, RECIPE, "No run of more than 120,000,000 tokens was measured."),
         ("base", 3_300_000_000, 10, "the BERT paper's settings, which are the", "No run of this size was measured."),
@@ -45,7 +45,7 @@ def warnings_of(caplog, size: str, gains: dict[int, float], max_steps: int = 100
 
 
 @pytest.mark.parametrize("size", ["tiny", "mini", "small"])
-def test_a_run_at_the_baseline_is_warned_once_when_measured_runs_had_left_it(size, caplog):
+def test_a_run_at_the_baseline_is_warned_once_when_it_should_have_left_it(size, caplog):
     gain = find_expectation(snugbert.SnugBertConfig.from_size(size)).gain
     stuck = dict.fromkeys(range(1, 9), gain - 0.25)
     (warning,) = warnings_of(caplog, size, stuck)

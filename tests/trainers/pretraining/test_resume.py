@@ -68,6 +68,7 @@ def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_ch
         ({"config_name": "mini"}, "hidden_size was 128 and is 256; num_hidden_layers was 2 and is 4"),
         ({"config_overrides": "hidden_dropout_prob=0.0"}, "hidden_dropout_prob was 0.1 and is 0.0"),
         ({"learning_rate": 5e-4}, "--learning_rate was 0.0001 and is 0.0005"),
+        ({"bigram_init": "true"}, "--bigram_init was false and is true"),
         (other_weights, '--model_name_or_path was "random weights" and is "checkpoint-4"'),
     ):
         assert run(small_run | resume | changes) == 2

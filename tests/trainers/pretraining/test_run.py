@@ -152,18 +152,21 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, capfd):
     """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run.
 
-    The gain over token frequencies, and its warning, included.
+    Initial weights from bigrams are computed once. The gain over token frequencies, and its warning, included.
     """
     monkeypatch.setattr(guidance, "EXPECTATIONS", [guidance.Expectation(400_000, tokens=500, gain=9.0)])
     text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
     more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
+    more |= {"bigram_init": "true"}
     with caplog.at_level("INFO", logger="snugbert"):
         run(small_run | more, output_dir=tmp_path / "straight")
     assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
     assert "training: 2 steps of 8 examples of at most 40 tokens" in caplog.text
     assert "recipe: examples/pretrain_small_corpus.yaml fits 5," in caplog.text
+    initialized = "initial weights: computed from the bigrams of the training text"
+    assert caplog.text.count(initialized) == 1
     assert "MLM gain" in capfd.readouterr().err
     assert caplog.text.count("the model has learned little more than token frequencies") == 1
     caplog.clear()
@@ -171,7 +174,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]
-    assert "token frequencies" not in caplog.text
+    assert "token frequencies" not in caplog.text and initialized not in caplog.text
     logs = [read_log(tmp_path / name) for name in ("straight", "resumed")]
     timings = ("tokens_per_second", "mfu", "runtime", "samples_per_second", "steps_per_second")
     for lines in zip(*logs, strict=True):
@@ -189,6 +192,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     assert results["eval_mlm_gain"] == results["eval_unigram_mlm_loss"] - results["eval_mlm_loss"]
     card = ModelCard.load(tmp_path / "straight/README.md")
     assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
+    assert "| initial weights | bigrams of the training text |" in card.text
 
 
 def test_examples_are_shown(small_run, capsys):
