@@ -149,7 +149,7 @@ def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
     task = make_task(recipe, args)
     for seed in seeds:
         title = f"{recipe.name}, {recipe.model}, seed {seed}"
-        output_dir = args.output_dir / recipe.name / recipe.model / str(seed)
+        output_dir = args.output_dir / recipe.name / Path(recipe.model).stem / str(seed)  # the model may be a file
         train(recipe, title, output_dir, task.steps, seed, args)
         run = {"recipe": recipe.name, "model": recipe.model, "seed": seed, "about": recipe.about}
         run |= measure(recipe, output_dir, task, args)
@@ -251,7 +251,7 @@ def stock_flags(recipe: Recipe, output_dir: Path, steps: int, seed: int, args: a
 def shared_settings(
     recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """The arguments that the ladder sets on both sides. Their own evaluation is as short as possible."""
+    """The arguments that the ladder sets on both sides. Their own evaluation has a single example."""
     return {
         "config_name": recipe.model,
         "tokenizer_name": args.tokenizer_name,
