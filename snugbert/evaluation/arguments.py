@@ -18,7 +18,7 @@ class EvaluatedModelArguments(ModelArguments):
     """Which model to evaluate.
 
     Raises:
-        InputError: both a model and random weights are given, or see [`ModelArguments`].
+        InputError: both a model and random weights are given, or a check of [`ModelArguments`] fails.
     """
 
     model_name_or_path: str | None = field(
@@ -32,7 +32,7 @@ class EvaluatedModelArguments(ModelArguments):
     def __post_init__(self):
         if self.model_name_or_path is not None and self.config_name is not None:
             raise InputError(
-                "--config_name: random weights take the place of --model_name_or_path. Remove one of them."
+                "--config_name gives random weights. --model_name_or_path cannot be used with it. Remove one of them."
             )
         super().__post_init__()
 

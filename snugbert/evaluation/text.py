@@ -42,8 +42,8 @@ class TextResults(TypedDict):
         dataset: names of the files.
         metrics: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
             `nsp_accuracy`.
-        baselines: the same metrics, except `nsp_loss`, if tokens are predicted by their frequency, and always the more
-            frequent pair label.
+        baselines: the same metrics, except `nsp_loss`, for predictions that ignore the input. Tokens are predicted by
+            their frequency, and all pairs get the more frequent label.
         token_frequencies: the text that gives the baseline its token frequencies: "training text" or "held-out text".
         objective: what the examples are: "nsp" or "sop" (pairs), or "mlm" (full sentences).
         examples: number of examples.

@@ -93,7 +93,7 @@ def test_errors(folder, capsys):
         return capsys.readouterr().err.removeprefix("snugbert evaluate: error: ")
 
     model = ["--model_name_or_path", folder / "model"]
-    assert "--config_name: random weights take the place" in error(*model, "--config_name", "tiny")
+    assert "--config_name gives random weights" in error(*model, "--config_name", "tiny")
     (folder / "out").mkdir()
     (folder / "out/results.json").write_text("{}")
     assert "already contains results" in error(*model, "--output_dir", folder / "out")
