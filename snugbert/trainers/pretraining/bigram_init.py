@@ -1,7 +1,7 @@
 """Initial weights from the bigrams of the training text, instead of random weights.
 
 A masked language model first learns token frequencies, and then, after a long plateau, which tokens are neighbors.
-Counting finds both. [`initialize_from_bigrams`] computes weights with which BERT predicts a masked token
+Counting gives both. [`initialize_from_bigrams`] computes weights with which BERT predicts a masked token
 from its two neighbors:
 
     log p(w | left, right) = log p(w) + log [p(w | left) / p(w)] + log [p(w | right) / p(w)] + constant
@@ -10,7 +10,7 @@ from its two neighbors:
 - The log ratios are pointwise mutual information, one matrix for each side. Their common singular vectors become the
   word embeddings, as in Levy and Goldberg (2014), "Neural Word Embedding as Implicit Matrix Factorization".
 - In the first layer, half of the heads attend to the previous token and half to the next. Their values and outputs
-  map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last one stays random.
+  map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last one outputs zero.
 - The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization".
 - The transform of the masked token head passes these scores on for [MASK], but not for other tokens.
 
@@ -21,6 +21,7 @@ Shapes: V vocabulary size, H hidden size, K dimensions of a word, R rank of the 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,9 @@ from snugbert.trainers.pretraining.bigrams import Bigrams, count_bigrams, factor
 
 # Chosen with `mini` on English books.
 POSITION_SHARE = 0.5  # norm of the position embeddings, divided by the mean norm of the word embeddings
-FREQUENCIES = 16  # of the position embeddings. Each takes two dimensions
+FREQUENCIES = 16  # number of frequencies of the position embeddings. Each takes two dimensions
 FASTEST, SLOWEST = 2.0, 2 * math.pi / 512  # the highest and the lowest frequency, in radians per token
-SHARPNESS = 5.0  # difference of the attention scores of a head's target and the token next to it
+SHARPNESS = 5.0  # attention score of a head's target, minus the score of the token next to it
 SCORE_SHARE = 0.375  # norm of the vector that both neighbors add to a hidden state, divided by the state's norm
 LINEAR, CLOSED = 3.0, -1.0  # GELU(x) is close to x around the first value, and close to 0 around the second
 CONSTANT_SHARE = 0.9  # norm of the constant part of a transformed hidden state, divided by the norm of the input
@@ -45,7 +46,7 @@ SMALLEST_HEAD = 8  # dimensions. Fewer frequencies cannot tell the neighbors fro
 
 
 def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-    """Replaces the random weights of a model by weights that predict masked tokens from their neighbors.
+    """Replaces the random weights of a model with weights that predict masked tokens from their neighbors.
 
     The pooler and the next-sentence head keep their random weights. Processes with the same number of threads compute
     the same weights.
@@ -57,58 +58,34 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
         seed: seed of the random choices: the embeddings of special tokens, and a rotation of all embeddings.
 
     Raises:
-        InputError: a model with this configuration cannot have such weights, or the text has no bigrams.
+        InputError: the configuration does not allow such weights, or the text has no bigrams.
     """
     config: SnugBertConfig = model.config
     check_config(config)
     rng = np.random.default_rng(seed)
-    counts = count_tokens(corpus, config.vocab_size) + 1.0
-    frequencies = counts / counts.sum()
-    pairs = count_bigrams(corpus, config.vocab_size)
-    if pairs.nnz == 0:
-        raise InputError("--bigram_init: every document is a single token, so there are no bigrams.")
-    sides = [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]
-    head_size, heads = config.hidden_size // config.num_attention_heads, config.num_attention_heads // 2
-    num_positions = 2 * min(FREQUENCIES, head_size // 2)
-    K = config.hidden_size - num_positions - 1  # one dimension is for [MASK]
-
-    embeddings = embed_tokens(sides, K, rng)
-    position_norm = POSITION_SHARE * float(frequencies @ np.linalg.norm(embeddings, axis=1))
-    norms = np.sqrt((embeddings**2).sum(axis=1) + position_norm**2)
-    normalized = embeddings / norms[:, None] * math.sqrt(config.hidden_size)  # as the embeddings' LayerNorm does
-    maps = [fit_side(side, normalized, embeddings, heads * head_size) for side in sides]
-    # Larger embeddings give the same scores with smaller hidden states.
-    added = sum(frequencies @ ((normalized @ a @ b) ** 2).sum(axis=1) for a, b in maps)
-    scale = math.sqrt(added / config.hidden_size) / SCORE_SHARE
-    amplitude = math.sqrt(2 * config.hidden_size / num_positions) * position_norm * float(frequencies @ (1 / norms))
-    radians = FASTEST * (SLOWEST / FASTEST) ** np.linspace(0, 1, num_positions // 2)
-
+    frequencies, sides = _count_text(corpus, config.vocab_size)
+    first = _fit_first_layer(config, frequencies, sides, rng)
     with torch.no_grad():
-        _set_embeddings(model, tokenizer, embeddings * scale, position_norm * scale, radians, rng)
+        _set_embeddings(model, tokenizer, first, rng)
         _close_sublayers(model)
-        attention = model.bert.encoder.layer[0].attention
-        for head in range(2 * heads):
-            side, number = head % 2, head // 2
-            part = slice(number * head_size, (number + 1) * head_size)
-            rows = slice(head * head_size, (head + 1) * head_size)
-            a, b = maps[side]
-            _attend_to(attention.self, rows, radians, amplitude, offset=1 if side else -1)
-            _map_tokens(attention, rows, a[:, part] / math.sqrt(scale), b[part] / math.sqrt(scale))
-        _set_transform(model.cls.predictions.transform, K)
+        _set_heads(model.bert.encoder.layer[0].attention, first, config)
+        _set_transform(model.cls.predictions.transform, first.K)
         model.cls.predictions.bias.copy_(torch.from_numpy(np.log(frequencies)))
 
 
 def check_config(config: SnugBertConfig) -> None:
-    """Checks that a model with this configuration can have the weights of [`initialize_from_bigrams`].
+    """Checks that [`initialize_from_bigrams`] works for this configuration.
 
     Raises:
-        InputError: it cannot.
+        InputError: it does not.
     """
     if config.num_attention_heads < 2:
-        raise InputError("--bigram_init: the model has one attention head, but each neighbor needs its own.")
+        raise InputError("--bigram_init: the model has one attention head, but needs one for each neighbor.")
     head_size = config.hidden_size // config.num_attention_heads
     if head_size < SMALLEST_HEAD:
-        raise InputError(f"--bigram_init: attention heads have {head_size} dimensions, but need {SMALLEST_HEAD}.")
+        raise InputError(
+            f"--bigram_init: attention heads have {head_size} dimensions, but need at least {SMALLEST_HEAD}."
+        )
     if "gelu" not in config.hidden_act and config.hidden_act != "relu":
         raise InputError(f"--bigram_init needs hidden_act gelu or relu, not {config.hidden_act}.")
     if config.position_embedding_type != "absolute":
@@ -117,7 +94,67 @@ def check_config(config: SnugBertConfig) -> None:
         raise InputError("--bigram_init needs tied word embeddings (tie_word_embeddings true).")
 
 
-def embed_tokens(sides: Sequence[Bigrams], size: int, rng: np.random.Generator) -> np.ndarray:
+def _count_text(corpus: Corpus, vocab_size: int) -> tuple[np.ndarray, list[Bigrams]]:
+    """Returns the token frequencies, and the mutual information with the previous and with the next token.
+
+    Raises:
+        InputError: the text has no bigrams.
+    """
+    counts = count_tokens(corpus, vocab_size) + 1.0
+    frequencies = counts / counts.sum()
+    pairs = count_bigrams(corpus, vocab_size)
+    if pairs.nnz == 0:
+        raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Give other text.")
+    return frequencies, [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]
+
+
+@dataclass(frozen=True)
+class _FirstLayer:
+    """What the weights of the embeddings and of the first layer consist of.
+
+    Attributes:
+        embeddings: the word embeddings. *Shape:* (V, K)
+        position_norm: norm of the position embeddings.
+        radians: frequencies of the position embeddings.
+        amplitude: amplitude of the position embeddings after LayerNorm.
+        maps: values a (K, R) and outputs b (R, K) of the heads for the previous token, and for the next.
+    """
+
+    embeddings: np.ndarray
+    position_norm: float
+    radians: np.ndarray
+    amplitude: float
+    maps: list[tuple[np.ndarray, np.ndarray]]
+
+    @property
+    def K(self) -> int:
+        """Number of dimensions of a word."""
+        return self.embeddings.shape[1]
+
+
+def _fit_first_layer(
+    config: SnugBertConfig, frequencies: np.ndarray, sides: Sequence[Bigrams], rng: np.random.Generator
+) -> _FirstLayer:
+    """Factorizes mutual information into embeddings and heads."""
+    H, head_size = config.hidden_size, config.hidden_size // config.num_attention_heads
+    radians = FASTEST * (SLOWEST / FASTEST) ** np.linspace(0, 1, min(FREQUENCIES, head_size // 2))
+    embeddings = _embed_tokens(sides, H - 2 * len(radians) - 1, rng)  # one dimension is for [MASK]
+    position_norm = POSITION_SHARE * float(frequencies @ np.linalg.norm(embeddings, axis=1))
+
+    # LayerNorm gives the sum of word and position embeddings the norm sqrt(H).
+    norms = np.sqrt((embeddings**2).sum(axis=1) + position_norm**2)
+    normalized = embeddings / norms[:, None] * math.sqrt(H)
+    amplitude = math.sqrt(H / len(radians)) * position_norm * float(frequencies @ (1 / norms))
+
+    maps = [fit_side(side, normalized, embeddings, config.num_attention_heads // 2 * head_size) for side in sides]
+    # With larger embeddings, smaller vectors give the same scores.
+    added = sum(frequencies @ ((normalized @ a @ b) ** 2).sum(axis=1) for a, b in maps)
+    scale = math.sqrt(added / H) / SCORE_SHARE
+    maps = [(a / math.sqrt(scale), b / math.sqrt(scale)) for a, b in maps]
+    return _FirstLayer(embeddings * scale, position_norm * scale, radians, amplitude, maps)
+
+
+def _embed_tokens(sides: Sequence[Bigrams], size: int, rng: np.random.Generator) -> np.ndarray:
     """Returns token embeddings whose products give the mutual information. *Shape:* (V, size)"""
     vectors, values = factorize(sides, size, rng)
     # Singular vectors have very different norms. A rotation makes all dimensions alike.
@@ -126,26 +163,22 @@ def embed_tokens(sides: Sequence[Bigrams], size: int, rng: np.random.Generator) 
 
 
 def _set_embeddings(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    embeddings: np.ndarray,
-    position_norm: float,
-    radians: np.ndarray,
-    rng: np.random.Generator,
+    model: Any, tokenizer: PreTrainedTokenizerBase, first: _FirstLayer, rng: np.random.Generator
 ) -> None:
     """Sets the embeddings. Words, [MASK] and positions use different dimensions, in this order."""
-    module = model.bert.embeddings
-    K, norm = embeddings.shape[1], float(np.mean(np.linalg.norm(embeddings, axis=1)))
-    special = [index for index in tokenizer.all_special_ids if index != tokenizer.mask_token_id]
-    embeddings[special] = rng.standard_normal((len(special), K)) * norm / math.sqrt(K)
+    module, K = model.bert.embeddings, first.K
+    norm = float(np.mean(np.linalg.norm(first.embeddings, axis=1)))
     words = torch.zeros(module.word_embeddings.weight.shape)
-    words[:, :K] = torch.from_numpy(embeddings)
+    words[:, :K] = torch.from_numpy(first.embeddings)
+    special = [index for index in tokenizer.all_special_ids if index != tokenizer.mask_token_id]
+    words[special, :K] = torch.from_numpy(rng.standard_normal((len(special), K)) * norm / math.sqrt(K)).float()
     words[tokenizer.mask_token_id] = 0
     words[tokenizer.mask_token_id, K] = norm
     if module.word_embeddings.padding_idx is not None:
         words[module.word_embeddings.padding_idx] = 0
-    angles = np.arange(model.config.max_position_embeddings)[:, None] * radians
-    positions = np.concatenate([np.sin(angles), np.cos(angles)], axis=1) * position_norm / math.sqrt(len(radians))
+    angles = np.arange(model.config.max_position_embeddings)[:, None] * first.radians
+    positions = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    positions *= first.position_norm / math.sqrt(len(first.radians))
     module.word_embeddings.weight.copy_(words)
     module.position_embeddings.weight.zero_()[:, K + 1 :] = torch.from_numpy(positions)
     module.token_type_embeddings.weight.zero_()
@@ -156,6 +189,18 @@ def _close_sublayers(model: Any) -> None:
     for layer in model.bert.encoder.layer:
         layer.attention.output.dense.weight.zero_()
         layer.output.dense.weight.zero_()
+
+
+def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> None:
+    """Sets the heads, alternately for the previous and the next token. Heads with the same target share the rank."""
+    head_size = config.hidden_size // config.num_attention_heads
+    for head in range(config.num_attention_heads // 2 * 2):
+        number, side = divmod(head, 2)
+        rows = slice(head * head_size, (head + 1) * head_size)
+        part = slice(number * head_size, (number + 1) * head_size)
+        a, b = first.maps[side]
+        _attend_to(attention.self, rows, first.radians, first.amplitude, offset=(-1, 1)[side])
+        _map_tokens(attention, rows, a[:, part], b[part])
 
 
 def _attend_to(attention: Any, rows: slice, radians: np.ndarray, amplitude: float, offset: int) -> None:

@@ -13,20 +13,21 @@ from snugbert.trainers.corpus.corpus import Corpus
 
 PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | c): Dirichlet smoothing, Zhai and Lafferty (2001)
 OVERSAMPLING, POWER_ITERATIONS = 20, 4  # of the randomized SVD: Halko et al. (2011), algorithm 4.4
-NEGLIGIBLE = 1e-10  # relative size of an eigenvalue of a Gram matrix below which its dimension is not used
+NEGLIGIBLE = 1e-10  # dimensions of a Gram matrix with eigenvalues below this share of the largest are not used
 PAIRS_AT_ONCE = 2**22  # while counting, because a pair takes 24 bytes
+COLUMNS_AT_ONCE = 16  # while multiplying, because so many fit into the processor's cache
 
 
 @dataclass(frozen=True)
 class Bigrams:
-    """Weighted mutual information of neighbors, as a sparse matrix minus a matrix of rank 1.
+    """Weighted mutual information of neighbors: the matrix `counted - np.outer(context, root)`.
 
     Its entry for tokens c and w is sqrt(p(c) p(w)) log[p(w | c) / p(w)]. The context c is the token before w, or the
-    token after it. The weights make rare tokens matter less in the SVD.
+    token after it. With these weights, rare tokens matter less in the SVD.
 
     Attributes:
-        counted: part of the entries that is zero for pairs that do not occur. *Shape:* (V, V)
-        context: subtracted, times `root` of the predicted token. *Shape:* (V,)
+        counted: zero for pairs that do not occur. *Shape:* (V, V)
+        context: depends on the context only. *Shape:* (V,)
         root: square roots of the token frequencies. *Shape:* (V,)
     """
 
@@ -36,11 +37,11 @@ class Bigrams:
 
     def times(self, columns: np.ndarray) -> np.ndarray:
         """Returns the matrix times `columns`. *Shape:* (V, n) -> (V, n)"""
-        return self.counted @ columns - np.outer(self.context, self.root @ columns)
+        return _multiply(self.counted, columns) - np.outer(self.context, self.root @ columns)
 
     def transposed_times(self, columns: np.ndarray) -> np.ndarray:
         """Returns the transposed matrix times `columns`. *Shape:* (V, n) -> (V, n)"""
-        return self.counted.T @ columns - np.outer(self.root, self.context @ columns)
+        return _multiply(self.counted.T, columns) - np.outer(self.root, self.context @ columns)
 
 
 def count_bigrams(corpus: Corpus, vocab_size: int) -> scipy.sparse.csr_array:
@@ -50,10 +51,9 @@ def count_bigrams(corpus: Corpus, vocab_size: int) -> scipy.sparse.csr_array:
         ends_document = np.zeros(len(block.tokens), dtype=bool)
         ends_document[block.sentences[block.documents[1:]] - 1] = True
         for start in range(0, len(block.tokens) - 1, PAIRS_AT_ONCE):
-            pair = slice(start, min(start + PAIRS_AT_ONCE, len(block.tokens) - 1))
-            keep = ~ends_document[pair]
-            left = np.asarray(block.tokens[pair])[keep]
-            right = np.asarray(block.tokens[pair.start + 1 : pair.stop + 1])[keep]
+            stop = min(start + PAIRS_AT_ONCE, len(block.tokens) - 1)
+            is_pair = ~ends_document[start:stop]
+            left, right = block.tokens[start:stop][is_pair], block.tokens[start + 1 : stop + 1][is_pair]
             counts += scipy.sparse.coo_array((np.ones(len(left)), (left, right)), shape=counts.shape).tocsr()
     return counts
 
@@ -62,7 +62,7 @@ def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bi
     """Computes the weighted mutual information of contexts (rows) and the tokens next to them (columns).
 
     Args:
-        counts: how often they occur next to each other. *Shape:* (V, V)
+        counts: how often each pair occurs. *Shape:* (V, V)
         frequencies: token frequencies. They add up to 1. *Shape:* (V,)
     """
     pairs = scipy.sparse.coo_array(counts)
@@ -77,14 +77,14 @@ def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bi
 
 
 def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the left singular vectors of all matrices and their transposes, side by side.
+    """Computes the left singular vectors of one wide matrix: all matrices and their transposes, side by side.
 
-    So each token has one vector, for its use as a context and as a token to predict.
+    So each token gets one vector for both uses: as a context, and as a token to predict.
 
     Args:
         sides: the matrices.
         rank: number of singular vectors.
-        rng: gives the first guess of the randomized SVD.
+        rng: draws the first guess of the randomized SVD.
 
     Returns:
         The singular vectors (V, n), and the singular values (n,), largest first. n is `rank`, but at most V.
@@ -116,7 +116,8 @@ def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int)
         rank: maximum of R.
 
     Returns:
-        a (K, R) and b (R, K). Each column of a has the norm of its row of b. R is at most the rank of the embeddings.
+        a (K, R) and b (R, K). Each column of a has the same norm as its row of b. R is at most the rank of the
+        embeddings.
     """
     (q_context, w_context), (q_token, w_token) = (_whiten(side.root[:, None] * each) for each in (contexts, tokens))
     left, values, right = np.linalg.svd(q_context.T @ side.times(q_token))
@@ -125,6 +126,12 @@ def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int)
     norm_a, norm_b = np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=1)
     norm = np.sqrt(values * norm_a * norm_b)
     return a * (norm / norm_a), b * (norm / norm_b)[:, None]
+
+
+def _multiply(matrix: scipy.sparse.sparray, columns: np.ndarray) -> np.ndarray:
+    """Returns the sparse `matrix` times `columns`. *Shape:* (V, n) -> (V, n)"""
+    starts = range(0, columns.shape[1], COLUMNS_AT_ONCE)
+    return np.concatenate([matrix @ columns[:, start : start + COLUMNS_AT_ONCE] for start in starts], axis=1)
 
 
 def _whiten(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

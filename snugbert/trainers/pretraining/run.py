@@ -120,7 +120,7 @@ def _train_and_evaluate(
     if model_args.model_name_or_path is None:
         log_recipe(data.phases, model)
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
-        logger.info("initial weights: computed from the bigrams of the training text")
+        logger.info("initial weights: computing them from the bigrams of the training text")
         initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed)
     validation = data.validation
     trainer = _make_trainer(
@@ -285,9 +285,7 @@ def _check_bigram_init(
     model_args: ModelArguments, data_args: PretrainingDataArguments, config: SnugBertConfig
 ) -> None:
     if model_args.model_name_or_path is not None:
-        raise InputError(
-            "--bigram_init and --model_name_or_path exclude each other. With --bigram_init, give --config_name."
-        )
+        raise InputError("--bigram_init cannot be combined with --model_name_or_path. Give --config_name instead.")
     if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
         raise InputError("--bigram_init needs training text. Give --train_file, --dataset_name or --corpus.")
     check_config(config)

@@ -117,7 +117,7 @@ def test_a_masked_token_attends_to_the_previous_and_the_next_token(model, batch)
 
 
 def test_every_weight_of_the_first_layer_can_learn(model, batch):
-    """If a query and its key are both zero, neither ever gets a gradient. The same holds for values and outputs."""
+    """If a query and its key were both zero, neither would get a gradient. The same holds for values and outputs."""
     model.zero_grad()
     model(**batch).loss.backward()
     attention = model.bert.encoder.layer[0].attention
@@ -134,8 +134,8 @@ def test_the_same_text_and_seed_give_the_same_weights(model, corpus, tokenizer):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"num_attention_heads": 1}, "the model has one attention head, but each neighbor needs its own"),
-        ({"num_attention_heads": 32}, "attention heads have 4 dimensions, but need 8"),
+        ({"num_attention_heads": 1}, "the model has one attention head, but needs one for each neighbor"),
+        ({"num_attention_heads": 32}, "attention heads have 4 dimensions, but need at least 8"),
         ({"hidden_act": "tanh"}, "needs hidden_act gelu or relu, not tanh"),
         ({"position_embedding_type": "sinusoidal"}, "needs learned positions"),
         ({"tie_word_embeddings": False}, "needs tied word embeddings"),
@@ -156,7 +156,7 @@ def test_other_weights_and_missing_text_are_refused(tmp_path, tokenizer, model, 
     model.config.save_pretrained(tmp_path)
     arguments = {"bigram_init": "true", "use_cpu": "true", "output_dir": tmp_path / "run"}
     assert run(arguments, model_name_or_path=tmp_path, train_file="text.txt") == 2
-    assert "--bigram_init and --model_name_or_path exclude each other" in capsys.readouterr().err
+    assert "--bigram_init cannot be combined with --model_name_or_path" in capsys.readouterr().err
     more = {"config_name": "tiny", "tokenizer_name": tmp_path, "validation_file": "text.txt", "do_eval": "true"}
     assert run(arguments, **more) == 2
     assert "--bigram_init needs training text. Give --train_file" in capsys.readouterr().err
