@@ -89,19 +89,19 @@ def format_row(runs: list[Run], first: list[Run]) -> str:
 
 
 def draw(rows: dict[tuple[str, str], list[Run]], file: Path) -> None:
-    """Plots the loss over FLOPs and over minutes: means over the seeds, and the range."""
+    """Plots the loss of every run over FLOPs and over minutes. The runs of a row have the same color."""
     figure = new_figure(12.5, 4.8)
-    for panel, name, unit, label in zip(
+    for panel, name, unit, title in zip(
         figure.subplots(1, 2), ("flops", "seconds"), (1e15, 60), ("PFLOPs", "minutes of training"), strict=True
     ):
-        for (recipe, model), runs in rows.items():
-            seeds_of_points = list(zip(*(run["points"] for run in runs), strict=True))
-            x = [mean(point[name] for point in points) / unit for points in seeds_of_points]
-            losses = [[point["mlm_loss"] for point in points] for points in seeds_of_points]
-            (line,) = panel.plot(x, [*map(mean, losses)], marker="o", markersize=4, label=f"{recipe}, {model}")
-            panel.fill_between(x, [*map(min, losses)], [*map(max, losses)], color=line.get_color(), alpha=0.2)
+        for number, ((recipe, model), runs) in enumerate(rows.items()):
+            for run in runs:
+                x = [point[name] / unit for point in run["points"]]
+                losses = [point["mlm_loss"] for point in run["points"]]
+                label = f"{recipe}, {model}" if run is runs[0] else None
+                panel.plot(x, losses, color=f"C{number}", marker="o", markersize=4, label=label)
         panel.axhline(runs[0]["unigram_mlm_loss"], color=GREY, linestyle=":", label="token frequencies")
-        panel.set_xlabel(label)
+        panel.set_xlabel(title)
         panel.set_ylabel("masked token loss, nats")
         panel.set_xlim(left=0)
         panel.legend(frameon=False)

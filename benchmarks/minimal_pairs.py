@@ -3,11 +3,11 @@
     python benchmarks/minimal_pairs.py --pairs_file 'blimp/*.jsonl.gz' --config_name mini --tokenizer_name pretrained
 
 minicons runs stock BERT with the weights of SnugBERT, in batches of sentences in the order of the files. It scores one
-variant at a time. Ours scores both at once. The first rows of each file are scored, so that every paradigm counts.
+variant at a time. SnugBERT scores both at once. The first rows of each file are scored, so that every paradigm counts.
 
-Scores must agree before anything is timed. Sides take turns within a round, and the side that goes first alternates.
-Ratios compare the times of one round. "All pairs" scales our time to all pairs of the files. minicons comes with
-`make test`, or with `pip install minicons`.
+Scores must agree before anything is timed. Both run on the CPU. They take turns within a round, and the one that goes
+first alternates. Ratios compare the times of one round. "All pairs" scales our time to all pairs of the files.
+minicons comes with `make test`, or with `pip install minicons`.
 """
 
 import argparse
@@ -89,6 +89,7 @@ def main(argv: list[str]) -> None:
     set_seed(args.seed)
     names = {name: getattr(args, name) for name in ("model_name_or_path", "config_name", "tokenizer_name")}
     model, tokenizer = load_masked_model(ModelArguments(**names))
+    model.to("cpu")  # type: ignore[arg-type]  # both sides, even if there is an accelerator
     stock = BertForMaskedLM(BertConfig(**{**model.config.to_dict(), "model_type": "bert"}))
     stock.load_state_dict(model.state_dict())
 

@@ -7,15 +7,16 @@ r"""A ladder of pretraining recipes: validation loss against tokens, FLOPs and t
 A recipe is a YAML file with arguments of `snugbert pretrain`. Its first line is a comment: what changes, and why. With
 `--stock`, the recipe trains stock BERT under transformers' own Trainer (`pretraining_run.py`).
 
-Each run is a new process and trains on the same number of tokens. Ten checkpoints of a run are evaluated, for all
-recipes on the same examples and masks: full sentences with 15 % of the tokens masked. The last checkpoint of a recipe
-with sentence pairs is also evaluated on pairs.
+Each run is a new process and trains on the same number of tokens. Five checkpoints of a run are then evaluated, for
+all recipes on the same examples and masks: full sentences with 15 % of the tokens masked. The last checkpoint of a
+recipe with sentence pairs is also evaluated on pairs.
 
 The same command continues after an interruption. Finished runs are kept in `ladder.jsonl`. A run of SnugBERT resumes
 from its last checkpoint, and SIGTERM and Ctrl-C save one. A run of stock BERT starts again. `--report` makes the table
 and the plot from the finished runs.
 
-FLOPs are the FLOPs that the recipe needs (`throughput.py`). Compare seconds only if nothing else ran on the machine.
+FLOPs are the FLOPs that the recipe needs (`throughput.py`). Seconds are training time, without evaluation and saving.
+Compare them only if nothing else ran on the machine.
 """
 
 import argparse
@@ -35,6 +36,7 @@ import pretraining_run
 import torch
 import transformers
 import yaml
+from ladder_costs import read_costs, read_stock_costs
 from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
 from side_by_side import describe_machine, positive
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
@@ -49,11 +51,11 @@ from snugbert.trainers.pretraining.arguments import PretrainingArguments, Pretra
 from snugbert.trainers.pretraining.baselines import unigram_baseline
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
-from snugbert.trainers.pretraining.data_settings import RECORD_NAME
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import Objective
 
-POINTS = 10  # evaluated checkpoints per run
+POINTS = 5  # evaluated checkpoints per run
+LOG_LINES = 100  # per run
 EVAL_BATCH_SIZE = 64
 COUNTED_EXAMPLES = 2000  # for the mean number of tokens per example
 # Losses can be compared only if these arguments are equal.
@@ -141,13 +143,13 @@ def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
     finished = [run for run in read_runs(args.output_dir) if get_row(run) == (recipe.name, recipe.model)]
     if any(run["settings"] != recipe.settings for run in finished):
         raise InputError(f"{file}: {args.output_dir} has runs of this recipe with other settings. Rename the recipe.")
-    seeds = [seed for seed in args.seeds if seed not in {run["seed"] for run in finished}]
+    seeds = [seed for seed in dict.fromkeys(args.seeds) if seed not in {run["seed"] for run in finished}]
     if not seeds:
         return
     task = make_task(recipe, args)
     for seed in seeds:
         title = f"{recipe.name}, {recipe.model}, seed {seed}"
-        output_dir = args.output_dir / recipe.name / recipe.model / str(seed)
+        output_dir = args.output_dir / recipe.name / Path(recipe.model).stem / str(seed)  # the model may be a file
         train(recipe, title, output_dir, task.steps, seed, args)
         run = {"recipe": recipe.name, "model": recipe.model, "seed": seed, "about": recipe.about}
         run |= measure(recipe, output_dir, task, args)
@@ -164,8 +166,11 @@ def read_recipe(file: Path, args: argparse.Namespace) -> Recipe:
     """Reads a recipe. `--config_name` replaces its model."""
     if not file.is_file():
         raise InputError(f"--recipe: the file {file} does not exist.")
-    text = file.read_text(encoding="utf-8")
-    settings = yaml.load(text, yaml.BaseLoader)  # keeps values as written: `no` is not False
+    try:
+        text = file.read_text(encoding="utf-8")
+        settings = yaml.load(text, yaml.BaseLoader)  # keeps values as written: `no` is not False
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--recipe: {file} is not a YAML file: {error}") from error
     about = text.partition("\n")[0]
     if not isinstance(settings, dict) or not about.startswith("# "):
         raise InputError(f"--recipe: {file} must contain `name: value` lines, after a line `# what and why`.")
@@ -231,27 +236,22 @@ def our_flags(recipe: Recipe, output_dir: Path, steps: int, seed: int, args: arg
         "save_strategy": "steps",
         "save_total_limit": 0,
         "eval_strategy": "no",
-        "max_eval_samples": args.max_eval_samples,
-        "per_device_eval_batch_size": EVAL_BATCH_SIZE,
-        "logging_steps": math.ceil(steps / POINTS / 10),
+        "logging_steps": steps_per_line(steps),
     }
     return ["--config", str(recipe.file), *as_flags(settings), "--resume_from_checkpoint", "true"]
 
 
 def stock_flags(recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> list[str]:
-    """The arguments of `pretraining_run.py`, which knows fewer. It logs the tokens, FLOPs and seconds of checkpoints.
-
-    Its own evaluation is as short as possible.
-    """
+    """The arguments of `pretraining_run.py`, which accepts fewer. It logs tokens, FLOPs and seconds of checkpoints."""
     settings = recipe.settings | shared_settings(recipe, output_dir, steps, seed, args)
-    settings |= {"logging_steps": settings["save_steps"], "eval_steps": steps, "max_eval_samples": 1}
+    settings |= {"logging_steps": settings["save_steps"], "eval_steps": steps}
     return [*as_flags(settings), "--side", "stock"]
 
 
 def shared_settings(
     recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """The arguments that the ladder sets on both sides."""
+    """The arguments that the ladder sets on both sides. Their own evaluation has a single example."""
     return {
         "config_name": recipe.model,
         "tokenizer_name": args.tokenizer_name,
@@ -259,10 +259,24 @@ def shared_settings(
         "validation_file": args.validation_file,
         "output_dir": output_dir,
         "max_steps": steps,
-        "save_steps": math.ceil(steps / POINTS),
+        "save_steps": steps_per_point(steps),
+        "max_eval_samples": 1,
         "seed": seed,
         "use_cpu": args.use_cpu,
     }
+
+
+def steps_per_line(steps: int) -> int:
+    """Returns the number of steps from one log line to the next."""
+    return math.ceil(steps / LOG_LINES)
+
+
+def steps_per_point(steps: int) -> int:
+    """Returns the number of steps from one evaluated checkpoint to the next.
+
+    Checkpoints are saved at log lines, because the clock of the log stands still between a line and the next step.
+    """
+    return math.ceil(steps / POINTS / steps_per_line(steps)) * steps_per_line(steps)
 
 
 def as_flags(settings: dict[str, Any]) -> list[str]:
@@ -316,11 +330,11 @@ def measure(recipe: Recipe, output_dir: Path, task: Task, args: argparse.Namespa
         `points`: tokens, FLOPs, seconds and metrics of each checkpoint. The values of the last one are also entries of
         the run itself. With pairs, `nsp_accuracy` and `pairs_mlm_loss` are the metrics on pairs.
     """
-    every = math.ceil(task.steps / POINTS)
     checkpoints = [
         path
         for path in find_checkpoints(recipe, output_dir)
-        if step_of(path) % every == 0 or step_of(path) == task.steps  # a stopped run has others, too
+        # A stopped run has others, too.
+        if step_of(path) % steps_per_point(task.steps) == 0 or step_of(path) == task.steps
     ]
     costs = read_stock_costs(output_dir) if recipe.stock else {step_of(path): read_costs(path) for path in checkpoints}
     points = [costs[step_of(path)] | evaluate(path, task.sentences, task.tokenizer, args) for path in checkpoints]
@@ -349,25 +363,6 @@ def evaluate(
 def find_device(args: argparse.Namespace) -> str:
     """Returns "cuda" or "cpu"."""
     return "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
-
-
-def read_costs(checkpoint: Path) -> dict[str, float]:
-    """Reads tokens, FLOPs and seconds up to a checkpoint of `snugbert pretrain`. Evaluation does not count."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    record = state["stateful_callbacks"][RECORD_NAME]
-    seconds, before = record["seconds"], 0  # since the last log line
-    for line in state["log_history"]:
-        if "tokens_per_second" in line:
-            seconds += (line["tokens"] - before) / line["tokens_per_second"]
-            before = line["tokens"]
-    flops = record["totals"]["flops"] + record["sums"]["flops"]
-    return {"step": state["global_step"], "tokens": state["num_input_tokens_seen"], "flops": flops, "seconds": seconds}
-
-
-def read_stock_costs(output_dir: Path) -> dict[int, dict[str, float]]:
-    """Reads the same from the log of `pretraining_run.py`, for each step that it logs."""
-    lines = [json.loads(line) for line in (output_dir / "stock.jsonl").read_text().splitlines()]
-    return {line["step"]: {name: line[name] for name in ("step", "tokens", "flops", "seconds")} for line in lines}
 
 
 def check_measure(args: argparse.Namespace) -> None:

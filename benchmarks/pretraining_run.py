@@ -6,9 +6,9 @@ r"""A pretraining run of SnugBERT, compared with stock `BertForPreTraining` unde
 
 Both sides use the same initial weights, examples, masks, order, optimizer, schedule, batch size, precision and
 dropout. SnugBERT's batches are packed. Stock BERT's are padded to their longest example. The sides run one after the
-other, each in a new process. Both are evaluated on the whole validation text at regular steps, and evaluation time
-does not count. Each side writes a log, `ours.jsonl` or `stock.jsonl`, to the output folder. `pretraining_run.md` and
-`pretraining_run.png` are made from these logs. `--report` makes them again.
+other, each in a new process. Both are evaluated on the whole validation text at regular steps. Seconds are training
+time, without evaluation and saving. Each side writes a log, `ours.jsonl` or `stock.jsonl`, to the output folder.
+`pretraining_run.md` and `pretraining_run.png` are made from these logs. `--report` makes them again.
 """
 
 import argparse
@@ -206,10 +206,12 @@ class Recorder(TrainerCallback):
         self.started = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, model: Any = None, **kwargs: Any):
-        """Evaluates at regular steps, with the clock stopped."""
-        if state.global_step % self.eval_steps == 0 or state.global_step == self.max_steps:
+        """Evaluates at regular steps, with the clock stopped. It is also stopped before a checkpoint is saved."""
+        is_due = state.global_step % self.eval_steps == 0 or state.global_step == self.max_steps
+        if is_due or control.should_save:
             self._stop_clock(args.device)
-            self._evaluate(state.global_step, model, args)
+            if is_due:
+                self._evaluate(state.global_step, model, args)
             self.started = time.perf_counter()
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: Any = None, **kwargs: Any):
@@ -218,6 +220,10 @@ class Recorder(TrainerCallback):
             self._stop_clock(args.device)
             self._write(state.global_step, {"loss": float(logs["loss"])})
             self.started = time.perf_counter()
+
+    def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any):
+        """Starts the clock again after a checkpoint."""
+        self.started = time.perf_counter()
 
     def _stop_clock(self, device: torch.device) -> None:
         if device.type != "cpu":

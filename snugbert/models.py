@@ -253,10 +253,11 @@ def load_model(
         raise InputError(f"cannot load the model {name or model_args.config_name}: {error}") from error
     except RuntimeError as error:
         _check_files(name)
-        remedy = ""
-        if trained:
+        if "ignore_mismatched_sizes" not in kwargs:  # the data has no labels
+            remedy = ""
+        elif trained:
             remedy = f" Choose a model that was fine-tuned for this data (number of labels: {config.num_labels})."
-        elif "ignore_mismatched_sizes" in kwargs:
+        else:
             remedy = (
                 f" Number of labels in this data: {config.num_labels}. If the classifier has a different number, "
                 "replace it with --ignore_mismatched_sizes true."
@@ -277,8 +278,8 @@ def load_model(
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if random and trained:
         raise MissingWeightsError(
-            f"{name} has no weights for {shorten(random)}. Choose a model that was fine-tuned for this task, or "
-            "train it first."
+            f"{name} has no weights for {shorten(random)}. Choose a model that was trained for this task, or train "
+            "it first."
         )
     if random and all(HEAD_WEIGHTS.match(key) for key in random):
         heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]

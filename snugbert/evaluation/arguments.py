@@ -15,7 +15,11 @@ from snugbert.trainers.ranges import check_ranges
 
 @dataclass
 class EvaluatedModelArguments(ModelArguments):
-    """Which model to evaluate."""
+    """Which model to evaluate.
+
+    Raises:
+        InputError: both a model and random weights are given, or a check of [`ModelArguments`] fails.
+    """
 
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "Any masked language model of transformers: a folder or Hub name."}
@@ -24,6 +28,13 @@ class EvaluatedModelArguments(ModelArguments):
         default=None,
         metadata={"help": f"Random weights instead: {', '.join(SIZES)}, or a config folder."},
     )
+
+    def __post_init__(self):
+        if self.model_name_or_path is not None and self.config_name is not None:
+            raise InputError(
+                "--config_name gives random weights. --model_name_or_path cannot be used with it. Remove one of them."
+            )
+        super().__post_init__()
 
 
 @dataclass

@@ -37,5 +37,6 @@ def main(argv: list[str]) -> None:
     from snugbert.evaluation.run import run
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("snugbert").setLevel(logging.INFO)
     transformers_logging.disable_progress_bar()  # for reading weights
     run(model_args, pairs_args, text_args, args)

@@ -83,10 +83,12 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
         values, _ = PreTrainedConfig.get_config_dict(name, **args.hub)
         if values.get("model_type", "bert") in LOADABLE_TYPES:
             return load_config(args, tokenizer)
-        config = AutoConfig.from_pretrained(name, **args.hub)
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+        config = AutoConfig.from_pretrained(name, attn_implementation=args.attn_implementation, **args.hub)
+        if args.config_overrides:
+            config.update_from_string(args.config_overrides)
+    except InputError:
+        raise
+    except Exception as error:  # invalid values raise errors of several types
         raise InputError(f"cannot load the configuration of {name}: {error}") from error
     is_masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
     if not is_masked and "AutoModelForMaskedLM" not in (getattr(config, "auto_map", None) or {}):

@@ -26,15 +26,16 @@ class Pair(NamedTuple):
 
     Attributes:
         good, bad: the acceptable and the unacceptable sentence.
-        paradigm: the kind of pair. The name of the file if the row does not name it.
-        phenomenon, field: what the paradigm tests, and the field of linguistics. None: unknown.
+        paradigm: the kind of pair. By default the name of the file.
+        phenomenon: what the paradigm tests. By default the paradigm.
+        field: the field of linguistics. None: unknown.
         file, row: where the pair is, for messages.
     """
 
     good: str
     bad: str
     paradigm: str
-    phenomenon: str | None
+    phenomenon: str
     field: str | None
     file: Path
     row: int
@@ -54,18 +55,9 @@ def read_pairs(files: Iterable[Path], good_column: str, bad_column: str) -> list
                 _read_sentence(file, row, values, flag, column)
                 for flag, column in (("good", good_column), ("bad", bad_column))
             )
-            paradigm, phenomenon, field = (values.get(column) for column in (PARADIGM, PHENOMENON, FIELD))
-            pairs.append(
-                Pair(
-                    good,
-                    bad,
-                    str(paradigm or describe_file(file)),
-                    None if phenomenon is None else str(phenomenon),
-                    None if field is None else str(field),
-                    file,
-                    row,
-                )
-            )
+            paradigm = _read_label(values, PARADIGM) or describe_file(file)
+            phenomenon = _read_label(values, PHENOMENON) or paradigm
+            pairs.append(Pair(good, bad, paradigm, phenomenon, _read_label(values, FIELD), file, row))
         if len(pairs) == count:
             raise content_error(file, ": no pairs.")
     return pairs
@@ -81,6 +73,12 @@ def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, colu
     return values[column]
 
 
+def _read_label(values: dict[str, Any], column: str) -> str | None:
+    """Returns the text of an optional column. None: it is missing or empty."""
+    value = values.get(column)
+    return None if value in (None, "") else str(value)
+
+
 def score_pairs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Scores a model on minimal pairs.
 
@@ -90,7 +88,7 @@ def score_pairs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pair
         and `accuracy`. Accuracies are fractions of 1.
 
     Raises:
-        InputError: a sentence has no tokens, or too many for the model.
+        InputError: a sentence has no tokens, or too many for the model, or a score is not finite.
     """
     sentences = list(encode_sentences([text for pair in pairs for text in (pair.good, pair.bad)], tokenizer))
     limit = max_tokens(model, tokenizer)
@@ -104,6 +102,8 @@ def score_pairs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pair
                 f"{limit}. Remove the pair."
             )
     scores = score_sentences(model, sentences, tokenizer.mask_token_id)
+    if not all(np.isfinite(values).all() for values in scores.values()):
+        raise InputError("the model's scores are not finite. Its weights may be damaged, or its training diverged.")
     correct = np.stack([scores[variant][::2] > scores[variant][1::2] for variant in VARIANTS], axis=1)
     return summarize(pairs, correct)
 
@@ -129,8 +129,7 @@ def summarize(pairs: Sequence[Pair], correct: np.ndarray) -> dict[str, Any]:
     }
     members: dict[str, list[dict[str, Any]]] = {}
     for paradigm in paradigms.values():
-        if paradigm["phenomenon"] is not None:
-            members.setdefault(paradigm["phenomenon"], []).append(paradigm)
+        members.setdefault(paradigm["phenomenon"], []).append(paradigm)
     return {
         "pairs": len(pairs),
         "accuracy": _mean_accuracy(paradigms.values()),

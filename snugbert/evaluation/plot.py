@@ -13,7 +13,7 @@ MOST_BARS = 100
 def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
     """Draws the accuracy on each phenomenon as a bar, with a dot for each of its paradigms.
 
-    Without phenomena, each paradigm has a bar. Only the first `MOST_BARS` are drawn.
+    Only the first `MOST_BARS` are drawn.
 
     Args:
         results: from [`score_pairs`].
@@ -21,7 +21,7 @@ def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
     """
     from matplotlib.ticker import PercentFormatter
 
-    groups: dict[str, Any] = dict(islice((results["phenomena"] or results["paradigms"]).items(), MOST_BARS))
+    groups: dict[str, Any] = dict(islice(results["phenomena"].items(), MOST_BARS))
     names = [f"{name.replace('_', ' ')} ({group['pairs']:,})".replace("$", r"\$") for name, group in groups.items()]
     places = range(len(groups))
     figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.5 + 0.32 * len(groups))
@@ -39,13 +39,12 @@ def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
         label="within-word left-to-right",
         clip_on=False,
     )
-    if results["phenomena"]:
-        dots = [
-            (paradigm["accuracy"]["original"], list(groups).index(paradigm["phenomenon"]))
-            for paradigm in results["paradigms"].values()
-            if paradigm["phenomenon"] in groups
-        ]
-        panel.plot(*zip(*dots, strict=True), "o", markersize=3, color=GREY, label="one paradigm", clip_on=False)
+    dots = [
+        (paradigm["accuracy"]["original"], list(groups).index(paradigm["phenomenon"]))
+        for paradigm in results["paradigms"].values()
+        if paradigm["phenomenon"] in groups
+    ]
+    panel.plot(*zip(*dots, strict=True), "o", markersize=3, color=GREY, label="one paradigm", clip_on=False)
     panel.axvline(0.5, color=GREY, linestyle=":", label="chance")
     for place, value in enumerate(bars):
         panel.text(1.03, place, f"{value:.1%}", va="center")

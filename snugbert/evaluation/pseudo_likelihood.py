@@ -22,7 +22,8 @@ from snugbert.evaluation.masked_models import predict_tokens
 
 VARIANTS = ("original", "within_word_l2r")
 TOKENS_PER_BATCH = 4096
-SENTENCES_AT_ONCE = 1000
+SENTENCES_PER_CALL = 1000  # of the tokenizer
+INPUT_TOKENS_AT_ONCE = 2**18  # limits memory: a sentence of n tokens has about n masked copies of n tokens
 
 
 class Sentence(NamedTuple):
@@ -39,9 +40,9 @@ class Sentence(NamedTuple):
 
 def encode_sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Sentence]:
     """Tokenizes texts, which are not truncated."""
-    for start in range(0, len(texts), SENTENCES_AT_ONCE):
+    for start in range(0, len(texts), SENTENCES_PER_CALL):
         # `verbose`: callers check the length.
-        batch = tokenizer(list(texts[start : start + SENTENCES_AT_ONCE]), verbose=False)
+        batch = tokenizer(list(texts[start : start + SENTENCES_PER_CALL]), verbose=False)
         for encoding in batch.encodings or []:
             words = zip(encoding.word_ids, encoding.special_tokens_mask, strict=True)
             yield Sentence(tuple(encoding.ids), tuple(None if special else word for word, special in words))
@@ -61,10 +62,11 @@ def score_sentences(
     distinct = sorted(dict.fromkeys(sentences), key=lambda sentence: len(sentence.ids))
     scores: dict[Sentence, np.ndarray] = {}
     with tqdm(total=len(distinct), unit=" sentences", disable=None) as progress:
-        for _, group in groupby(distinct, key=lambda sentence: len(sentence.ids)):
+        for length, group in groupby(distinct, key=lambda sentence: len(sentence.ids)):
             same_length = list(group)
-            for start in range(0, len(same_length), SENTENCES_AT_ONCE):
-                part = same_length[start : start + SENTENCES_AT_ONCE]
+            size = max(1, INPUT_TOKENS_AT_ONCE // max(1, length**2))
+            for start in range(0, len(same_length), size):
+                part = same_length[start : start + size]
                 scores.update(zip(part, _score_same_length(model, part, mask_token_id), strict=True))
                 progress.update(len(part))
     table = np.array([scores[sentence] for sentence in sentences]).reshape(-1, len(VARIANTS))

@@ -38,9 +38,11 @@ def check_card(name: str | None) -> Path:
     Raises:
         InputError: there is no folder or no card, or the header of the card is invalid.
     """
-    card = Path(name or "") / "README.md"
-    if name is None or not card.is_file():
-        raise InputError(f"--update_card: there is no {card}. Remove the flag, or create the card first.")
+    card = None if name is None else Path(name) / "README.md"
+    if card is None or not card.is_file():
+        raise InputError(
+            "--update_card: the model is not a folder with a README.md. Remove the flag, or create the card first."
+        )
     try:
         ModelCard.load(card)
     except (ValueError, yaml.YAMLError) as error:
@@ -49,10 +51,12 @@ def check_card(name: str | None) -> Path:
 
 
 def format_pairs(results: dict[str, Any]) -> str:
-    """Returns the table that the command prints: phenomena, or paradigms if there are no phenomena."""
-    groups = results["phenomena"] or results["paradigms"]
+    """Returns the table of phenomena that the command prints."""
     lines = [("", "pairs", *VARIANT_TITLES.values())]
-    lines += [(name.replace("_", " "), f"{group['pairs']:,}", *_percent(group)) for name, group in groups.items()]
+    lines += [
+        (name.replace("_", " "), f"{group['pairs']:,}", *_percent(group))
+        for name, group in results["phenomena"].items()
+    ]
     lines.append(("mean over paradigms", f"{results['pairs']:,}", *_percent(results)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ["  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]) for name, *numbers in lines]
@@ -69,7 +73,7 @@ def pairs_tables(results: dict[str, Any]) -> str:
     ]
     mean = ("mean over paradigms", len(results["paradigms"]), results["pairs"], *_percent(results))
     paradigms = [
-        (name, str(paradigm["phenomenon"] or "").replace("_", " "), paradigm["pairs"], *_percent(paradigm))
+        (name, paradigm["phenomenon"].replace("_", " "), paradigm["pairs"], *_percent(paradigm))
         for name, paradigm in results["paradigms"].items()
     ]
     titles = tuple(VARIANT_TITLES.values())
@@ -150,5 +154,8 @@ def update_card(file: Path, eval_results: list[EvalResult]) -> None:
     ]
     card.data.eval_results = [*kept, *eval_results]
     card.data.model_name = card.data.model_name or file.resolve().parent.name
-    card.data.metrics = sorted({*(card.data.metrics or []), *(new.metric_type for new in eval_results)})
-    card.save(file)
+    old_metrics = card.data.metrics or []
+    if isinstance(old_metrics, str):  # YAML also allows a single name
+        old_metrics = [old_metrics]
+    card.data.metrics = sorted({*old_metrics, *(new.metric_type for new in eval_results)})
+    write_atomically(file, str(card))

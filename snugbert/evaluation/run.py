@@ -94,9 +94,13 @@ def run(
             if pairs:
                 draw_minimal_pairs(sections["minimal_pairs"].results, plot)
             write_report(output_dir, results, [section.markdown for section in sections.values()], eval_results)
-        print(f"Written to {output_dir}: results.json, results.md, card_metadata.yaml{f', {PLOT_NAME}' * bool(pairs)}")
+        print(
+            f"Written to {output_dir}: results.json, results.md, card_metadata.yaml"
+            + (f", {PLOT_NAME}" if pairs else "")
+        )
     if card is not None:
-        update_card(card, eval_results)
+        with writing(card, "run the same command again"):
+            update_card(card, eval_results)
         print(f"Updated {card}")
 
 

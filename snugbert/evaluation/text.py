@@ -42,8 +42,8 @@ class TextResults(TypedDict):
         dataset: names of the files.
         metrics: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
             `nsp_accuracy`.
-        baselines: the same metrics, except `nsp_loss`, of predicting tokens by their frequency and always the more
-            frequent pair label.
+        baselines: the same metrics, except `nsp_loss`, for predictions that ignore the input. Tokens are predicted by
+            their frequency, and all pairs get the more frequent label.
         token_frequencies: the text that gives the baseline its token frequencies: "training text" or "held-out text".
         objective: what the examples are: "nsp" or "sop" (pairs), or "mlm" (full sentences).
         examples: number of examples.
@@ -81,7 +81,7 @@ def score_text(
         cache_dir: see [`prepare_in_cache`].
 
     Raises:
-        InputError: the text cannot be used, or `max_seq_length` does not fit the model.
+        InputError: the text cannot be used, `max_seq_length` does not fit the model, or the loss is not finite.
     """
     _check_length(args.max_seq_length, model, tokenizer)
     data_args = _choose_examples(args, model, tokenizer)
@@ -94,6 +94,8 @@ def score_text(
         )
         num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
         metrics = score_examples(model, tokenizer, dataset, num_examples, batch_size)
+        if not math.isfinite(metrics["mlm_loss"]):
+            raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
         baselines = compute_baselines(dataset, train or text, text, len(tokenizer))
     for scores in (metrics, baselines):
         scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters

@@ -49,6 +49,8 @@ def match_files(patterns: Sequence[str]) -> list[Path]:
     for pattern in patterns:
         matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
         matches = [match for match in matches if Path(match).is_file()]
+        if not matches and Path(pattern).is_dir():
+            raise InputError(f"{pattern} is a folder. Name its files, such as '{pattern}/*'.")
         if not matches:
             raise InputError(f"{pattern}: no such file.")
         files |= {Path(match): None for match in matches}

@@ -11,7 +11,7 @@ from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertTokenizer
 from snugbert_cli import main
 
 WORDS = "the cat cats sleep ##s walk ##ed in garden , .".split()
-CARD = "---\nlicense: mit\nmetrics: [f1]\n---\n# My card\n"
+CARD = "---\nlicense: mit\nmetrics: f1\n---\n# My card\n"
 PAIRS = [
     {
         "sentence_good": "The cat sleeps.",
@@ -93,6 +93,7 @@ def test_errors(folder, capsys):
         return capsys.readouterr().err.removeprefix("snugbert evaluate: error: ")
 
     model = ["--model_name_or_path", folder / "model"]
+    assert "--config_name gives random weights" in error(*model, "--config_name", "tiny")
     (folder / "out").mkdir()
     (folder / "out/results.json").write_text("{}")
     assert "already contains results" in error(*model, "--output_dir", folder / "out")

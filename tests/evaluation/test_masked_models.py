@@ -39,6 +39,23 @@ def test_a_model_whose_projection_cannot_be_changed(monkeypatch):
     torch.testing.assert_close(predict_tokens(model, input_ids, positions), expected)
 
 
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
+    for part in make_model(architecture):
+        part.save_pretrained(tmp_path)
+
+    def load(overrides):
+        args = ModelArguments(
+            model_name_or_path=str(tmp_path), attn_implementation="eager", config_overrides=overrides
+        )
+        return load_masked_model(args)[0].config
+
+    config = load("layer_norm_eps=0.5")
+    assert config._attn_implementation == "eager" and config.layer_norm_eps == 0.5
+    with pytest.raises(InputError, match="configuration"):
+        load("unknown=1")
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_longest_input_that_a_model_takes(architecture):
     model, tokenizer = make_model(architecture)
@@ -70,3 +87,6 @@ def test_models_that_cannot_be_scored(tmp_path, minilm):
     assert gpt.endswith("gpt is a 'gpt2' model, which does not predict masked tokens.")
     small = message(model_name_or_path=str(tmp_path / "small"))
     assert "--tokenizer_name: the tokenizer has 74 tokens, but the model's vocabulary has only 50." in small
+    config = tmp_path / "small/config.json"
+    config.write_text(config.read_text().replace('"hidden_size": 32', '"hidden_size": 48'))
+    assert message(model_name_or_path=str(tmp_path / "small")).endswith("small do not fit its configuration.")

@@ -6,9 +6,11 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from masked_models import make_model
 
 from snugbert.errors import InputError
-from snugbert.evaluation.minimal_pairs import Pair, read_pairs, summarize
+from snugbert.evaluation.minimal_pairs import Pair, read_pairs, score_pairs, summarize
 
 COLUMNS = "sentence_good", "sentence_bad"
 
@@ -26,7 +28,7 @@ def test_files_of_all_formats_have_the_same_pairs(tmp_path):
     read = [read_pairs([tmp_path / name], *COLUMNS) for name in ("a.jsonl.gz", "b.json", "c.tsv")]
     read.append(read_pairs([tmp_path / "d.csv"], "good", "bad"))
     assert all([pair[:2] for pair in pairs] == rows for pairs in read)
-    assert [pairs[0][2:5] for pairs in read] == [("u", "t", "f"), *((name, None, None) for name in "bcd")]
+    assert [pairs[0][2:5] for pairs in read] == [("u", "t", "f"), *((name, name, None) for name in "bcd")]
     assert [(pair.file.name, pair.row) for pair in read[0] + read[3]] == [
         ("a.jsonl.gz", 1),
         ("a.jsonl.gz", 2),
@@ -60,7 +62,7 @@ def test_errors_name_the_file_and_the_row(text, message, tmp_path):
 
 def test_means_over_paradigms_of_different_sizes(tmp_path):
     """Four pairs of paradigm a, one of b, two of c. a and b belong to the same phenomenon."""
-    kinds = {"a": "island", "b": "island", "c": None}
+    kinds = {"a": "island", "b": "island", "c": "c"}
     pairs = [Pair("", "", name, kinds[name], None, tmp_path, row) for row, name in enumerate("aabaacc")]
     correct = np.array([[1, 0], [1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 1]], dtype=bool)
     results = summarize(pairs, correct)
@@ -70,6 +72,20 @@ def test_means_over_paradigms_of_different_sizes(tmp_path):
         "c": [0, 1],
     }
     assert results["phenomena"] == {
-        "island": {"paradigms": 2, "pairs": 5, "accuracy": {"original": 0.375, "within_word_l2r": 0.625}}
+        "c": {"paradigms": 1, "pairs": 2, "accuracy": {"original": 0, "within_word_l2r": 1}},
+        "island": {"paradigms": 2, "pairs": 5, "accuracy": {"original": 0.375, "within_word_l2r": 0.625}},
     }
     assert results["accuracy"] == {"original": 0.25, "within_word_l2r": 0.75} and results["pairs"] == 7
+
+
+def test_an_empty_column_is_a_missing_column(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("sentence_good\tsentence_bad\tUID\tlinguistics_term\tfield\nA.\tB.\t\t\t\n")
+    (pair,) = read_pairs([tmp_path / "pairs.tsv"], *COLUMNS)
+    assert pair[2:5] == ("pairs", "pairs", None)
+
+
+def test_scores_that_are_not_finite(tmp_path):
+    model, tokenizer = make_model("snugbert")
+    torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)
+    with pytest.raises(InputError, match="scores are not finite"):
+        score_pairs(model, tokenizer, [Pair("the cat", "the dog", "a", "a", None, tmp_path, 1)])

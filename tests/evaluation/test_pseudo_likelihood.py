@@ -77,7 +77,8 @@ def test_scores_do_not_depend_on_the_batch(monkeypatch):
     sentences = list(encode_sentences(TEXTS, tokenizer))
     expected = score_sentences(model, sentences, tokenizer.mask_token_id)
     monkeypatch.setattr(pseudo_likelihood, "TOKENS_PER_BATCH", 1)
-    monkeypatch.setattr(pseudo_likelihood, "SENTENCES_AT_ONCE", 1)
+    monkeypatch.setattr(pseudo_likelihood, "SENTENCES_PER_CALL", 1)
+    monkeypatch.setattr(pseudo_likelihood, "INPUT_TOKENS_AT_ONCE", 1)
     found = score_sentences(model, sentences[::-1], tokenizer.mask_token_id)
     for variant in VARIANTS:
         np.testing.assert_allclose(found[variant][::-1], expected[variant], rtol=3e-6)

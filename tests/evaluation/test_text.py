@@ -215,3 +215,6 @@ def test_errors(files):
         with pytest.raises(InputError) as raised:
             score(model, tokenizer, files, **arguments)
         assert message in str(raised.value)
+    torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)
+    with pytest.raises(InputError, match="the model's loss is not finite"):
+        score(model, tokenizer, files)

@@ -408,7 +408,10 @@ def losses(log_history: list[dict]) -> list[dict[str, float]]:
 
 
 def test_one_process_equals_two_processes(data_dir, tmp_path):
-    """`accelerate launch -m snugbert pretrain` with gloo, under DDP and FSDP2. Compares log and weights."""
+    """`accelerate launch -m snugbert pretrain` with gloo, under DDP and FSDP2. Compares log and weights.
+
+    Each process computes the initial weights from the bigrams of the text.
+    """
     folder = tmp_path / "tok"
     folder.mkdir()
     shutil.copy(data_dir / "vocab/bert-base-uncased-vocab.txt", folder / "vocab.txt")
@@ -426,6 +429,7 @@ def test_one_process_equals_two_processes(data_dir, tmp_path):
         "per_device_eval_batch_size": 3,
         "save_strategy": "no",
         "use_cpu": "true",
+        "bigram_init": "true",
     }
     fsdp = {"fsdp": "true", "fsdp_config": '{"version": 2}'}
     states = []

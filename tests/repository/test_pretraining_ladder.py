@@ -11,6 +11,7 @@ import pytest
 
 from snugbert import SnugBertTokenizer
 from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
 from snugbert.models import ModelArguments
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
@@ -37,6 +38,26 @@ def test_recipes_are_arguments_and_begin_with_a_comment(file):
     model_args, data_args, training_args = parse_arguments(types, flags, "snugbert pretrain", "")
     assert (model_args.config_name, training_args.max_steps, training_args.seed) == ("mini", 7, 3)
     assert data_args.train_file == ["a"] and data_args.validation_file == ["b"]
+
+
+@pytest.mark.parametrize("text", ["# What.\nseed: [1", "# What.\n\xff: 1", "seed: 1", "# Only a comment."])
+def test_a_file_that_is_not_a_recipe_is_refused(text, tmp_path):
+    import pretraining_ladder
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=r"^--recipe: .*recipe\.yaml (is not a YAML file|must contain)"):
+        pretraining_ladder.read_recipe(file, pretraining_ladder.parse_arguments(["--report", "a"]))
+
+
+@pytest.mark.parametrize("steps", [1, 12, 99, 100, 101, 739, 2900, 12_345])
+def test_checkpoints_are_saved_at_log_lines(steps):
+    """Thus the time to save them does not count as training time."""
+    from pretraining_ladder import POINTS, steps_per_line, steps_per_point
+
+    every = steps_per_point(steps)
+    assert every % steps_per_line(steps) == 0
+    assert min(steps, POINTS) - 1 <= -(-steps // every) <= POINTS
 
 
 @pytest.fixture

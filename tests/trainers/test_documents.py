@@ -50,6 +50,8 @@ def test_each_file_is_found_once(tmp_path):
         (tmp_path / name).write_text("x")
     found = find_files([str(tmp_path / "*.txt"), str(tmp_path / "a.txt"), str(tmp_path / "c.jsonl")])
     assert [file.name for file in found] == ["a.txt", "b.txt", "c.jsonl"]
+    with pytest.raises(InputError, match=f"{tmp_path} is a folder. Name its files, such as '{tmp_path}/"):
+        find_files([str(tmp_path)])
 
 
 def write_bad_rows(folder: Path, suffix: str) -> tuple[Path, list[str]]:

@@ -1,7 +1,7 @@
 """Initial weights from the bigrams of the training text, instead of random weights.
 
 A masked language model first learns token frequencies, and then, after a long plateau, which tokens are neighbors.
-Counting finds both in seconds. [`initialize_from_bigrams`] computes weights with which BERT predicts a masked token
+Counting finds both. [`initialize_from_bigrams`] computes weights with which BERT predicts a masked token
 from its two neighbors:
 
     log p(w | left, right) = log p(w) + log [p(w | left) / p(w)] + log [p(w | right) / p(w)] + constant

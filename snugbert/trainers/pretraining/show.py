@@ -26,7 +26,7 @@ def show_examples(
         InputError: there is no training text.
     """
     data_args.validation_file = []
-    corpus, _ = load_corpora(data_args, True, False, cache_dir, tokenizer)
+    corpus, _ = load_corpora(data_args, do_train=True, do_eval=False, cache_dir=cache_dir, tokenizer=tokenizer)
     if corpus is None:
         raise InputError("--show: there is no training text. Give --train_file, --dataset_name or --corpus.")
     (length, _), *_ = data_args.lengths_and_shares

@@ -283,12 +283,17 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         start = time.perf_counter()
         with seed_random_state(str(self.args.seed)):
             output = super().evaluation_loop(dataloader, *args, **kwargs)
-        if self._train_counts is not None and (counts := count_dataset(dataloader.dataset)) is not None:
-            baseline, metrics = frequency_loss(self._train_counts, counts), output.metrics or {}
-            losses = [name for name in metrics if name.endswith("_mlm_loss")]
-            metrics |= {f"{name.removesuffix('loss')}gain": baseline - metrics[name] for name in losses}
+        self._add_gain(output.metrics or {}, dataloader.dataset)
         self.training_log.exclude_time(time.perf_counter() - start)
         return output
+
+    def _add_gain(self, metrics: dict[str, float], dataset: object) -> None:
+        """Adds `mlm_gain` to the metrics of an evaluation, if both texts are available."""
+        if self._train_counts is None or (counts := count_dataset(dataset)) is None:
+            return
+        baseline = frequency_loss(self._train_counts, counts)
+        for name in [name for name in metrics if name.endswith("_mlm_loss")]:
+            metrics[f"{name.removesuffix('loss')}gain"] = baseline - metrics[name]
 
     def prediction_step(
         self,

@@ -38,7 +38,8 @@ class TrainingLog:
 
     Attributes:
         peak_flops: FLOPs per second that the devices of all processes reach together. Set it before training.
-        frequency_loss: masked token loss of predicting by frequency, see [`frequency_loss`]. None if it is not known.
+        frequency_loss: masked token loss of predicting tokens by their frequency, for `mlm_gain`. None if the training
+            dataset has no text to count.
     """
 
     def __init__(
@@ -121,10 +122,10 @@ class TrainingLog:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
         Returns:
-            `loss`, `mlm_loss` and `mlm_accuracy`, with sentence pairs `nsp_loss` and `nsp_accuracy`; `mlm_gain`, which
-            is `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the share of
-            padding in padded batches, or the share that packing saves; `mfu`, the share of `peak_flops` that the
-            model's FLOPs take.
+            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`; with a
+            `frequency_loss` `mlm_gain`, which is `frequency_loss` - `mlm_loss`; `tokens` of the run so far;
+            `tokens_per_second`; `padding`, the share of padding in padded batches, or the share that packing saves;
+            `mfu`, the share of `peak_flops` that the model's FLOPs take.
         """
         sums, seconds, steps = self._collect(), self._elapsed_seconds(), self._steps
         loss = sums["mlm_loss"] + sums["nsp_loss"]

@@ -168,13 +168,13 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     initialized = "initial weights: computed from the bigrams of the training text"
     assert caplog.text.count(initialized) == 1
     assert "MLM gain" in capfd.readouterr().err
-    assert caplog.text.count("the model has learned little more than token frequencies") == 1
+    assert caplog.text.count("MLM gain is ") == 1
     caplog.clear()
     shutil.copytree(tmp_path / "straight/checkpoint-7", tmp_path / "resumed/checkpoint-7")
     run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]
-    assert "token frequencies" not in caplog.text and initialized not in caplog.text
+    assert "MLM gain is " not in caplog.text and initialized not in caplog.text
     logs = [read_log(tmp_path / name) for name in ("straight", "resumed")]
     timings = ("tokens_per_second", "mfu", "runtime", "samples_per_second", "steps_per_second")
     for lines in zip(*logs, strict=True):
