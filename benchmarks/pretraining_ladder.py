@@ -36,6 +36,7 @@ import pretraining_run
 import torch
 import transformers
 import yaml
+from ladder_costs import read_costs, read_stock_costs
 from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
 from side_by_side import describe_machine, positive
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
@@ -50,7 +51,6 @@ from snugbert.trainers.pretraining.arguments import PretrainingArguments, Pretra
 from snugbert.trainers.pretraining.baselines import unigram_baseline
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
-from snugbert.trainers.pretraining.data_settings import RECORD_NAME
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import Objective
 
@@ -363,25 +363,6 @@ def evaluate(
 def find_device(args: argparse.Namespace) -> str:
     """Returns "cuda" or "cpu"."""
     return "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
-
-
-def read_costs(checkpoint: Path) -> dict[str, float]:
-    """Reads tokens, FLOPs and seconds of training up to a checkpoint of `snugbert pretrain`."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    record = state["stateful_callbacks"][RECORD_NAME]
-    seconds, before = record["seconds"], 0  # since the last log line
-    for line in state["log_history"]:
-        if "tokens_per_second" in line:
-            seconds += (line["tokens"] - before) / line["tokens_per_second"]
-            before = line["tokens"]
-    flops = record["totals"]["flops"] + record["sums"]["flops"]
-    return {"step": state["global_step"], "tokens": state["num_input_tokens_seen"], "flops": flops, "seconds": seconds}
-
-
-def read_stock_costs(output_dir: Path) -> dict[int, dict[str, float]]:
-    """Reads the same from the log of `pretraining_run.py`, for each step that it logs."""
-    lines = [json.loads(line) for line in (output_dir / "stock.jsonl").read_text().splitlines()]
-    return {line["step"]: {name: line[name] for name in ("step", "tokens", "flops", "seconds")} for line in lines}
 
 
 def check_measure(args: argparse.Namespace) -> None:
