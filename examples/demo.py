@@ -1,9 +1,10 @@
 """All of SnugBERT, from text to a fine-tuned model, on text that ships with Python: its documentation.
 
 `make demo` runs it. It writes the docstrings of the standard library to text files, one document per module. Then it
-runs the commands that a user would type: `snugbert vocabulary`, `snugbert pretrain`, and `snugbert glue` to classify
-docstrings by package, once from the pretrained model and once from random weights. Finally it loads the results with
-transformers' Auto classes. It downloads nothing and takes a few minutes on 2 CPU cores.
+runs the commands that a user would type: `snugbert vocabulary`, `snugbert pretrain` with the recipe for little text,
+and `snugbert glue` to classify docstrings by package, once from the pretrained model and once from random weights.
+Finally it loads the results with transformers' Auto classes. It downloads nothing and takes a few minutes on 2 CPU
+cores.
 """
 
 import ast
@@ -27,11 +28,9 @@ SHORTEST_DOCSTRING = 40  # characters; shorter ones do not reveal their package
 HELD_OUT = 8  # one in 8 docstrings is held out for validation
 
 SIZE = "--config_name tiny --config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0"
-# Half a million tokens is little text. Many short steps and twice the paper's share of masked tokens work best.
-PRETRAINING = (
-    "--max_seq_length 64 --mlm_probability 0.3 --max_steps 3200 --per_device_train_batch_size 32 "
-    "--learning_rate 2e-3 --adam_beta2 0.98 --warmup_steps 0.1"
-)
+RECIPE = Path(__file__).with_name("pretrain_small_corpus.yaml")
+# Half a million tokens is little text, even for the recipe. So there are many steps, of short pairs only.
+PRETRAINING = "--max_steps 5000 --learning_rate 2e-3 --max_seq_length 64 --phases 64:100%"
 FINE_TUNING = "--num_train_epochs 16 --per_device_train_batch_size 16 --learning_rate 1e-3 --max_seq_length 64"
 
 
@@ -49,8 +48,8 @@ def main(folder: Path) -> None:
 
     headline("Pretraining: masked tokens and next sentences")
     snugbert(
-        f"pretrain --tokenizer_name {folder}/tokenizer {SIZE} --train_file {folder}/text/train.txt "
-        f"--validation_file {folder}/text/validation.txt {PRETRAINING} --save_strategy no "
+        f"pretrain --config {RECIPE} --tokenizer_name {folder}/tokenizer {SIZE} --train_file {folder}/text/train.txt "
+        f"--validation_file {folder}/text/validation.txt {PRETRAINING} --save_strategy no --eval_strategy no "
         f"--output_dir {folder}/pretrained"
     )
 
@@ -204,12 +203,12 @@ def show_summary(folder: Path) -> None:
   {folder}/classifier            the fine-tuned model
   .../eval_results.json          the metrics above
 
-Next, the same on your own text (one paragraph per line, a blank line between documents):
+Next, the same on your own text (one paragraph per line, a blank line between documents). The recipe reads
+corpus/*.txt.gz, and validation.txt.gz for the scores:
 
   source .venv/bin/activate
-  snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer
-  snugbert pretrain --tokenizer_name tokenizer --config_name mini --train_file 'corpus/*.txt.gz' \\
-      --do_eval --output_dir pretrained
+  snugbert vocabulary --train_file 'corpus/*.txt.gz' --vocab_size 8192 --output_dir tokenizer
+  snugbert pretrain --config {RECIPE} --output_dir pretrained
   snugbert glue --model_name_or_path pretrained --train_file train.csv --validation_file dev.csv \\
       --output_dir classifier
 """
