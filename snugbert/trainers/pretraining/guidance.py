@@ -29,7 +29,8 @@ class Expectation:
     gain: float
 
 
-# In order of size. Every measured run of mini gained more than 2.0, and a run of tiny 1.9. No run of small was measured.
+# In order of size. Every measured run of mini gained more than 2.0, and a run of tiny 1.9. No run of small was
+# measured.
 EXPECTATIONS = (
     Expectation(largest=400_000, tokens=1_000_000, gain=1.5),  # tiny
     Expectation(largest=3_200_000, tokens=1_000_000, gain=1.5),  # mini
