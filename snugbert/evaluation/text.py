@@ -1,6 +1,6 @@
 """Held-out text: masked token loss and accuracy, bits per character and next-sentence accuracy, next to baselines.
 
-The examples and their masks are those of `snugbert pretrain --validation_file`, so both commands report the same
+The examples and their masks are the same as in `snugbert pretrain --validation_file`, so both commands report the same
 metrics. SnugBERT models get packed batches. Other models get the same examples in padded batches.
 """
 

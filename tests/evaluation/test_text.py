@@ -1,4 +1,4 @@
-"""Held-out text: scores equal those of `snugbert pretrain`, of stock BERT, and of single examples."""
+"""Held-out text: `snugbert pretrain`, stock BERT and single examples give the same scores."""
 
 import json
 import math
@@ -152,7 +152,7 @@ def other_model(kind, tokenizer):
 
 @pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert", "bert"])
 def test_other_models(kind, files, tmp_path):
-    """Padding changes nothing: the scores equal those of single examples, with the loss that the model computes."""
+    """Padding changes nothing: single examples, with the loss that the model computes, give the same scores."""
     if kind == "roberta":
         tokenizer = byte_level_tokenizer()
     else:

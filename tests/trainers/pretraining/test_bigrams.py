@@ -78,7 +78,7 @@ def test_factors_are_singular_vectors_of_all_matrices_side_by_side(sides, rank):
 
 
 def test_a_fit_of_full_rank_is_least_squares(sides):
-    """The weighted squared error equals that of a regression with one coefficient per pair of dimensions."""
+    """A regression with one coefficient per pair of dimensions has the same weighted squared error."""
     rng = np.random.default_rng(0)
     contexts, tokens = rng.standard_normal((2, VOCAB_SIZE, 6))
     root = sides[0].root[:, None]
