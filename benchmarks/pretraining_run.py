@@ -24,11 +24,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from side_by_side import SIDES, describe_machine, padded, positive
+from side_by_side import SIDES, describe_machine, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
+from snugbert.evaluation.text import pad_batch
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.preparation import prepare_corpus
@@ -102,7 +103,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     def collate(examples: list[Batch]) -> Batch:
         batch = pack(examples)
         costs.append((batch["input_ids"].numel(), training_flops(ours.config, batch).item()))
-        return batch if side == "ours" else padded(batch, tokenizer.pad_token_id)
+        return batch if side == "ours" else pad_batch(batch, tokenizer.pad_token_id)
 
     settings: dict[str, Any] = {
         "output_dir": str(args.output_dir / side),
@@ -144,7 +145,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
         for start in range(0, validation_pairs, size)
     ]
     if side == "stock":
-        batches = [padded(batch, tokenizer.pad_token_id) for batch in batches]
+        batches = [pad_batch(batch, tokenizer.pad_token_id) for batch in batches]
     recorder = Recorder(args.output_dir / f"{side}.jsonl", batches, args, costs)
     trainer = trainer_class(
         model=model,

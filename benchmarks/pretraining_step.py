@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, padded, report
+from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, report
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.errors import InputError
+from snugbert.evaluation.text import pad_batch
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.preparation import prepare_corpus
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
@@ -81,7 +82,7 @@ def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
             raise InputError(f"--train_file: {len(dataset)} sentence pairs, but {needed} are needed. Add text.")
         examples = [dataset[index] for index in range(needed)]
     return [
-        padded(collate(examples[start : start + args.batch_size]), tokenizer.pad_token_id)
+        pad_batch(collate(examples[start : start + args.batch_size]), tokenizer.pad_token_id)
         for start in range(0, needed, args.batch_size)
     ]
 

@@ -203,18 +203,6 @@ def _packed(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def padded(batch: dict[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Pads a packed pretraining batch for stock BERT. *Shape:* (N, longest sequence)"""
-    lengths = batch["cu_seq_lens_q"].diff().tolist()
-    padding = {"input_ids": pad_token_id, "token_type_ids": 0, "labels": IGNORE_INDEX}
-    columns = {
-        name: torch.nn.utils.rnn.pad_sequence(batch[name][0].split(lengths), batch_first=True, padding_value=value)
-        for name, value in padding.items()
-    }
-    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-    return {**columns, "attention_mask": mask, "next_sentence_label": batch["next_sentence_label"]}
-
-
 def _wait_for(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()

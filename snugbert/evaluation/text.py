@@ -176,14 +176,14 @@ def score_examples(
     for start in tqdm(range(0, num_examples, batch_size), desc="held-out text", disable=None):
         batch = collate([dataset[index] for index in range(start, min(start + batch_size, num_examples))])
         if not isinstance(model, SnugBertPreTrainedModel):
-            batch = _pad(batch, tokenizer.pad_token_id)
+            batch = pad_batch(batch, tokenizer.pad_token_id)
         batch = {name: x.to(model.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
         sums.append(_score_batch(model, batch).cpu())
     return average_sums(torch.cat(sums).numpy())
 
 
-def _pad(batch: Mapping[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Gives each sequence of a packed batch a padded row."""
+def pad_batch(batch: Mapping[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Gives each sequence of a packed pretraining batch a padded row. *Shape:* (N, longest sequence)"""
     lengths = batch["cu_seq_lens_q"].diff().tolist()
 
     def to_rows(values: torch.Tensor, padding: int) -> torch.Tensor:

@@ -87,7 +87,7 @@ def model(corpus, tokenizer):
 def test_a_model_without_training_predicts_from_both_neighbors(
     kind, config, excess, corpus, tokenizer, batch, text, transitions
 ):
-    """Its loss is at most `excess` nats above the loss of p(w | left) p(right | w), which is exact for Markov chains."""
+    """Its loss is at most `excess` nats above the loss of p(w | left) p(right | w), exact for Markov chains."""
     rows, columns = (batch["labels"] != -100).nonzero(as_tuple=True)
     left, right = (batch["input_ids"][rows, columns + offset] - SPECIAL for offset in (-1, 1))
     words = batch["labels"][rows, columns] - SPECIAL
