@@ -410,7 +410,7 @@ def losses(log_history: list[dict]) -> list[dict[str, float]]:
 def test_one_process_equals_two_processes(data_dir, tmp_path):
     """`accelerate launch -m snugbert pretrain` with gloo, under DDP and FSDP2. Compares log and weights.
 
-    Each process computes the initial weights from the bigrams of the text.
+    With the settings for little text: each process computes the initial weights from bigrams, then trains with Muon.
     """
     folder = tmp_path / "tok"
     folder.mkdir()
@@ -430,6 +430,7 @@ def test_one_process_equals_two_processes(data_dir, tmp_path):
         "save_strategy": "no",
         "use_cpu": "true",
         "bigram_init": "true",
+        "optim": "muon",
     }
     fsdp = {"fsdp": "true", "fsdp_config": '{"version": 2}'}
     states = []
@@ -462,4 +463,5 @@ def test_one_process_equals_two_processes(data_dir, tmp_path):
         for name in ("eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_loss", "eval_nsp_accuracy"):
             assert evaluation_of_two[name] == pytest.approx(evaluation[name], rel=1e-4)
         for name, tensor in weights.items():
-            torch.testing.assert_close(weights_of_two[name], tensor, atol=2e-5, rtol=0)
+            # Muon orthogonalizes in bfloat16, which amplifies rounding. An update is about 1e-3.
+            torch.testing.assert_close(weights_of_two[name], tensor, atol=1e-3, rtol=0)

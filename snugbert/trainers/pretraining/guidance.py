@@ -105,8 +105,8 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
     if is_due(line) and not any(map(is_due, lines[-2:-1])) and line["mlm_gain"] < expected.gain:
         logger.warning(
             "MLM gain is %.2f nats after %s tokens. With %s, expect at least %s after %s tokens. Start again with its "
-            "settings: --bigram_init, smaller batches and more steps, a higher learning rate, shorter examples, "
-            "and no dropout.",
+            "settings: --bigram_init, --optim muon, smaller batches and more steps, a higher learning rate, shorter "
+            "examples, and no dropout.",
             line["mlm_gain"],
             f"{line['tokens']:,}",
             SMALL_RECIPE,
