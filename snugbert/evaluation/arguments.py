@@ -28,6 +28,9 @@ class EvaluatedModelArguments(ModelArguments):
         default=None,
         metadata={"help": f"Random weights instead: {', '.join(SIZES)}, or a config folder."},
     )
+    bf16: bool = field(
+        default=False, metadata={"help": "Compute in bfloat16 (autocast): faster, but the scores are less exact."}
+    )
 
     def __post_init__(self):
         if self.model_name_or_path is not None and self.config_name is not None:

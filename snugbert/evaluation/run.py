@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from huggingface_hub import EvalResult
 from transformers import set_seed
 
@@ -108,7 +109,8 @@ def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextAr
     set_seed(seed)
     model, tokenizer = load_masked_model(model_args, sentence_pairs=not text_args.no_nsp)
     start = time.perf_counter()
-    scores = score_text(model, tokenizer, text_args, cache_dir=model_args.cache_dir)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
+        scores = score_text(model, tokenizer, text_args, cache_dir=model_args.cache_dir)
     duration = time.perf_counter() - start
     print(f"{format_text(scores)}\nTime: {format_duration(duration)}\n")
     return _Section(
@@ -124,7 +126,8 @@ def _evaluate_pairs(
     set_seed(seed)
     model, tokenizer = load_masked_model(model_args)
     start = time.perf_counter()
-    scores = score_pairs(model, tokenizer, pairs)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
+        scores = score_pairs(model, tokenizer, pairs)
     duration = time.perf_counter() - start
     print(f"{format_pairs(scores)}\nTime: {format_duration(duration)}\n")
     # Several files are usually one benchmark in a folder of its own.
