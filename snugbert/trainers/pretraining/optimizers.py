@@ -28,6 +28,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         others: parameter groups for AdamW. A group can have its own weight decay.
         lr, weight_decay: for both.
         betas, eps: for AdamW.
+        bf16: orthogonalize in bfloat16, as torch does, instead of float32.
         options: other arguments of `torch.optim.Muon`, such as `momentum`, `nesterov` and `ns_steps`.
     """
 
@@ -39,10 +40,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
         weight_decay: float,
         betas: tuple[float, float],
         eps: float,
+        bf16: bool = True,
         **options: Any,
     ):
         options = {"adjust_lr_fn": "match_rms_adamw", **options}
-        self.muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, **options)
+        muon = torch.optim.Muon if bf16 else Float32Muon
+        self.muon = muon(matrices, lr=lr, weight_decay=weight_decay, **options)
         self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps, fused=True)
         super().__init__(self.muon.param_groups + self.adamw.param_groups, {})
 
@@ -60,6 +63,60 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.state = self.state
             part.step()
         return loss
+
+
+class Float32Muon(torch.optim.Muon):
+    """Muon that orthogonalizes in float32. Arguments and state are those of `torch.optim.Muon`.
+
+    torch's Muon computes in bfloat16. On CPUs without instructions for it, this takes 20 times as long.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Updates the parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+        update = orthogonalize(update.float(), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        rows, columns = parameter.shape
+        scale = math.sqrt(max(1, rows / columns))
+        if group["adjust_lr_fn"] == "match_rms_adamw":
+            scale = 0.2 * math.sqrt(max(rows, columns))  # Liu et al. (2025), section 2.2
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(update, alpha=-group["lr"] * scale)
+
+
+def orthogonalize(
+    matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> torch.Tensor:
+    """Moves all singular values close to 1, with the quintic Newton-Schulz iteration of Muon (Jordan, 2024).
+
+    Args:
+        matrix: any matrix. *Shape:* (M, N)
+        coefficients: of X, X X^T X and X X^T X X^T X.
+        steps: number of iterations.
+        eps: smallest divisor.
+    """
+    a, b, c = coefficients
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / wide.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
 
 
 def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]) -> torch.optim.Optimizer:
@@ -84,7 +141,7 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
     try:
         options = _options(args.optim_args)
         if args.optim == "muon":
-            return _muon(named, set(decayed), common, options)
+            return _muon(named, set(decayed), common, {"bf16": args.bf16, **options})
         return _lamb(named, set(decayed), common, options, sharded=bool(args.fsdp))
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):

@@ -10,7 +10,7 @@ from transformers import get_wsd_schedule
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
-from snugbert.trainers.pretraining.optimizers import MuonWithAdamW
+from snugbert.trainers.pretraining.optimizers import MuonWithAdamW, orthogonalize
 
 
 def with_random_gradients(model, steps):
@@ -88,9 +88,11 @@ def test_lamb_equals_the_paper(tmp_path):
         torch.testing.assert_close(parameter.double(), expected[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path):
-    trainer = make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentum=0.9,nesterov=false")
+@pytest.mark.parametrize("bf16", [True, False])
+def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path, bf16):
+    trainer = make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentum=0.9,nesterov=false", bf16=bf16)
     reference = tiny_model()
+    initial = {name: parameter.detach().clone() for name, parameter in reference.named_parameters()}
     linear = ("query", "key", "value", "dense")
     of_layers = [
         f"{name}.weight"
@@ -127,7 +129,24 @@ def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path):
         muon.step()
         adamw.step()
     for name, parameter in trainer.model.named_parameters():
-        assert torch.equal(parameter, named[name]), name
+        if bf16 or name not in of_layers:
+            assert torch.equal(parameter, named[name]), name
+        else:  # torch orthogonalizes in bfloat16
+            difference, change = (parameter - named[name]).norm(), (named[name] - initial[name]).norm()
+            assert 0 < difference < 0.03 * change, (name, difference / change)
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
+def test_orthogonalized_singular_values(shape):
+    """The iteration of Muon applies an odd polynomial to the singular values, and keeps the singular vectors."""
+    a, b, c = coefficients = (3.4445, -4.7750, 2.0315)
+    matrix = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u, values, v = torch.linalg.svd(matrix, full_matrices=False)
+    values /= matrix.norm()
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    torch.testing.assert_close(orthogonalize(matrix, coefficients, steps=5, eps=1e-7), u * values @ v)
+    assert ((values > 0.6) & (values < 1.3)).all()
 
 
 @pytest.mark.parametrize("optim", ["lamb", "muon"])
