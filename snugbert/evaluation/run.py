@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import EvalResult
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 
 from snugbert.card_snugbert import escape, find_base_model
 from snugbert.errors import InputError
@@ -86,6 +87,7 @@ def run(
         results = {
             "model": find_base_model(model_args.model_name_or_path)[1],
             "config": model_args.config_name,
+            "bf16": model_args.bf16,
             **{name: section.results for name, section in sections.items()},
             "versions": package_versions(),
         }
@@ -105,11 +107,15 @@ def run(
         print(f"Updated {card}")
 
 
+def _precision(model: PreTrainedModel, bf16: bool) -> AbstractContextManager[Any]:
+    return torch.autocast(model.device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
 def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextArguments, seed: int) -> _Section:
     set_seed(seed)
     model, tokenizer = load_masked_model(model_args, sentence_pairs=not text_args.no_nsp)
     start = time.perf_counter()
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
+    with _precision(model, model_args.bf16):
         scores = score_text(model, tokenizer, text_args, cache_dir=model_args.cache_dir)
     duration = time.perf_counter() - start
     print(f"{format_text(scores)}\nTime: {format_duration(duration)}\n")
@@ -126,7 +132,7 @@ def _evaluate_pairs(
     set_seed(seed)
     model, tokenizer = load_masked_model(model_args)
     start = time.perf_counter()
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
+    with _precision(model, model_args.bf16):
         scores = score_pairs(model, tokenizer, pairs)
     duration = time.perf_counter() - start
     print(f"{format_pairs(scores)}\nTime: {format_duration(duration)}\n")
