@@ -52,10 +52,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Performs a step of both optimizers."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         # Loading a checkpoint and FSDP2 replace the groups and the state of this optimizer. Pass them on every time.
         self.muon.param_groups = [group for group in self.param_groups if "momentum" in group]
         self.adamw.param_groups = [group for group in self.param_groups if "betas" in group]
@@ -66,7 +63,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 class Float32Muon(torch.optim.Muon):
-    """Muon that orthogonalizes in float32. Arguments and state are those of `torch.optim.Muon`.
+    """Muon that orthogonalizes in float32. It has the arguments and the state of `torch.optim.Muon`.
 
     torch's Muon computes in bfloat16. On CPUs without instructions for it, this takes 20 times as long.
     """
@@ -74,10 +71,7 @@ class Float32Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Updates the parameters that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
