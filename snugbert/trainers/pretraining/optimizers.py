@@ -65,7 +65,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 class Float32Muon(torch.optim.Muon):
     """Muon that orthogonalizes in float32. It has the arguments and the state of `torch.optim.Muon`.
 
-    torch's Muon computes in bfloat16. On CPUs without instructions for it, this takes 20 times as long.
+    torch's Muon computes in bfloat16. On CPUs without instructions for it, this takes more than 20 times as long.
     """
 
     @torch.no_grad()
