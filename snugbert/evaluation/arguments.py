@@ -15,7 +15,7 @@ from snugbert.trainers.ranges import check_ranges
 
 @dataclass
 class EvaluatedModelArguments(ModelArguments):
-    """Which model to evaluate.
+    """Which model to evaluate, and in which precision.
 
     Raises:
         InputError: both a model and random weights are given, or a check of [`ModelArguments`] fails.

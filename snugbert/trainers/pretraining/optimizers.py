@@ -86,9 +86,10 @@ class Float32Muon(torch.optim.Muon):
         update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         update = orthogonalize(update.float(), group["ns_coefficients"], group["ns_steps"], group["eps"])
         rows, columns = parameter.shape
-        scale = math.sqrt(max(1, rows / columns))
         if group["adjust_lr_fn"] == "match_rms_adamw":
             scale = 0.2 * math.sqrt(max(rows, columns))  # Liu et al. (2025), section 2.2
+        else:
+            scale = math.sqrt(max(1, rows / columns))  # Jordan (2024)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(update, alpha=-group["lr"] * scale)
 
@@ -105,12 +106,13 @@ def orthogonalize(
         eps: smallest divisor.
     """
     a, b, c = coefficients
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    tall = matrix.shape[0] > matrix.shape[1]
+    wide = matrix.T if tall else matrix
     wide = wide / wide.norm().clamp(min=eps)
     for _ in range(steps):
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+    return wide.T if tall else wide
 
 
 def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]) -> torch.optim.Optimizer:
@@ -135,7 +137,7 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
     try:
         options = _options(args.optim_args)
         if args.optim == "muon":
-            return _muon(named, set(decayed), common, {"bf16": args.bf16, **options})
+            return _muon(named, set(decayed), common | {"bf16": args.bf16}, options)
         return _lamb(named, set(decayed), common, options, sharded=bool(args.fsdp))
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
