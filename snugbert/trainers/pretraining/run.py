@@ -42,6 +42,7 @@ from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora,
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
+from snugbert.trainers.pretraining.layer_growth import grow_layers
 from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
@@ -70,6 +71,8 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     _check_lengths(data_args, config)
     if data_args.bigram_init:
         _check_bigram_init(model_args, data_args, config)
+    if data_args.grow_layers is not None and model_args.model_name_or_path is None:
+        raise InputError("--grow_layers needs a trained model. Give --model_name_or_path instead of --config_name.")
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -109,12 +112,13 @@ def _train_and_evaluate(
     initial_weights = {
         "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
         "--bigram_init": data_args.bigram_init,
+        "--grow_layers": data_args.grow_layers,
     }
+    model = _load_model(model_args, data_args, training_args, config)
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
-        check_training_settings(checkpoint, collect_training_settings(training_args, config) | initial_weights)
+        check_training_settings(checkpoint, collect_training_settings(training_args, model.config) | initial_weights)
         check_max_steps(checkpoint, training_args)
-    model = _load_model(model_args, data_args, training_args, config)
     epochs_dir = output_dir / "epochs"
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
     if model_args.model_name_or_path is None:
@@ -163,6 +167,8 @@ def _load_model(
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
+    if data_args.grow_layers is not None:
+        grow_layers(model, data_args.grow_layers)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:
         check_disk_space(training_args, model.parameters())
