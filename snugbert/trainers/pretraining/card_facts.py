@@ -65,7 +65,7 @@ def _describe_initial_weights(model_args: ModelArguments, data_args: Pretraining
     if data_args.bigram_init:
         return "bigrams of the training text"
     _, name = find_base_model(model_args.model_name_or_path)
-    return name if data_args.grow_layers is None else f"{name}, with {data_args.grow_layers} layers"
+    return name if data_args.grow_layers is None else f"{name}, grown to {data_args.grow_layers} layers"
 
 
 def _describe_training(

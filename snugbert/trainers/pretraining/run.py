@@ -71,8 +71,8 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     _check_lengths(data_args, config)
     if data_args.bigram_init:
         _check_bigram_init(model_args, data_args, config)
-    if data_args.grow_layers is not None and model_args.model_name_or_path is None:
-        raise InputError("--grow_layers needs a trained model. Give --model_name_or_path instead of --config_name.")
+    if data_args.grow_layers is not None:
+        _check_grow_layers(model_args, data_args.grow_layers, config.num_hidden_layers)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -114,11 +114,13 @@ def _train_and_evaluate(
         "--bigram_init": data_args.bigram_init,
         "--grow_layers": data_args.grow_layers,
     }
-    model = _load_model(model_args, data_args, training_args, config)
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
-        check_training_settings(checkpoint, collect_training_settings(training_args, model.config) | initial_weights)
+        layers = {"num_hidden_layers": data_args.grow_layers or config.num_hidden_layers}
+        settings = collect_training_settings(training_args, config) | layers | initial_weights
+        check_training_settings(checkpoint, settings)
         check_max_steps(checkpoint, training_args)
+    model = _load_model(model_args, data_args, training_args, config)
     epochs_dir = output_dir / "epochs"
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
     if model_args.model_name_or_path is None:
@@ -168,6 +170,7 @@ def _load_model(
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
     if data_args.grow_layers is not None:
+        logger.info("model: adding layers, from %d to %d", config.num_hidden_layers, data_args.grow_layers)
         grow_layers(model, data_args.grow_layers)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:
@@ -295,6 +298,16 @@ def _check_bigram_init(
     if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
         raise InputError("--bigram_init needs training text. Give --train_file, --dataset_name or --corpus.")
     check_config(config)
+
+
+def _check_grow_layers(model_args: ModelArguments, grow_layers: int, num_layers: int) -> None:
+    if model_args.model_name_or_path is None:
+        raise InputError("--grow_layers needs a trained model. Give --model_name_or_path instead of --config_name.")
+    if grow_layers <= num_layers:
+        raise InputError(
+            f"--grow_layers {grow_layers}: the model already has {num_layers} layers. Give a larger number, or remove "
+            "the flag."
+        )
 
 
 def _plan(
