@@ -42,7 +42,7 @@ def test_new_layers_hardly_change_the_predictions(model, tmp_path, num_layers, o
     stock = transformers.BertForPreTraining.from_pretrained(tmp_path).eval()
     for logits in (model(INPUT).prediction_logits, stock(INPUT).prediction_logits):
         error = (logits - before).std() / before.std()
-        assert error < 0.05, error
+        assert error < 0.01
 
 
 def test_a_grown_run_starts_at_the_old_loss_and_resumes_exactly(small_run, tmp_path, capsys):
