@@ -66,7 +66,6 @@ RANGES = {
     "warmup_steps": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
     # pretraining
-    "grow_layers": COUNT,
     "mask_replace_prob": SHARE,
     "mlm_probability": Range(0, 1, open_below=True),
     "preprocessing_num_workers": COUNT,

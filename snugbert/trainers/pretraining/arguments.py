@@ -125,10 +125,6 @@ class PretrainingDataArguments(PreparationArguments):
     bigram_init: bool = field(
         default=False, metadata={"help": "Start from weights computed from the bigrams of the training text."}
     )
-    grow_layers: int | None = field(
-        default=None,
-        metadata={"advanced": True, "help": "Add layers to the model of --model_name_or_path, up to this number."},
-    )
     max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
     show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})
     allow_changed_data: bool = field(

@@ -61,13 +61,6 @@ def _describe_text(train: Corpus | None, validation: Corpus | None) -> dict[str,
     return {name: f"{list_sources(corpus)}: {corpus}" for name, corpus in corpora.items() if corpus is not None}
 
 
-def _describe_initial_weights(model_args: ModelArguments, data_args: PretrainingDataArguments) -> str:
-    if data_args.bigram_init:
-        return "bigrams of the training text"
-    _, name = find_base_model(model_args.model_name_or_path)
-    return name if data_args.grow_layers is None else f"{name}, grown to {data_args.grow_layers} layers"
-
-
 def _describe_training(
     trainer: PretrainingTrainer, model_args: ModelArguments, data_args: PretrainingDataArguments
 ) -> dict[str, str | int]:
@@ -80,7 +73,9 @@ def _describe_training(
     changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
-        "initial weights": _describe_initial_weights(model_args, data_args),
+        "initial weights": "bigrams of the training text"
+        if data_args.bigram_init
+        else find_base_model(model_args.model_name_or_path)[1],
         "model": size,
         "objective": "masked tokens" + (f", {PAIR_TASKS[data_args.objective]}" if not data_args.no_nsp else ""),
         "masking": f"{data_args.mlm_probability:.0%} of the {units}: {data_args.mask_replace_prob:.0%} replaced by "

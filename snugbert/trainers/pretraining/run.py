@@ -42,7 +42,6 @@ from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora,
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
-from snugbert.trainers.pretraining.layer_growth import grow_layers
 from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
@@ -71,8 +70,6 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     _check_lengths(data_args, config)
     if data_args.bigram_init:
         _check_bigram_init(model_args, data_args, config)
-    if data_args.grow_layers is not None:
-        _check_grow_layers(model_args, data_args.grow_layers, config.num_hidden_layers)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -112,13 +109,10 @@ def _train_and_evaluate(
     initial_weights = {
         "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
         "--bigram_init": data_args.bigram_init,
-        "--grow_layers": data_args.grow_layers,
     }
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
-        layers = {"num_hidden_layers": data_args.grow_layers or config.num_hidden_layers}
-        settings = collect_training_settings(training_args, config) | layers | initial_weights
-        check_training_settings(checkpoint, settings)
+        check_training_settings(checkpoint, collect_training_settings(training_args, config) | initial_weights)
         check_max_steps(checkpoint, training_args)
     model = _load_model(model_args, data_args, training_args, config)
     epochs_dir = output_dir / "epochs"
@@ -169,9 +163,6 @@ def _load_model(
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
-    if data_args.grow_layers is not None:
-        logger.info("model: adding layers, from %d to %d", config.num_hidden_layers, data_args.grow_layers)
-        grow_layers(model, data_args.grow_layers)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:
         check_disk_space(training_args, model.parameters())
@@ -298,16 +289,6 @@ def _check_bigram_init(
     if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
         raise InputError("--bigram_init needs training text. Give --train_file, --dataset_name or --corpus.")
     check_config(config)
-
-
-def _check_grow_layers(model_args: ModelArguments, grow_layers: int, num_layers: int) -> None:
-    if model_args.model_name_or_path is None:
-        raise InputError("--grow_layers needs a trained model. Give --model_name_or_path instead of --config_name.")
-    if grow_layers <= num_layers:
-        raise InputError(
-            f"--grow_layers {grow_layers}: the model already has {num_layers} layers. Give a larger number, or remove "
-            "the flag."
-        )
 
 
 def _plan(
