@@ -202,7 +202,7 @@ def make_task(recipe: Recipe, args: argparse.Namespace) -> Task:
         count_steps(corpus, tokenizer, data_args, training_args, args.max_tokens),
         make_validation_examples("mlm"),
         None if data_args.no_nsp else make_validation_examples(data_args.objective),
-        unigram_baseline(corpus, validation, len(tokenizer))["mlm_loss"],
+        unigram_baseline(corpus, validation, len(tokenizer), tokenizer.all_special_ids)["mlm_loss"],
     )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,10 +179,14 @@ def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:
     return SnugBertConfig.from_dict(values)
 
 
-def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
+def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_TOKEN_NAMES) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of `tokenizer_source`.
 
     A folder with only a `vocab.txt` loads as well. Text is then lowercased if the whole vocabulary is lowercase.
+
+    Args:
+        args: which tokenizer.
+        required: names of the special tokens that it must have.
 
     Raises:
         InputError: there is no tokenizer, it is damaged, or its vocabulary lacks a special token.
@@ -201,9 +205,9 @@ def load_tokenizer(args: TokenizerArguments) -> PreTrainedTokenizerBase:
         raise InputError(f"cannot load the tokenizer of {name}: {error}") from error
     # `auto_map` may refer to code in another repository, and would be saved. Classes with their own code add it again.
     tokenizer.init_kwargs.pop("auto_map", None)
-    missing = [token for token in SPECIAL_TOKEN_NAMES if getattr(tokenizer, token) is None]
+    missing = [token for token in required if getattr(tokenizer, token) is None]
     if missing:
-        raise InputError(f"the tokenizer of {name} lacks special tokens that BERT needs: {', '.join(missing)}.")
+        raise InputError(f"the tokenizer of {name} lacks special tokens: {', '.join(missing)}.")
     return tokenizer
 
 

@@ -4,6 +4,7 @@ Pairs come from files such as BLiMP's (Warstadt et al., 2020). A tie is a wrong 
 computed for each paradigm (`UID`), and all other accuracies are means over paradigms.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ class Pair(NamedTuple):
 
     Attributes:
         good, bad: the acceptable and the unacceptable sentence.
-        paradigm: the kind of pair. By default the name of the file.
+        paradigm: the kind of pair. By default the name of the file, or its path if another file has the same name.
         phenomenon: what the paradigm tests. By default the paradigm.
         field: the field of linguistics. None: unknown.
         file, row: where the pair is, for messages.
@@ -41,13 +42,14 @@ class Pair(NamedTuple):
     row: int
 
 
-def read_pairs(files: Iterable[Path], good_column: str, bad_column: str) -> list[Pair]:
+def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list[Pair]:
     """Reads the pairs of all files.
 
     Raises:
         InputError: a file has no pairs, or a row has no text in a column. The message names the file and the row.
     """
     pairs: list[Pair] = []
+    names = Counter(map(describe_file, files))
     for file in files:
         count = len(pairs)
         for row, values in read_rows(file):
@@ -55,7 +57,8 @@ def read_pairs(files: Iterable[Path], good_column: str, bad_column: str) -> list
                 _read_sentence(file, row, values, flag, column)
                 for flag, column in (("good", good_column), ("bad", bad_column))
             )
-            paradigm = _read_label(values, PARADIGM) or describe_file(file)
+            name = describe_file(file) if names[describe_file(file)] == 1 else str(file)
+            paradigm = _read_label(values, PARADIGM) or name
             phenomenon = _read_label(values, PHENOMENON) or paradigm
             pairs.append(Pair(good, bad, paradigm, phenomenon, _read_label(values, FIELD), file, row))
         if len(pairs) == count:

@@ -9,6 +9,7 @@ import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -96,7 +97,7 @@ def score_text(
         metrics = score_examples(model, tokenizer, dataset, num_examples, batch_size)
         if not math.isfinite(metrics["mlm_loss"]):
             raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
-        baselines = compute_baselines(dataset, train or text, text, len(tokenizer))
+        baselines = compute_baselines(dataset, train or text)
     for scores in (metrics, baselines):
         scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters
     return {
@@ -171,6 +172,8 @@ def score_examples(
         `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`.
     """
     collate = SnugBertDataCollatorForPretraining(tokenizer)
+    if "attention_mask" not in signature(model.forward).parameters:  # such as FNet, which would mix in padding
+        batch_size = 1
     model.eval()
     sums = []
     for start in tqdm(range(0, num_examples, batch_size), desc="held-out text", disable=None):

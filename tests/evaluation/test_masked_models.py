@@ -8,6 +8,7 @@ from masked_models import ARCHITECTURES, SIZE, make_model, make_tokenizer
 from snugbert import SnugBertForMaskedLM
 from snugbert.errors import InputError
 from snugbert.evaluation.masked_models import load_masked_model, max_tokens, predict_tokens
+from snugbert.evaluation.minimal_pairs import Pair, score_pairs
 from snugbert.models import ModelArguments
 
 
@@ -64,6 +65,18 @@ def test_the_longest_input_that_a_model_takes(architecture):
     predict_tokens(model, torch.full((1, longest), 7), torch.tensor([1]))
     tokenizer.model_max_length = 20
     assert max_tokens(model, tokenizer) == 20
+
+
+def test_minimal_pairs_need_a_mask_token_only(tmp_path):
+    model, tokenizer = make_model("roberta")
+    model.save_pretrained(tmp_path)
+    backend = tokenizer.backend_tokenizer
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, mask_token="<mask>").save_pretrained(tmp_path)
+    args = ModelArguments(model_name_or_path=str(tmp_path))
+    with pytest.raises(InputError, match="lacks special tokens: pad_token, unk_token, cls_token, sep_token"):
+        load_masked_model(args)
+    pairs = [Pair("The cat.", "The cats.", "p", "p", None, tmp_path, 1)]
+    assert score_pairs(*load_masked_model(args, special_tokens=["mask_token"]), pairs)["pairs"] == 1
 
 
 def test_models_that_cannot_be_scored(tmp_path, minilm):

@@ -84,6 +84,14 @@ def test_an_empty_column_is_a_missing_column(tmp_path):
     assert pair[2:5] == ("pairs", "pairs", None)
 
 
+def test_files_with_the_same_name_are_paradigms_of_their_own(tmp_path):
+    files = [tmp_path / name for name in ("en/verbs.tsv", "de/verbs.tsv", "de/nouns.tsv")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("sentence_good\tsentence_bad\nA.\tB.\n")
+    assert [pair.paradigm for pair in read_pairs(files, *COLUMNS)] == [str(files[0]), str(files[1]), "nouns"]
+
+
 def test_scores_that_are_not_finite(tmp_path):
     model, tokenizer = make_model("snugbert")
     torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)

@@ -144,13 +144,15 @@ def other_model(kind, tokenizer):
         return make(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**special, **SIZE, type_vocab_size=1))
     if kind == "electra":
         return make(transformers.ElectraForMaskedLM, transformers.ElectraConfig(**special, **SIZE, embedding_size=8))
+    if kind == "fnet":  # ignores the attention mask
+        return make(transformers.FNetForMaskedLM, transformers.FNetConfig(**special, **SIZE))
     if kind == "bert":
         return make(transformers.BertForMaskedLM, transformers.BertConfig(**special, **SIZE))
     config = transformers.DistilBertConfig(**special, dim=16, n_layers=2, n_heads=2, hidden_dim=32)
     return make(transformers.DistilBertForMaskedLM, config)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert", "bert"])
+@pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert", "bert", "fnet"])
 def test_other_models(kind, files, tmp_path):
     """Padding changes nothing: single examples, with the loss that the model computes, give the same scores."""
     if kind == "roberta":

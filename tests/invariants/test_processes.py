@@ -69,7 +69,14 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
     bf16 = {"bf16": True, "gradient_accumulation_steps": 1}
-    train([{"folder": tmp_path / "one"}, {"folder": tmp_path / "one-bf16", "per_device_train_batch_size": 140} | bf16])
+    muon = {"optim": "muon"}
+    train(
+        [
+            {"folder": tmp_path / "one"},
+            {"folder": tmp_path / "one-bf16", "per_device_train_batch_size": 140} | bf16,
+            {"folder": tmp_path / "one-muon"} | muon,
+        ]
+    )
     runs = [
         {"folder": tmp_path / "ddp", "as_list": True} | ddp,
         {"folder": tmp_path / "fsdp"} | fsdp,
@@ -78,6 +85,8 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
         {"folder": tmp_path / "fsdp-ddp", "resume": tmp_path / "fsdp/checkpoint-3"} | ddp,
         {"folder": tmp_path / "fsdp-bf16"} | fsdp | bf16 | {"per_device_train_batch_size": 70},
         {"folder": tmp_path / "ddp-fsdp", "resume": tmp_path / "ddp/checkpoint-3"} | fsdp,
+        {"folder": tmp_path / "ddp-muon"} | ddp | muon,
+        {"folder": tmp_path / "ddp-fsdp-muon", "resume": tmp_path / "ddp-muon/checkpoint-3"} | fsdp | muon,
     ]
     process = forked.run(train, runs, processes=2)
     assert process.returncode == 0, process.stderr
@@ -88,6 +97,8 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     for name in ("fsdp", "one-fsdp", "ddp-fsdp"):
         assert_same_run(tmp_path / name, tmp_path / "one", processes=2, sharded=True)
     assert_same_run(tmp_path / "fsdp-one", tmp_path / "one", processes=1, sharded=False)
+    assert_same_run(tmp_path / "ddp-muon", tmp_path / "one-muon", processes=2, sharded=False)
+    assert_same_run(tmp_path / "ddp-fsdp-muon", tmp_path / "one-muon", processes=2, sharded=True)
     # With bfloat16, the denominators of both losses stay exact. bfloat16 itself would round them.
     first, expected = (
         json.loads((tmp_path / name / "report.json").read_text())["log"][0] for name in ("fsdp-bf16", "one-bf16")

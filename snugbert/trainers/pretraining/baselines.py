@@ -1,7 +1,7 @@
 """Baselines to compare metrics with: always the most frequent label, and tokens by their frequency."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,16 +11,12 @@ from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS, Objective
 
 
-def compute_baselines(
-    dataset: PretrainingDataset, train: Corpus | None, validation: Corpus, vocab_size: int
-) -> dict[str, float]:
+def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict[str, float]:
     """Computes the metrics of a model that ignores its input.
 
     Args:
         dataset: the validation examples.
         train: the training text. None: leave out [`unigram_baseline`].
-        validation: the validation text.
-        vocab_size: number of tokens in the vocabulary.
 
     Returns:
         `nsp_accuracy` of always predicting the more frequent label, if there are pairs; [`unigram_baseline`].
@@ -29,25 +25,28 @@ def compute_baselines(
     if dataset.next_share is not None:
         baselines["nsp_accuracy"] = max(dataset.next_share, 1 - dataset.next_share)
     if train is not None:
-        baselines |= unigram_baseline(train, validation, vocab_size)
+        baselines |= unigram_baseline(train, dataset.corpus, dataset.vocab_size, dataset.special_ids)
     return baselines
 
 
-def unigram_baseline(train: Corpus, validation: Corpus, vocab_size: int) -> dict[str, float]:
+def unigram_baseline(
+    train: Corpus, validation: Corpus, vocab_size: int, special_ids: Sequence[int]
+) -> dict[str, float]:
     """Computes the metrics of a model that predicts tokens by their frequency in the training text.
 
     Args:
         train: text that gives the frequencies, with add-one (Laplace) smoothing.
         validation: text to predict.
         vocab_size: number of tokens in the vocabulary.
+        special_ids: tokens that are never predicted, such as [UNK].
 
     Returns:
         `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
     """
-    train_counts, counts = count_tokens(train, vocab_size), count_tokens(validation, vocab_size)
+    train_counts, counts = (count_tokens(corpus, vocab_size, special_ids) for corpus in (train, validation))
     return {
         "mlm_loss": frequency_loss(train_counts, counts),
-        "mlm_accuracy": float(counts[train_counts.argmax()] / counts.sum()),
+        "mlm_accuracy": float(counts[train_counts.argmax()] / max(1, counts.sum())),
     }
 
 
@@ -60,23 +59,26 @@ def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
         counts: the same for the text to predict.
     """
     log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
-    return float(-(counts * log_probabilities).sum() / counts.sum())
+    return float(-(counts * log_probabilities).sum() / max(1, counts.sum()))
 
 
 def count_dataset(dataset: object) -> np.ndarray | None:
-    """Counts each token in the text of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
+    """Counts the tokens that can be predicted in a [`PretrainingDataset`] or a `Subset` of one. None for other data."""
     while isinstance(dataset, torch.utils.data.Subset):
         dataset = dataset.dataset
-    return count_tokens(dataset.corpus, dataset.vocab_size) if isinstance(dataset, PretrainingDataset) else None
+    if not isinstance(dataset, PretrainingDataset):
+        return None
+    return count_tokens(dataset.corpus, dataset.vocab_size, dataset.special_ids)
 
 
-def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
-    """Counts how often each token occurs in a corpus. *Shape:* (vocabulary,)"""
+def count_tokens(corpus: Corpus, vocab_size: int, special_ids: Sequence[int] = ()) -> np.ndarray:
+    """Counts how often each token occurs in a corpus. The counts of `special_ids` are 0. *Shape:* (vocabulary,)"""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for block in corpus.blocks:
         # A million tokens at a time, because bincount takes 8 bytes per token.
         for tokens in np.array_split(block.tokens, len(block.tokens) // 10**6 + 1):
             counts += np.bincount(tokens, minlength=vocab_size)
+    counts[list(special_ids)] = 0
     return counts
 
 

@@ -77,6 +77,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
             Processes share the tables. The tables of the first, the previous and the current epoch are kept.
 
     Attributes:
+        vocab_size: number of tokens in the vocabulary.
+        special_ids: ids of the special tokens, which are never predicted.
         next_share: share of pairs with label 0 in the first epoch (next or in order). None for `"mlm"`.
 
     Each example has `input_ids` and `token_type_ids` (arrays of equal length), `next_sentence_label` (except for
@@ -118,6 +120,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         self.cls_token_id = tokenizer.cls_token_id
         self.sep_token_id = tokenizer.sep_token_id
         self.vocab_size = len(tokenizer)
+        self.special_ids = tokenizer.all_special_ids
         self.epochs_dir = Path(epochs_dir)
         self.objective = objective
         self.max_seq_length = max_seq_length

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.utils import broadcast
 from torch.utils.data import Subset
 from transformers import (
     AutoModelForMaskedLM,
@@ -122,6 +124,7 @@ def _train_and_evaluate(
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
         initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed)
+        _share_weights(model, training_args.device)
     validation = data.validation
     trainer = _make_trainer(
         model=model,
@@ -138,7 +141,7 @@ def _train_and_evaluate(
     if do_train:
         trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
         seconds = _train(trainer, checkpoint, data_args.overwrite_output_dir)
-    metrics, baselines = _evaluate(trainer, data, len(tokenizer))
+    metrics, baselines = _evaluate(trainer, data)
     if training_args.local_process_index == 0:
         shutil.rmtree(epochs_dir, ignore_errors=True)
     if training_args.should_save:
@@ -216,15 +219,21 @@ def _train(trainer: PretrainingTrainer, checkpoint: str | None, overwrite: bool)
     return metrics["train_runtime"]
 
 
-def _evaluate(trainer: PretrainingTrainer, data: _Data, vocab_size: int) -> tuple[dict[str, float], dict[str, float]]:
+def _share_weights(model: PreTrainedModel, device: torch.device) -> None:
+    """Gives all processes the weights of the first one. On another machine, they may be rounded differently."""
+    for weights in model.parameters():
+        weights.data.copy_(broadcast(weights.data.to(device)))
+
+
+def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float], dict[str, float]]:
     """Saves the metrics on the validation text.
 
     Returns:
         The metrics, and the metrics of trivial predictions. Empty without validation text.
     """
-    if data.validation is None or data.validation_corpus is None:
+    if data.validation is None:
         return {}, {}
-    baselines = compute_baselines(data.validation, data.train_corpus, data.validation_corpus, vocab_size)
+    baselines = compute_baselines(data.validation, data.train_corpus)
     metrics = trainer.evaluate() | {f"eval_unigram_{name}": value for name, value in baselines.items()}
     trainer.save_metrics("eval", metrics)
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines

@@ -14,7 +14,7 @@ def test_unigram_baseline_by_hand():
         blocks = [np.array(tokens[:half]), np.array(tokens[half:])]
         return Corpus([Block(block, np.array([0, len(block)]), np.array([0, 1])) for block in blocks], digest="")
 
-    baseline = unigram_baseline(corpus_of([3, 3, 3, 1]), corpus_of([3, 1]), vocab_size=4)
-    # Counts plus one: 1, 2, 1, 4 of 8.
+    # [UNK] (0) is never predicted. Without it, counts plus one are 1, 2, 1, 4 of 8.
+    baseline = unigram_baseline(corpus_of([3, 0, 3, 3, 0, 1]), corpus_of([3, 1, 0, 0]), vocab_size=4, special_ids=[0])
     assert baseline["mlm_loss"] == pytest.approx(-(np.log(4 / 8) + np.log(2 / 8)) / 2)
     assert baseline["mlm_accuracy"] == 0.5

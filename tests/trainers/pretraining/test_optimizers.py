@@ -149,10 +149,11 @@ def test_orthogonalized_singular_values(shape):
     assert ((values > 0.6) & (values < 1.3)).all()
 
 
-@pytest.mark.parametrize("optim", ["lamb", "muon"])
-def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, optim):
+@pytest.mark.parametrize(("optim", "bf16"), [("lamb", False), ("muon", False), ("muon", True)])
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, optim, bf16):
     arguments = {
         "optim": optim,
+        "bf16": bf16,
         "max_steps": 12,
         "size": 16,  # the same batch at every step
         "gradient_accumulation_steps": 2,

@@ -154,7 +154,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
 
     Initial weights from bigrams are computed once. The gain over token frequencies, and its warning, included.
     """
-    monkeypatch.setattr(guidance, "EXPECTATIONS", [guidance.Expectation(400_000, tokens=500, gain=9.0)])
+    for name, value in {"EXPECTED_GAIN": 9.0, "EXPECTED_AFTER": 500, "SMALLEST_VOCABULARY": 1}.items():
+        monkeypatch.setattr(guidance, name, value)
     text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
