@@ -63,7 +63,7 @@ def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
 
 
 def count_dataset(dataset: object) -> np.ndarray | None:
-    """Counts the tokens that can be predicted in a [`PretrainingDataset`] or a `Subset` of one. None for other data."""
+    """Counts the predictable tokens of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
     while isinstance(dataset, torch.utils.data.Subset):
         dataset = dataset.dataset
     if not isinstance(dataset, PretrainingDataset):

@@ -86,9 +86,9 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
     line = lines[-1]
     if is_due(line) and not any(map(is_due, lines[-2:-1])) and line["mlm_gain"] < EXPECTED_GAIN:
         logger.warning(
-            "MLM gain is %.2f nats after %s tokens. With %s, expect at least %s after %s tokens. Compare your settings "
-            "with that file, above all bigram_init, optim, learning_rate, per_device_train_batch_size, phases and "
-            "dropout. If they are the same, check the text and the tokenizer (--show). Then start again.",
+            "MLM gain is %.2f nats after %s tokens. With %s, expect at least %s after %s tokens. Compare your "
+            "settings with that file, above all bigram_init, optim, learning_rate, per_device_train_batch_size, "
+            "phases and dropout. If they are the same, check the text and the tokenizer (--show).",
             line["mlm_gain"],
             f"{line['tokens']:,}",
             SMALL_RECIPE,

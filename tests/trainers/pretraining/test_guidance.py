@@ -6,9 +6,8 @@ import pytest
 from transformers import TrainerState
 
 import snugbert
-from snugbert.trainers.pretraining.guidance import SMALL_RECIPE as RECIPE
 from snugbert.trainers.pretraining.guidance import EXPECTED_GAIN, describe_recipe, warn_at_baseline
-
+from snugbert.trainers.pretraining.guidance import SMALL_RECIPE as RECIPE
 
 MODELS = " and models up to the size 'small'."
 
