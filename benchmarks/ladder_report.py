@@ -89,11 +89,10 @@ def format_row(runs: list[Run], first: list[Run]) -> str:
 
 
 def draw(rows: dict[tuple[str, str], list[Run]], file: Path) -> None:
-    """Plots the loss of every run over FLOPs and over minutes. The runs of a row have the same color."""
-    figure = new_figure(12.5, 4.8)
-    for panel, name, unit, title in zip(
-        figure.subplots(1, 2), ("flops", "seconds"), (1e15, 60), ("PFLOPs", "minutes of training"), strict=True
-    ):
+    """Plots the loss of every run over tokens, FLOPs and minutes. The runs of a row have the same color."""
+    axes = [("tokens", 1e6, "million tokens"), ("flops", 1e15, "PFLOPs"), ("seconds", 60, "minutes of training")]
+    figure = new_figure(18, 4.8)
+    for panel, (name, unit, title) in zip(figure.subplots(1, 3), axes, strict=True):
         for number, ((recipe, model), runs) in enumerate(rows.items()):
             for run in runs:
                 x = [point[name] / unit for point in run["points"]]
