@@ -197,12 +197,13 @@ def make_task(recipe: Recipe, args: argparse.Namespace) -> Task:
     def make_validation_examples(objective: Objective) -> PretrainingDataset:
         return PretrainingDataset(validation, tokenizer, args.max_seq_length, objective, seed=VALIDATION_SEED)
 
+    sentences = make_validation_examples("mlm")
     return Task(
         tokenizer,
         count_steps(corpus, tokenizer, data_args, training_args, args.max_tokens),
-        make_validation_examples("mlm"),
+        sentences,
         None if data_args.no_nsp else make_validation_examples(data_args.objective),
-        unigram_baseline(corpus, validation, len(tokenizer), tokenizer.all_special_ids)["mlm_loss"],
+        unigram_baseline(corpus, sentences)["mlm_loss"],
     )
 
 

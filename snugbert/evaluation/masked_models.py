@@ -33,7 +33,7 @@ from snugbert.models import (
 
 
 def load_masked_model(
-    args: ModelArguments, sentence_pairs: bool = False, special_tokens: Sequence[str] = SPECIAL_TOKEN_NAMES
+    args: ModelArguments, sentence_pairs: bool = False, required: Sequence[str] = SPECIAL_TOKEN_NAMES
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model with its masked token head, in float32 and in evaluation mode, on the accelerator if there is one.
 
@@ -43,12 +43,12 @@ def load_masked_model(
         args: the model. Without `model_name_or_path`, its weights are random.
         sentence_pairs: whether to load the head for sentence pairs as well, as in `BertForPreTraining`, if the
             checkpoint has one.
-        special_tokens: names of the special tokens that the tokenizer must have.
+        required: names of the special tokens that the tokenizer must have.
 
     Raises:
         InputError: there is no such model, it has no trained masked token head, or its tokenizer does not fit.
     """
-    tokenizer = load_tokenizer(args, special_tokens)
+    tokenizer = load_tokenizer(args, required)
     if not tokenizer.is_fast:
         raise InputError(f"{args.tokenizer_source}: the tokenizer has no tokenizer.json. Convert it to a fast one.")
     model = _load_heads(args, _load_any_config(args, tokenizer), sentence_pairs)

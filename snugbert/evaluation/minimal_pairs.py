@@ -4,7 +4,7 @@ Pairs come from files such as BLiMP's (Warstadt et al., 2020). A tie is a wrong 
 computed for each paradigm (`UID`), and all other accuracies are means over paradigms.
 """
 
-from collections import Counter
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
     Attributes:
         good, bad: the acceptable and the unacceptable sentence.
-        paradigm: the kind of pair. By default the name of the file, or its path if another file has the same name.
+        paradigm: the kind of pair. By default the name of the file, with its folder if needed.
         phenomenon: what the paradigm tests. By default the paradigm.
         field: the field of linguistics. None: unknown.
         file, row: where the pair is, for messages.
@@ -49,21 +49,29 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
         InputError: a file has no pairs, or a row has no text in a column. The message names the file and the row.
     """
     pairs: list[Pair] = []
-    names = Counter(map(describe_file, files))
-    for file in files:
+    for file, name in zip(files, _name_files(files), strict=True):
         count = len(pairs)
         for row, values in read_rows(file):
             good, bad = (
                 _read_sentence(file, row, values, flag, column)
                 for flag, column in (("good", good_column), ("bad", bad_column))
             )
-            name = describe_file(file) if names[describe_file(file)] == 1 else str(file)
             paradigm = _read_label(values, PARADIGM) or name
             phenomenon = _read_label(values, PHENOMENON) or paradigm
             pairs.append(Pair(good, bad, paradigm, phenomenon, _read_label(values, FIELD), file, row))
         if len(pairs) == count:
             raise content_error(file, ": no pairs.")
     return pairs
+
+
+def _name_files(files: Sequence[Path]) -> list[str]:
+    """Returns the names of files, with their folders if another file has the same name."""
+    names = [describe_file(file) for file in files]
+    folder = os.path.commonpath([file.resolve().parent for file in files]) if files else ""
+    return [
+        name if names.count(name) == 1 else file.resolve().relative_to(folder).as_posix()
+        for name, file in zip(names, files, strict=True)
+    ]
 
 
 def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, column: str) -> str:

@@ -37,6 +37,7 @@ from snugbert.trainers.card import package_versions
 from snugbert.trainers.documents import match_files
 from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.pretraining.card import metric_eval_results
+from snugbert.trainers.pretraining.corpora import join_names
 from snugbert.trainers.splits import describe_file
 from snugbert.writing import writing
 
@@ -130,15 +131,15 @@ def _evaluate_pairs(
     model_args: EvaluatedModelArguments, files: Sequence[Path], pairs: Sequence[Pair], seed: int
 ) -> _Section:
     set_seed(seed)
-    model, tokenizer = load_masked_model(model_args, special_tokens=["mask_token"])
+    model, tokenizer = load_masked_model(model_args, required=["mask_token"])
     start = time.perf_counter()
     with _precision(model, model_args.bf16):
         scores = score_pairs(model, tokenizer, pairs)
     duration = time.perf_counter() - start
     print(f"{format_pairs(scores)}\nTime: {format_duration(duration)}\n")
     # Several files are usually one benchmark in a folder of its own.
-    folders = dict.fromkeys(file.resolve().parent.name for file in files)
-    dataset = describe_file(files[0]) if len(files) == 1 else ", ".join(folders)
+    folders = sorted({file.resolve().parent.name for file in files})
+    dataset = describe_file(files[0]) if len(files) == 1 else join_names(folders)
     return _Section(
         {"dataset": dataset, **scores, "seconds": duration},
         f"# Minimal pairs: {escape(dataset)}\n\n{pairs_tables(scores)}",

@@ -166,13 +166,14 @@ def score_examples(
     num_examples: int,
     batch_size: int,
 ) -> dict[str, float]:
-    """Masks and scores the first examples of a dataset.
+    """Masks and scores the first examples of a dataset. Models without an attention mask get one example at a time.
 
     Returns:
         `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`.
     """
     collate = SnugBertDataCollatorForPretraining(tokenizer)
-    if "attention_mask" not in signature(model.forward).parameters:  # such as FNet, which would mix in padding
+    takes_mask = "attention_mask" in signature(model.forward).parameters
+    if not takes_mask:  # such as FNet, which would mix in padding
         batch_size = 1
     model.eval()
     sums = []
@@ -180,6 +181,8 @@ def score_examples(
         batch = collate([dataset[index] for index in range(start, min(start + batch_size, num_examples))])
         if not isinstance(model, SnugBertPreTrainedModel):
             batch = pad_batch(batch, tokenizer.pad_token_id)
+        if not takes_mask:
+            batch.pop("attention_mask", None)
         batch = {name: x.to(model.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
         sums.append(_score_batch(model, batch).cpu())
     return average_sums(torch.cat(sums).numpy())

@@ -72,6 +72,15 @@ def test_table_results_plot_and_card(folder, capsys):
     assert metadata["model-index"] == card.data.to_dict()["model-index"]
 
 
+def test_the_data_set_is_named_after_its_folders(folder):
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
+    argv = ["evaluate", "--pairs_file", folder / "*/pairs.jsonl", "--model_name_or_path", folder / "model"]
+    assert main([str(text) for text in [*argv, "--output_dir", folder / "out"]]) == 0
+    assert json.loads((folder / "out/results.json").read_text())["minimal_pairs"]["dataset"] == "a, b"
+
+
 def test_random_weights_are_the_same_for_a_seed(folder):
     def score(seed):
         argv = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--seed", seed]

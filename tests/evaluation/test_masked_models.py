@@ -76,7 +76,7 @@ def test_minimal_pairs_need_a_mask_token_only(tmp_path):
     with pytest.raises(InputError, match="lacks special tokens: pad_token, unk_token, cls_token, sep_token"):
         load_masked_model(args)
     pairs = [Pair("The cat.", "The cats.", "p", "p", None, tmp_path, 1)]
-    assert score_pairs(*load_masked_model(args, special_tokens=["mask_token"]), pairs)["pairs"] == 1
+    assert score_pairs(*load_masked_model(args, required=["mask_token"]), pairs)["pairs"] == 1
 
 
 def test_models_that_cannot_be_scored(tmp_path, minilm):

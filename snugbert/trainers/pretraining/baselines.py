@@ -1,7 +1,7 @@
 """Baselines to compare metrics with: always the most frequent label, and tokens by their frequency."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -25,28 +25,26 @@ def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict
     if dataset.next_share is not None:
         baselines["nsp_accuracy"] = max(dataset.next_share, 1 - dataset.next_share)
     if train is not None:
-        baselines |= unigram_baseline(train, dataset.corpus, dataset.vocab_size, dataset.special_ids)
+        baselines |= unigram_baseline(train, dataset)
     return baselines
 
 
-def unigram_baseline(
-    train: Corpus, validation: Corpus, vocab_size: int, special_ids: Sequence[int]
-) -> dict[str, float]:
+def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, float]:
     """Computes the metrics of a model that predicts tokens by their frequency in the training text.
 
     Args:
         train: text that gives the frequencies, with add-one (Laplace) smoothing.
-        validation: text to predict.
-        vocab_size: number of tokens in the vocabulary.
-        special_ids: tokens that are never predicted, such as [UNK].
+        dataset: examples of the text to predict.
 
     Returns:
         `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
     """
-    train_counts, counts = (count_tokens(corpus, vocab_size, special_ids) for corpus in (train, validation))
+    train_counts, counts = (
+        count_tokens(corpus, dataset.vocab_size, dataset.special_ids) for corpus in (train, dataset.corpus)
+    )
     return {
         "mlm_loss": frequency_loss(train_counts, counts),
-        "mlm_accuracy": float(counts[train_counts.argmax()] / max(1, counts.sum())),
+        "mlm_accuracy": float(counts[train_counts.argmax()] / (counts.sum() or math.nan)),
     }
 
 
@@ -59,7 +57,7 @@ def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
         counts: the same for the text to predict.
     """
     log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
-    return float(-(counts * log_probabilities).sum() / max(1, counts.sum()))
+    return float(-(counts * log_probabilities).sum() / (counts.sum() or math.nan))
 
 
 def count_dataset(dataset: object) -> np.ndarray | None:
@@ -71,14 +69,15 @@ def count_dataset(dataset: object) -> np.ndarray | None:
     return count_tokens(dataset.corpus, dataset.vocab_size, dataset.special_ids)
 
 
-def count_tokens(corpus: Corpus, vocab_size: int, special_ids: Sequence[int] = ()) -> np.ndarray:
+def count_tokens(corpus: Corpus, vocab_size: int, special_ids: np.ndarray | None = None) -> np.ndarray:
     """Counts how often each token occurs in a corpus. The counts of `special_ids` are 0. *Shape:* (vocabulary,)"""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for block in corpus.blocks:
         # A million tokens at a time, because bincount takes 8 bytes per token.
         for tokens in np.array_split(block.tokens, len(block.tokens) // 10**6 + 1):
             counts += np.bincount(tokens, minlength=vocab_size)
-    counts[list(special_ids)] = 0
+    if special_ids is not None:
+        counts[special_ids] = 0
     return counts
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
@@ -48,8 +49,8 @@ SMALLEST_HEAD = 8  # dimensions. Fewer frequencies cannot tell the neighbors fro
 def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
     """Replaces the random weights of a model with weights that predict masked tokens from their neighbors.
 
-    The pooler and the next-sentence head keep their random weights. Processes with the same number of threads compute
-    the same weights.
+    The pooler and the next-sentence head keep their random weights. Processes on the same machine with the same number
+    of threads compute the same weights. [`share_weights`] makes them the same everywhere.
 
     Args:
         model: a SnugBERT model with a masked token head.
@@ -71,6 +72,17 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
         _set_heads(model.bert.encoder.layer[0].attention, first, config)
         _set_transform(model.cls.predictions.transform, first.K)
         model.cls.predictions.bias.copy_(torch.from_numpy(np.log(frequencies)))
+
+
+def share_weights(model: torch.nn.Module, device: torch.device) -> None:
+    """Gives all processes the weights of the first. Another machine may have rounded its weights differently.
+
+    Args:
+        model: the model, not yet sharded.
+        device: where the processes exchange tensors.
+    """
+    for weights in model.parameters():
+        weights.data.copy_(broadcast(weights.data.to(device)))
 
 
 def check_config(config: SnugBertConfig) -> None:

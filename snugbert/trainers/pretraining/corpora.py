@@ -1,7 +1,7 @@
 """The training and validation text of a run: corpora, and their examples."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,10 @@ def _share_of_longest_document(corpus: Corpus) -> float:
 
 def list_sources(corpus: Corpus) -> str:
     """Returns the names of the files or the dataset of a corpus, for results and cards."""
-    names = sorted(describe_dataset(name.removeprefix("dataset ")) for name in corpus.sources)
+    return join_names(sorted(describe_dataset(name.removeprefix("dataset ")) for name in corpus.sources))
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Lists the first names, and how many more there are."""
     more = len(names) - LISTED_FILES
     return ", ".join(names[:LISTED_FILES]) + (f" and {more:,} more" if more > 0 else "")

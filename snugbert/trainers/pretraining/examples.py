@@ -78,7 +78,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
-        special_ids: ids of the special tokens, which are never predicted.
+        special_ids: ids of the special tokens, which are never predicted. *Shape:* (special tokens,)
         next_share: share of pairs with label 0 in the first epoch (next or in order). None for `"mlm"`.
 
     Each example has `input_ids` and `token_type_ids` (arrays of equal length), `next_sentence_label` (except for
@@ -120,7 +120,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         self.cls_token_id = tokenizer.cls_token_id
         self.sep_token_id = tokenizer.sep_token_id
         self.vocab_size = len(tokenizer)
-        self.special_ids = tokenizer.all_special_ids
+        self.special_ids = np.flatnonzero(np.isin(np.arange(self.vocab_size), tokenizer.all_special_ids))
         self.epochs_dir = Path(epochs_dir)
         self.objective = objective
         self.max_seq_length = max_seq_length

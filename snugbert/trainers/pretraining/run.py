@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate.utils import broadcast
 from torch.utils.data import Subset
 from transformers import (
     AutoModelForMaskedLM,
@@ -37,7 +35,7 @@ from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.baselines import compute_baselines, format_comparison
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
-from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams
+from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams, share_weights
 from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
@@ -124,7 +122,7 @@ def _train_and_evaluate(
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
         initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed)
-        _share_weights(model, training_args.device)
+        share_weights(model, training_args.device)
     validation = data.validation
     trainer = _make_trainer(
         model=model,
@@ -217,12 +215,6 @@ def _train(trainer: PretrainingTrainer, checkpoint: str | None, overwrite: bool)
     trainer.save_metrics("train", metrics)
     trainer.save_state()
     return metrics["train_runtime"]
-
-
-def _share_weights(model: PreTrainedModel, device: torch.device) -> None:
-    """Gives all processes the weights of the first one. On another machine, they may be rounded differently."""
-    for weights in model.parameters():
-        weights.data.copy_(broadcast(weights.data.to(device)))
 
 
 def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float], dict[str, float]]:

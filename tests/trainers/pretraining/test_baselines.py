@@ -1,5 +1,7 @@
 """The metrics of trivial predictions."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ def test_unigram_baseline_by_hand():
         return Corpus([Block(block, np.array([0, len(block)]), np.array([0, 1])) for block in blocks], digest="")
 
     # [UNK] (0) is never predicted. Without it, counts plus one are 1, 2, 1, 4 of 8.
-    baseline = unigram_baseline(corpus_of([3, 0, 3, 3, 0, 1]), corpus_of([3, 1, 0, 0]), vocab_size=4, special_ids=[0])
+    dataset = SimpleNamespace(corpus=corpus_of([3, 1, 0, 0]), vocab_size=4, special_ids=np.array([0]))
+    baseline = unigram_baseline(corpus_of([3, 0, 3, 3, 0, 1]), dataset)
     assert baseline["mlm_loss"] == pytest.approx(-(np.log(4 / 8) + np.log(2 / 8)) / 2)
     assert baseline["mlm_accuracy"] == 0.5

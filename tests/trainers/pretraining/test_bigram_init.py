@@ -1,9 +1,13 @@
 """Models with initial weights from bigrams, on the text of a Markov chain: only its bigrams help to predict it."""
 
+from pathlib import Path
+
+import forked
 import numpy as np
 import pytest
 import torch
 import transformers
+from accelerate import PartialState
 from pretraining_command import run
 from synthetic import make_corpus
 
@@ -11,7 +15,7 @@ import snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.corpus.part_files import Block
-from snugbert.trainers.pretraining.bigram_init import initialize_from_bigrams
+from snugbert.trainers.pretraining.bigram_init import initialize_from_bigrams, share_weights
 
 MASK, SPECIAL, WORDS, LENGTH, HELD_OUT = 4, 5, 60, 40, 200
 VOCAB_SIZE = SPECIAL + WORDS
@@ -160,3 +164,21 @@ def test_other_weights_and_missing_text_are_refused(tmp_path, tokenizer, model, 
     more = {"config_name": "tiny", "tokenizer_name": tmp_path, "validation_file": "text.txt", "do_eval": "true"}
     assert run(arguments, **more) == 2
     assert "--bigram_init needs training text. Give --train_file" in capsys.readouterr().err
+
+
+def share_and_save(folder: Path) -> None:
+    process = PartialState(cpu=True).process_index
+    torch.manual_seed(process)
+    model = snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig.from_size("tiny", vocab_size=50))
+    share_weights(model, torch.device("cpu"))
+    torch.save(model.state_dict(), folder / f"{process}.pt")
+
+
+def test_all_processes_get_the_weights_of_the_first(tmp_path):
+    result = forked.run(share_and_save, tmp_path, processes=2)
+    assert result.returncode == 0, result.stderr
+    torch.manual_seed(0)
+    expected = snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig.from_size("tiny", vocab_size=50)).state_dict()
+    for process in range(2):
+        weights = torch.load(tmp_path / f"{process}.pt")
+        assert all(torch.equal(weights[key], expected[key]) for key in expected)

@@ -9,26 +9,31 @@ import snugbert
 from snugbert.trainers.pretraining.guidance import EXPECTED_GAIN, describe_recipe, warn_at_baseline
 from snugbert.trainers.pretraining.guidance import SMALL_RECIPE as RECIPE
 
-MODELS = " and models up to the size 'small'."
+LIMITS = f"{RECIPE} fits models up to the size 'small' and vocabularies of at least 1,000 tokens."
 
 
 @pytest.mark.parametrize(
     ("size", "corpus_tokens", "passes", "beginning", "end"),
     [
         ("mini", 11_987_654, 1, RECIPE, "mini gained 2.6 after 1,500,000 tokens and 3.1 after 40,000,000."),
-        ("tiny", 3_000_000_000, 10, "none was measured for", f"{RECIPE} fits up to 100 million words{MODELS}"),
+        ("tiny", 3_000_000_000, 10, RECIPE, "mini gained 2.6 after 1,500,000 tokens and 3.1 after 40,000,000."),
         ("small", 900_000, 1, RECIPE, "This run is shorter, so expect less."),
-        ("medium", 11_987_654, 3, "none was measured for", f"{RECIPE} fits up to 100 million words{MODELS}"),
-        ("large", 3_300_000_000, 20, "none was measured for", f"{RECIPE} fits up to 100 million words{MODELS}"),
+        ("medium", 11_987_654, 3, "none was measured for", LIMITS),
+        ("large", 3_300_000_000, 20, "none was measured for", LIMITS),
     ],
-    ids=["fits", "much text", "short", "medium", "large"],
+    ids=["fits", "long", "short", "medium", "large"],
 )
 def test_the_recipe_fits_text_model_and_budget(size, corpus_tokens, passes, beginning, end):
-    for vocab_size in (8_192, 30_522):  # the size of the vocabulary changes nothing
+    for vocab_size in (8_192, 30_522):
         config = snugbert.SnugBertConfig.from_size(size, vocab_size=vocab_size)
         text = describe_recipe(config, 5_412_345, corpus_tokens, passes)
         assert text.startswith(beginning) and text.endswith(end)
         assert "tokens of text, a model with 5,400,000 parameters, and " in text and f"({passes:.2f} passes)" in text
+
+
+def test_no_recipe_was_measured_for_letters():
+    config = snugbert.SnugBertConfig.from_size("mini", vocab_size=30)
+    assert describe_recipe(config, 3_300_000, 12_000_000, 1).endswith(LIMITS)
 
 
 def warnings_of(caplog, size: str, gains: dict[int, float], max_steps=50, first=0, vocab_size=8_192) -> list[str]:
