@@ -119,6 +119,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max_seq_length", type=positive, default=64, help="of validation examples; default: 64")
     parser.add_argument("--max_eval_samples", type=positive, default=2000, help="validation examples; default: 2000")
     parser.add_argument("--use_cpu", action="store_true")
+    parser.add_argument(
+        "--bf16", action="store_true", help="train in bfloat16, which only some processors compute fast"
+    )
     parser.add_argument("--output_dir", type=Path)
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="only report the finished runs of this folder")
     args = parser.parse_args(argv)
@@ -264,6 +267,7 @@ def shared_settings(
         "max_eval_samples": 1,
         "seed": seed,
         "use_cpu": args.use_cpu,
+        "bf16": args.bf16,
     }
 
 

@@ -30,14 +30,14 @@ def test_recipes_are_arguments_and_begin_with_a_comment(file):
     import pretraining_ladder
 
     argv = ["--recipe", str(file), "--train_file", "a", "--validation_file", "b", "--tokenizer_name", "."]
-    args = pretraining_ladder.parse_arguments([*argv, "--output_dir", "c", "--use_cpu"])
+    args = pretraining_ladder.parse_arguments([*argv, "--output_dir", "c", "--use_cpu", "--bf16"])
     recipe = pretraining_ladder.read_recipe(file, args)
     assert recipe.about.endswith(".")
     types = (ModelArguments, PretrainingDataArguments, PretrainingArguments)
     flags = pretraining_ladder.our_flags(recipe, Path("c"), 7, 3, args)
     model_args, data_args, training_args = parse_arguments(types, flags, "snugbert pretrain", "")
     assert (model_args.config_name, training_args.max_steps, training_args.seed) == ("mini", 7, 3)
-    assert data_args.train_file == ["a"] and data_args.validation_file == ["b"]
+    assert data_args.train_file == ["a"] and data_args.validation_file == ["b"] and training_args.bf16
 
 
 @pytest.mark.parametrize("text", ["# What.\nseed: [1", "# What.\n\xff: 1", "seed: 1", "# Only a comment."])

@@ -15,9 +15,11 @@ from datasets import Dataset
 from huggingface_hub import ModelCard
 from pretraining_command import run
 from synthetic import make_trainer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertForPreTraining
 
 import snugbert
+from snugbert.evaluation.arguments import HeldOutTextArguments
+from snugbert.evaluation.text import score_text
 from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.pretraining import guidance
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
@@ -152,7 +154,8 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, capfd):
     """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run.
 
-    Initial weights from bigrams are computed once. The gain over token frequencies, and its warning, included.
+    Initial weights from bigrams are computed once. The gain over token frequencies, its warning, Muon, and the loss of
+    stock BERT included.
     """
     for name, value in {"EXPECTED_GAIN": 9.0, "EXPECTED_AFTER": 500, "SMALLEST_VOCABULARY": 1}.items():
         monkeypatch.setattr(guidance, name, value)
@@ -160,7 +163,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
     more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
-    more |= {"bigram_init": "true"}
+    more |= {"bigram_init": "true", "optim": "muon"}
     with caplog.at_level("INFO", logger="snugbert"):
         run(small_run | more, output_dir=tmp_path / "straight")
     assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
@@ -191,6 +194,13 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
         assert line["mlm_gain"] == pytest.approx(baseline - line["mlm_loss"], abs=1e-9)
     results = json.loads((tmp_path / "straight/eval_results.json").read_text())
     assert results["eval_mlm_gain"] == results["eval_unigram_mlm_loss"] - results["eval_mlm_loss"]
+    stock = BertForPreTraining.from_pretrained(tmp_path / "straight")
+    held_out = HeldOutTextArguments(
+        validation_file=[str(small_run["validation_file"])], max_seq_length=40, lines_are_sentences=True
+    )
+    scores = score_text(stock, AutoTokenizer.from_pretrained(tmp_path / "straight"), held_out)["metrics"]
+    for name in ("mlm_loss", "nsp_loss"):
+        assert scores[name] == pytest.approx(results[f"eval_{name}"], rel=1e-5)
     card = ModelCard.load(tmp_path / "straight/README.md")
     assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
     assert "| initial weights | bigrams of the training text |" in card.text
