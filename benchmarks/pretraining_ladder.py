@@ -59,7 +59,15 @@ LOG_LINES = 100  # per run
 EVAL_BATCH_SIZE = 64
 COUNTED_EXAMPLES = 2000  # for the mean number of tokens per example
 # Losses can be compared only if these arguments are equal.
-MEASURE = ("train_file", "validation_file", "tokenizer_name", "max_tokens", "max_seq_length", "max_eval_samples")
+MEASURE = (
+    "train_file",
+    "validation_file",
+    "tokenizer_name",
+    "max_tokens",
+    "max_seq_length",
+    "max_eval_samples",
+    "bf16",
+)
 
 
 @dataclass(frozen=True)

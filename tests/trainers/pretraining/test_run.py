@@ -168,7 +168,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
         run(small_run | more, output_dir=tmp_path / "straight")
     assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
     assert "training: 2 steps of 8 examples of at most 40 tokens" in caplog.text
-    assert "recipe: examples/pretrain_small_corpus.yaml fits 5," in caplog.text
+    assert "recipe: examples/pretrain_small_corpus.yaml (in SnugBERT's repository) fits 5," in caplog.text
     initialized = "initial weights: computing them from the bigrams of the training text"
     assert caplog.text.count(initialized) == 1
     assert "MLM gain" in capfd.readouterr().err
