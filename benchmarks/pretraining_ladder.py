@@ -127,9 +127,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max_seq_length", type=positive, default=64, help="of validation examples; default: 64")
     parser.add_argument("--max_eval_samples", type=positive, default=2000, help="validation examples; default: 2000")
     parser.add_argument("--use_cpu", action="store_true")
-    parser.add_argument(
-        "--bf16", action="store_true", help="train in bfloat16, which only some processors compute fast"
-    )
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16; fast on GPUs, AVX512-BF16 and AMX")
     parser.add_argument("--output_dir", type=Path)
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="only report the finished runs of this folder")
     args = parser.parse_args(argv)
@@ -383,7 +381,7 @@ def check_measure(args: argparse.Namespace) -> None:
     file = args.output_dir / "measure.json"
     current = {name: getattr(args, name) for name in MEASURE}
     recorded = json.loads(file.read_text()) if file.exists() else current
-    if changed := [f"--{name}" for name in MEASURE if current[name] != recorded[name]]:
+    if changed := [f"--{name}" for name in MEASURE if current[name] != recorded.get(name)]:
         raise InputError(f"{', '.join(changed)}: {args.output_dir} has runs with other values. Choose another folder.")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(current))

@@ -154,8 +154,8 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, capfd):
     """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run.
 
-    Initial weights from bigrams are computed once. The gain over token frequencies, its warning, Muon, and the loss of
-    stock BERT included.
+    Initial weights from bigrams are computed once. Also checks the MLM gain, its warning, and that stock BERT has the
+    same loss after training with Muon.
     """
     for name, value in {"EXPECTED_GAIN": 9.0, "EXPECTED_AFTER": 500, "SMALLEST_VOCABULARY": 1}.items():
         monkeypatch.setattr(guidance, name, value)
