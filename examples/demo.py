@@ -3,8 +3,8 @@
 `make demo` runs it. It writes the docstrings of the standard library to text files, one document per module. Then it
 runs the commands that a user would type: `snugbert vocabulary`, `snugbert pretrain` with the recipe for little text,
 and `snugbert glue` to classify docstrings by package, once from the pretrained model and once from random weights.
-Finally it loads the results with transformers' Auto classes. It downloads nothing and takes about seven minutes on
-2 CPU cores.
+Finally it loads the results with transformers' Auto classes. It downloads nothing and takes 7 to 11 minutes on 2
+CPU cores.
 """
 
 import ast
