@@ -58,7 +58,7 @@ POINTS = 5  # evaluated checkpoints per run
 LOG_LINES = 100  # per run
 EVAL_BATCH_SIZE = 64
 COUNTED_EXAMPLES = 2000  # for the mean number of tokens per example
-# Losses can be compared only if these arguments are equal.
+# Losses and times can be compared only if these arguments are equal.
 MEASURE = (
     "train_file",
     "validation_file",
