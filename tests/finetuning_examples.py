@@ -75,7 +75,7 @@ def make_task(tokenizer, number: int = 60) -> FineTuningTask:
         decode=lambda logits: logits.argmax(-1),
         score=lambda predictions: {"accuracy": float((predictions == references).mean())},
         write=lambda predictions, folder: np.savetxt(folder / "predictions.txt", predictions, fmt="%d"),
-        predictions_file="predictions.txt",
+        predictions_files=("predictions.txt",),
         baseline=Baseline("always 'few'", {"accuracy": 0.25}),
     )
     return FineTuningTask(

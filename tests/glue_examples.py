@@ -1,5 +1,6 @@
 """Small examples for tests of `snugbert glue`: sentences in which one word decides the label."""
 
+import json
 import random
 from pathlib import Path
 
@@ -47,3 +48,9 @@ def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
 def checkpoint_of(run: Path) -> dict[str, object]:
     """Changes to `arguments` that load the checkpoint in `run`."""
     return {"model_name_or_path": run, "config_name": None, "config_overrides": None, "tokenizer_name": None}
+
+
+def read_predictions(file: Path) -> list[dict]:
+    """The rows of a file of predictions."""
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]

@@ -5,7 +5,9 @@ Errors name the file and the line or row.
 
 import csv
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,9 @@ def read_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
-    TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. JSON files contain one
-    object per line, or a single list of objects.
+    TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. Commas separate the
+    columns of CSV files, or semicolons or tabs if the first line has no comma. JSON files contain one object per line,
+    or a single list of objects.
 
     Args:
         source: the dataset, or an existing file.
@@ -99,10 +102,16 @@ def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    lines = read_text_lines(file)
+    header = next(lines, "")
+    unquoted = re.sub(r'"[^"]*"', "", header)
+    # Spreadsheets write semicolons where the comma is the decimal point.
+    separator = next((separator for separator in ",;\t" if separator in unquoted), ",")
     row = 0
     try:
         # Without `strict`, a quote that is never closed would silently swallow the rest of the file.
-        for row, cells in enumerate(csv.reader(read_text_lines(file), strict=True), start=1):
+        table = csv.reader(chain([header], lines), delimiter=separator, strict=True)
+        for row, cells in enumerate(table, start=1):
             if cells:
                 yield row, cells
     except csv.Error as error:

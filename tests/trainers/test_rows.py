@@ -17,6 +17,8 @@ ROWS = [{"text": "a, b", "label": "yes"}, {"text": 'c "d"', "label": "no"}]
     [
         ("a.tsv", 'text\tlabel\na, b\tyes\n\nc "d"\tno\n', 2),
         ("a.csv", 'text,label\n"a, b",yes\n\n"c ""d""",no\n', 2),
+        ("semicolons.csv", '\ufeff"text";label\r\na, b;yes\r\n\r\n"c ""d""";no\r\n', 2),
+        ("tabs.csv", 'text\tlabel\na, b\tyes\n\n"c ""d"""\tno\n', 2),
         ("a.jsonl", "\n".join(map(json.dumps, ROWS)), 1),
         ("a.json", json.dumps(ROWS, indent=1), 1),
     ],
@@ -30,6 +32,14 @@ def test_every_format_gives_the_same_rows(tmp_path, name, content, first_row, su
     numbers, rows = zip(*read_rows(file), strict=True)
     assert list(rows) == ROWS
     assert numbers == (first_row, first_row + 1 + name.endswith("sv"))  # an empty line counts
+
+
+def test_a_comma_in_the_header_separates_unless_it_is_quoted(tmp_path):
+    for content in ('"a, b";c\n1,5;2\n', '"a, b",c\n"1,5",2\n', '"a, b"\tc\n"1,5"\t2\n'):
+        (tmp_path / "a.csv").write_text(content)
+        assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a, b": "1,5", "c": "2"})]
+    (tmp_path / "a.csv").write_text("a;b,c;d\n1;2,3;4\n")
+    assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a;b": "1;2", "c;d": "3;4"})]
 
 
 def test_class_labels_of_a_dataset_become_names():

@@ -100,7 +100,7 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
     lines.append(("folder", str(output_dir)))
     files = {
         "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
-        "predictions": [s.predictions_file for s in task.evaluation_sets if s.predictions_file is not None],
+        "predictions": [file for s in task.evaluation_sets for file in s.predictions_files],
         "plots": [plot.name for plot in list_plots(output_dir)],
         "model card": ["README.md"],
         "all results": ["results.md"],

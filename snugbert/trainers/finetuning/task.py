@@ -44,7 +44,7 @@ class EvaluationSet(Generic[Predictions]):
             labels or answers.
         score: returns the metrics of predictions, without a prefix. None: the examples have no labels.
         write: writes predictions and plots into a folder.
-        predictions_file: the file of predictions that `write` creates. None: it creates none.
+        predictions_files: the files of predictions that `write` creates.
         baseline: metrics to compare with.
         training_metrics: the metrics to log during training. None: all.
     """
@@ -55,7 +55,7 @@ class EvaluationSet(Generic[Predictions]):
     decode: Callable[[Logits], Predictions]
     score: Callable[[Predictions], dict[str, float]] | None
     write: Callable[[Predictions, Path], None]
-    predictions_file: str | None = None
+    predictions_files: tuple[str, ...] = ()
     baseline: Baseline | None = None
     training_metrics: tuple[str, ...] | None = None
 

@@ -3,21 +3,27 @@
 Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training examples.
 """
 
+import logging
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, GlueTask
 from snugbert.trainers.glue.layout import Layout, make_layout
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 
+logger = logging.getLogger(__name__)
+
 # Columns with the example's own index: in GLUE's TSV files, in QQP's, and in datasets on the Hub.
 INDEX_COLUMNS = ("index", "id", "idx")
+MAX_LISTED_ROWS = 5  # in a message
 
 
 class GlueSplit(NamedTuple):
@@ -26,11 +32,13 @@ class GlueSplit(NamedTuple):
     Attributes:
         source: the file or dataset, for messages.
         data: the columns that [`read_examples`] returns.
+        layout: the columns in the source.
         class_names: the dataset's class names in the order of their ids; empty if it has none.
     """
 
     source: str
     data: Dataset
+    layout: Layout
     class_names: tuple[str, ...] = ()
 
     @property
@@ -78,7 +86,7 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
             # All splits use the text columns of the first split.
             layout = layout or make_layout(data_args, _read_rows(data, data_args.task), class_names, source)
             examples = read_examples(_read_rows(data, data_args.task), source, layout, labeled=split != "test")
-            splits[name] = GlueSplit(source, examples, class_names)
+            splits[name] = GlueSplit(source, examples, layout, class_names)
     return splits
 
 
@@ -137,7 +145,7 @@ def _read_rows(source: Path | Dataset, task: GlueTask | None) -> Iterator[tuple[
 def read_examples(
     rows: Iterable[tuple[int, Mapping[str, object]]], source: str, layout: Layout, labeled: bool
 ) -> Dataset:
-    """Converts the rows from [`read_rows`] to examples.
+    """Converts the rows from [`read_rows`] to examples. Warns about empty texts.
 
     Args:
         rows: number and values of each row.
@@ -159,15 +167,16 @@ def read_examples(
     """
     names = ("text", "text_pair")[: len(layout.text_columns)]
     examples: dict[str, list[Any]] = {name: [] for name in (*names, "label", "index", "row")}
+    empty = []
     label_type: type = str
     for row, original in rows:
         values = {layout.renamed_columns.get(name, name): value for name, value in original.items()}
         if not examples["row"]:
             _check_columns(values, layout, source, labeled)
         for name, column in zip(names, layout.text_columns, strict=True):
-            if not isinstance(values.get(column), str | int | float):
-                raise InputError(f"{source}, row {row}: no text in column {column!r}. Columns: {', '.join(values)}.")
-            examples[name].append(str(values[column]))
+            examples[name].append(_read_text(values, column, f"{source}, row {row}"))
+        if not all(examples[name][-1].strip() for name in names):
+            empty.append(row)
         _check_label(values.get(layout.label_column), layout, f"{source}, row {row}")
         label = layout.read_label(values.get(layout.label_column))
         if label is None and labeled:
@@ -185,13 +194,28 @@ def read_examples(
         examples["row"].append(row)
     if not examples["row"]:
         raise InputError(f"{source}: no examples.")
+    if empty:
+        listed = ", ".join(map(str, empty[:MAX_LISTED_ROWS])) + " and more" * (len(empty) > MAX_LISTED_ROWS)
+        count = format_count(len(empty), "row")
+        logger.warning("%s: empty text in %s: %s. All rows are kept.", source, count, listed)
     text = Value("string")
     features = dict.fromkeys(examples, text) | {"row": Value("int64")}
     return Dataset.from_dict(examples, Features(features | {"label": List(text) if label_type is list else text}))
 
 
+def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
+    value = values.get(column)
+    if column in values and (value is None or (isinstance(value, float) and math.isnan(value))):  # an empty cell
+        return ""
+    if not isinstance(value, str | int | float):
+        raise InputError(f"{where}: no text in column {column!r}. Columns: {', '.join(values)}.")
+    return str(value)
+
+
 def _check_columns(values: Mapping[str, object], layout: Layout, source: str, labeled: bool) -> None:
     columns = f"Columns: {', '.join(values)}."
+    if len(values) == 1 and re.search(r"[,;|\t]", "".join(values)):
+        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
     if labeled and layout.label_column not in values and not layout.is_glue:
         # The text columns are not mentioned: if they were not given, one of them may be the label.
         raise InputError(f"{source}: no column {layout.label_column!r}. {columns} Set --label_column_name.")

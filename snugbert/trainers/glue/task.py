@@ -1,12 +1,14 @@
 """The task of `snugbert glue`: features, predictions, scores and the files of a run."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import expit, softmax
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from snugbert.models import limit_length, load_config, load_tokenizer
@@ -155,25 +157,37 @@ def make_features(
 # --- predictions ------------------------------------------------------------------------------------------------
 
 
-def decode_logits(logits: Logits, problem: Problem) -> np.ndarray:
+class GluePredictions(NamedTuple):
+    """The predictions for all examples of a set.
+
+    Attributes:
+        answers: regression: the number, *shape* (N,). One label: its id, *shape* (N,). Several labels: 1 for labels
+            with a probability above 0.5, else 0, *shape* (N, labels).
+        probabilities: the probability of each label. None: regression. *Shape:* (N, labels)
+    """
+
+    answers: np.ndarray
+    probabilities: np.ndarray | None
+
+
+def decode_logits(logits: Logits, problem: Problem) -> GluePredictions:
     """Returns the prediction for each example.
 
     Args:
         logits: *Shape:* (N, labels)
         problem: the kind of problem.
-
-    Returns:
-        Regression: the number, *shape* (N,). One label: its id, *shape* (N,). Several labels: 1 for labels with a
-        probability above 0.5, else 0, *shape* (N, labels).
     """
     scores = logits[0] if isinstance(logits, tuple) else logits
     if problem == "regression":
-        return scores.squeeze(-1)
-    return scores.argmax(axis=-1) if problem == "single_label_classification" else (scores > 0).astype(np.int64)
+        return GluePredictions(scores.squeeze(-1), None)
+    exact = scores.astype(np.float64)  # in float32, different logits can give equal probabilities
+    if problem == "single_label_classification":
+        return GluePredictions(scores.argmax(axis=-1), softmax(exact, axis=-1))
+    return GluePredictions((scores > 0).astype(np.int64), expit(exact))
 
 
 def make_score(task_name: str | None, labels: list[str] | None, problem: Problem) -> Score:
-    """Returns a function that scores predictions against references, both in the form of [`decode_logits`].
+    """Returns a function that scores answers against references, both in the form of [`GluePredictions`].
 
     [`GlueMetric`] computes the metrics. A GLUE task with several metrics also gets their mean, `combined_score`.
 
@@ -206,11 +220,12 @@ def make_evaluation_set(
     labels: list[str] | None,
     problem: Problem,
     data_args: GlueDataArguments,
-) -> EvaluationSet[np.ndarray]:
-    """Returns examples to score, and to predict if they are test examples.
+) -> EvaluationSet[GluePredictions]:
+    """Returns examples to predict, and to score if they are labeled.
 
-    Test predictions of a GLUE task are written in the format of gluebenchmark.com: its file name, example numbers and
-    label names, and STS-B's scores between 0 and 5. Predictions for the user's own data go to predict_results.txt.
+    [`write_predictions`] writes all predictions. Test predictions are also written in the format of gluebenchmark.com:
+    its file name, example numbers and label names, and STS-B's scores between 0 and 5. For the user's own data, this
+    file is predict_results.txt, as in `run_glue.py`.
 
     Args:
         split_name: a key of `NAMES`.
@@ -221,7 +236,9 @@ def make_evaluation_set(
         data_args: the task, and the separator of an example's labels.
     """
     name, task = NAMES[split_name], data_args.task
-    file = f"{task.leaderboard.get(split_name, task.folder)}.tsv" if task else "predict_results.txt"
+    files = ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
+    if name.startswith("predict"):
+        files.append(f"{task.leaderboard.get(split_name, task.folder)}.tsv" if task else "predict_results.txt")
     names = (
         [str(task.labels.index(label)) for label in labels] if labels and task and task.writes_label_ids else labels
     )
@@ -230,51 +247,114 @@ def make_evaluation_set(
     references = np.array(features["label"][:]) if "label" in features.column_names else None
     if references is not None and problem == "multi_label_classification":
         references = references.astype(np.int64)
-    predicts = name.startswith("predict")
 
-    def write(predictions: np.ndarray, folder: Path) -> None:
-        if predicts:
-            in_range = predictions.clip(0, 5) if task and problem == "regression" else predictions
-            indices = split.data["index"][: len(predictions)]
-            write_predictions(folder / file, indices, format_answers(in_range, names, separator))
+    def write(predictions: GluePredictions, folder: Path) -> None:
+        answers = predictions.answers
+        write_predictions(folder / files[0], split, predictions, references, labels)
+        for file in files[1:]:
+            in_range = answers.clip(0, 5) if task and problem == "regression" else answers
+            write_test_answers(folder / file, split.data["index"][: len(answers)], in_range, names, separator)
         if references is not None and problem == "single_label_classification":
             plot = plot_file(folder, name, "confusion_matrix.png")
-            draw_confusion_matrix(references, predictions, labels or [], plot)
+            draw_confusion_matrix(references, answers, labels or [], plot)
 
     return EvaluationSet(
         name=name,
         features=features,
         num_examples=len(features),
         decode=lambda logits: decode_logits(logits, problem),
-        score=None if references is None else lambda predictions: score(predictions, references),
+        score=None if references is None else lambda predictions: score(predictions.answers, references),
         write=write,
-        predictions_file=file if predicts else None,
+        predictions_files=tuple(files),
         baseline=None if references is None else score_baseline(references, labels, score),
     )
 
 
 def score_baseline(references: np.ndarray, labels: list[str] | None, score: Score) -> Baseline:
-    """Scores the same answer for every example: the most frequent label or set of labels, or the mean."""
+    """Scores the best answer that is the same for every example.
+
+    It is the mean of numbers, the most frequent label, or the set of labels with the highest micro F1.
+    """
     if labels is None:
         answer = references.mean(keepdims=True)
-    else:
-        values, counts = np.unique(references, axis=0, return_counts=True)
+    elif references.ndim == 1:
+        values, counts = np.unique(references, return_counts=True)
         answer = values[[counts.argmax()]]
+    else:
+        # The best set of k labels are the k most frequent ones. F1 = 2 * correct / (predicted + labels in the data).
+        counts = references.sum(axis=0)
+        order = np.argsort(-counts, kind="stable")
+        sizes = np.arange(1, len(labels) + 1)
+        f1 = 2 * counts[order].cumsum() / (sizes * len(references) + counts.sum())
+        answer = np.zeros((1, len(labels)), dtype=np.int64)
+        answer[0, order[: f1.argmax() + 1]] = 1
     metrics = score(np.broadcast_to(answer, references.shape), references)
-    (text,) = format_answers(answer, labels, ", ")
-    return Baseline(f"always {text!r}" if labels else f"always {text}", metrics)
-
-
-def format_answers(predictions: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
-    """Returns predictions as text, with `separator` between the labels of an example."""
     if labels is None:
-        return [f"{number:.3f}" for number in predictions]
-    if predictions.ndim == 2:
-        return [separator.join(labels[i] for i in np.flatnonzero(row)) for row in predictions]
-    return [labels[i] for i in predictions]
+        return Baseline(f"always {answer[0]:.3f}", metrics)
+    return Baseline(f"always {format_answers(answer, labels, ', ')[0]!r}", metrics)
 
 
-def write_predictions(file: Path, indices: list[str], answers: list[str]) -> None:
+def name_answers(answers: np.ndarray, labels: list[str] | None) -> list[Any]:
+    """Returns the answer to each example: a number, a label, or a list of labels.
+
+    Args:
+        answers: in the form of [`GluePredictions`].
+        labels: in the order of their ids. None: regression.
+    """
+    if labels is None:
+        return answers.tolist()
+    if answers.ndim == 2:
+        return [[labels[i] for i in np.flatnonzero(row)] for row in answers]
+    return [labels[i] for i in answers]
+
+
+def format_answers(answers: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
+    """Returns the answer to each example as text. Numbers keep their full precision.
+
+    Args:
+        answers: in the form of [`GluePredictions`].
+        labels: in the order of their ids. None: regression.
+        separator: between the labels of an example.
+    """
+    named = name_answers(answers, labels)
+    return [separator.join(answer) if isinstance(answer, list) else str(answer) for answer in named]
+
+
+def write_predictions(
+    file: Path, split: GlueSplit, predictions: GluePredictions, references: np.ndarray | None, labels: list[str] | None
+) -> None:
+    """Writes a JSON object for each example, in the order of the split.
+
+    Its keys are the text columns, the label column (if the split is labeled), the label column with the prefix
+    "predicted_", and "probabilities", an object with the probability of each label (not for regression).
+
+    Args:
+        file: the file.
+        split: the examples, of which the first may have been predicted.
+        predictions: the predictions.
+        references: the correct answers, in the form of [`GluePredictions`]. None: the split is not labeled.
+        labels: in the order of their ids. None: regression.
+    """
+    layout, number = split.layout, len(predictions.answers)
+    columns = {
+        column: split.data[name][:number]
+        for column, name in zip(layout.text_columns, ("text", "text_pair"), strict=False)
+    }
+    if references is not None:
+        columns[layout.label_column] = name_answers(references, labels)
+    columns[f"predicted_{layout.label_column}"] = name_answers(predictions.answers, labels)
+    if labels is not None and predictions.probabilities is not None:
+        columns["probabilities"] = [dict(zip(labels, row, strict=True)) for row in predictions.probabilities.tolist()]
+    with file.open("w", encoding="utf-8") as stream:
+        for values in zip(*columns.values(), strict=True):
+            example = dict(zip(columns, values, strict=True))
+            stream.write(json.dumps(example, ensure_ascii=False) + "\n")
+
+
+def write_test_answers(
+    file: Path, indices: list[str], answers: np.ndarray, labels: list[str] | None, separator: str
+) -> None:
     """Writes a TSV file with the columns index and prediction."""
-    lines = [f"{index}\t{answer}\n" for index, answer in zip(indices, answers, strict=True)]
+    rows = zip(indices, format_answers(answers, labels, separator), strict=True)
+    lines = [f"{index}\t{answer}\n" for index, answer in rows]
     file.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")

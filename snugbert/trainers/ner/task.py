@@ -126,7 +126,7 @@ def make_evaluation_set(
         decode=lambda logits: predict_tags(logits, windows, split, labels),
         score=(lambda tags: score_tags(split, tags)) if split.labeled else None,
         write=write,
-        predictions_file=file,
+        predictions_files=(file,),
         baseline=baseline,
         training_metrics=training_metrics,
     )

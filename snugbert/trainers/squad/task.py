@@ -163,7 +163,7 @@ def make_evaluation_set(
         decode=decode,
         score=score if has_answers else None,
         write=write,
-        predictions_file=f"{prefix}predictions.json",
+        predictions_files=(f"{prefix}predictions.json",),
         baseline=Baseline("always no answer", score_no_answer(questions)) if version_2 and has_answers else None,
     )
 

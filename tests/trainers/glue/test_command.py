@@ -7,12 +7,25 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
-from datasets import Dataset
-from glue_examples import FILLER, LARGER, NO_FILES, SMALL, VOCABULARY, WORDS, arguments, checkpoint_of, sentences
+from datasets import Dataset, load_dataset
+from glue_examples import (
+    FILLER,
+    LARGER,
+    NO_FILES,
+    SMALL,
+    VOCABULARY,
+    WORDS,
+    arguments,
+    checkpoint_of,
+    read_predictions,
+    sentences,
+)
 from hostile import Malicious
 from safetensors.torch import load_file
+from sklearn.metrics import accuracy_score, mean_squared_error
 from tables import write_csv
 from transformers import (
     AutoModelForSequenceClassification,
@@ -78,9 +91,27 @@ def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
         "  validation   31 examples: accuracy 1.0000 (baseline 0.5161)",
         "  baseline     always 'cheerful'",
         f"  folder       {tmp_path}",
+        "  predictions  eval_predictions.jsonl",
         "  plots        confusion_matrix.png",
         "  all results  results.md",
     ]
+
+
+def test_predictions_are_read_back(run, tmp_path):
+    """Texts with tabs, quotes and line breaks stay as they are. The file gives the same accuracy as the report."""
+    hard = ["a\tfilm", 'the "old" plot, was', "a\r\ngood\nscene", "None", "2012", "", "Zürich \u2028 it", "{}"]
+    texts = [*hard, *(row["sentence"] for row in sentences(40, seed=12))]
+    rows = [{"review": text, "note": text[::-1], "mood": list(WORDS)[i % 3 % 2]} for i, text in enumerate(texts)]
+    changes = {**checkpoint_of(run), "train_file": None, "label_column_name": "mood", "max_eval_samples": 31}
+    glue.main(arguments(run, tmp_path, **changes, validation_file=write_csv(tmp_path / "dev.csv", rows)))
+    file, results = tmp_path / "eval_predictions.jsonl", json.loads((tmp_path / "eval_results.json").read_text())
+    for frame in (pandas.read_json(file, lines=True), load_dataset("json", data_files=str(file))["train"].to_pandas()):
+        assert list(frame) == ["review", "note", "mood", "predicted_mood", "probabilities"]
+        assert frame[["review", "note", "mood"]].to_dict("records") == rows[:31]
+        assert accuracy_score(frame.mood, frame.predicted_mood) == results["eval_accuracy"]
+        probabilities = pandas.DataFrame(list(frame.probabilities))
+        assert list(probabilities) == list(WORDS) and probabilities.sum(axis=1).to_numpy() == pytest.approx(1)
+        assert list(probabilities.idxmax(axis=1)) == list(frame.predicted_mood)
 
 
 def test_labeled_test_files_are_scored(run, workshop, tmp_path):
@@ -160,8 +191,13 @@ def test_regression(workshop, tmp_path):
     glue.main(arguments(workshop, tmp_path / "out", **files, **asked, num_train_epochs=8))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_mse"] < 0.3 * results["eval_baseline_mse"]
-    predictions = (tmp_path / "out" / "predict_results.txt").read_text().splitlines()[1:]
-    assert float(predictions[0].split("\t")[1]) == pytest.approx(1.5, abs=0.75)
+    examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
+    assert [{"text": row["text"], "label": row["label"]} for row in examples] == rows[:40]
+    gold, predicted = ([row[name] for row in examples] for name in ("label", "predicted_label"))
+    assert mean_squared_error(gold, predicted) == results["eval_mse"]
+    lines = (tmp_path / "out" / "predict_results.txt").read_text().splitlines()[1:]
+    assert lines == [f"{i}\t{number}" for i, number in enumerate(predicted[:5])]
+    assert predicted[0] == pytest.approx(1.5, abs=0.75)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"] == "regression"
 
 
@@ -193,7 +229,11 @@ def test_several_labels(workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path / "out", **files, **LARGER, num_train_epochs=5))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_micro_f1"] == results["eval_macro_f1"] == results["eval_subset_accuracy"] == 1
-    assert "  baseline     always 'cheerful" in capsys.readouterr().out
+    assert "  baseline     always 'cheerful, gloomy'" in capsys.readouterr().out
+    examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
+    for row, example in zip(rows[:60], examples, strict=True):
+        probable = [label for label, probability in example.pop("probabilities").items() if probability > 0.5]
+        assert example == {**row, "predicted_label": probable}
     (tmp_path / "test.json").write_text(json.dumps([{"text": row["text"]} for row in rows[:20]]))
     changes = {**checkpoint_of(tmp_path / "out"), "test_file": tmp_path / "test.json", "do_predict": True}
     glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))

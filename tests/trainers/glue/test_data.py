@@ -206,6 +206,16 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
         assert data["text"][:] == texts and "text_pair" not in data.column_names
 
 
+def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
+    texts = ["a", "", " \t", None, float("nan"), "\u3000", "", "0"]
+    rows = [{"title": "x", "body": text, "label": i} for i, text in enumerate(texts)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = load_splits(GlueDataArguments(train_file=str(tmp_path / "a.jsonl")), ("train",))["train"].data
+    assert data["text_pair"][:] == ["a", "", " \t", "", "", "\u3000", "", "0"]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.endswith("a.jsonl: empty text in 6 rows: 2, 3, 4, 5, 6 and more. All rows are kept.")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -221,7 +231,7 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
         ),
         (
             "a.jsonl",
-            '{"sentence": "a", "label": 1}\n{"sentence": null, "label": 1}',
+            '{"sentence": "a", "label": 1}\n{"text": "b", "label": 1}',
             r"row 2: no text in column 'sent",
         ),
         (
@@ -241,6 +251,11 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
             "a.csv",
             "sentence,number\na,1\n",
             r"a\.csv: no column 'label'\. Columns: sentence, number\. Set --label_column_name",
+        ),
+        (
+            "a.csv",
+            "sentence|label\na|1\n",
+            r"no column 'label'\. Columns: sentence\|label\. Separate columns by tabs in \.tsv files, and by commas, ",
         ),
         (
             "a.csv",

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from glue_examples import LARGER, NO_FILES, WORDS, arguments, sentences
+from glue_examples import LARGER, NO_FILES, WORDS, arguments, read_predictions, sentences
 
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
@@ -41,9 +41,10 @@ def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
         rows = [line.split("\t") for line in lines]
         assert rows[0] == ["index", "prediction"]
         assert [index for index, _ in rows[1:]] == [str(i) for i in range(number)]
-        answers[name] = {answer for _, answer in rows[1:]}
-    assert answers["SST-2"] <= {"0", "1"} and answers["RTE"] <= {"entailment", "not_entailment"}
-    assert all(0 <= float(answer) <= 5 and len(answer) == len("0.000") for answer in answers["STS-B"])
+        answers[name] = [answer for _, answer in rows[1:]]
+    assert set(answers["SST-2"]) <= {"0", "1"} and set(answers["RTE"]) <= {"entailment", "not_entailment"}
+    predictions = read_predictions(tmp_path / "out" / "stsb" / "predictions.jsonl")
+    assert [f"{min(max(row['predicted_label'], 0.0), 5.0)}" for row in predictions] == answers["STS-B"]
 
 
 def write_tsv(file: Path, rows: list[dict], header: bool = True) -> None:
@@ -127,6 +128,11 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     for name, set_name, number in (("MNLI-m", "eval", 30), ("MNLI-mm", "eval_mm", 7)):
         expected = [f"{i}\t{answer}" for i, answer in enumerate(gold[:number])]
         assert submission[name][1:] == expected and metrics["mnli"][set_name] == {"accuracy": 1.0}
+        file = output_dir / "mnli" / f"{set_name}_predictions.jsonl"
+        pairs = [(row["premise"], row["hypothesis"], row["label"]) for row in read_predictions(file)]
+        assert pairs == [
+            (row["sentence"], "it was", label) for row, label in zip(sentences(number, 2), gold[:number], strict=True)
+        ]
     gold = ["entailment"] * 3 + ["contradiction"] * 3
     assert submission["AX"][1:] == [f"{i}\t{answer}" for i, answer in enumerate(gold)]
     assert metrics["mnli"]["predict_ax"] == {"matthews_correlation": 1.0}
