@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = {"training": "#2b6cb0", "validation": "#d9480f"}
+LINES = {"training": "-", "validation": "--"}  # so that the curves differ without color, too
 GREY = "#666666"
 TITLE: dict[str, Any] = {"fontsize": 13, "fontweight": "bold", "loc": "left"}
 FEW_POINTS = 20
@@ -45,7 +46,7 @@ def draw_curves(panel: "Axes", training: Curve, validation: Curve, number_format
         if len(y) > MANY_POINTS:
             panel.plot(x, y, color=COLORS[name], linewidth=0.6, alpha=0.35)
             x, y = _means(x), _means(y)
-        panel.plot(x, y, color=COLORS[name], linewidth=1.7, marker=marker((x, y)), label=label)
+        panel.plot(x, y, LINES[name], color=COLORS[name], linewidth=1.7, marker=marker((x, y)), label=label)
 
 
 def marker(curve: Curve) -> str | None:

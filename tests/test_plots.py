@@ -15,6 +15,7 @@ def test_curves():
     assert list(pale.get_ydata()) == y and pale.get_alpha() < 1
     assert len(means.get_ydata()) == MEANS and np.mean(means.get_xdata()) == pytest.approx(np.mean(x), abs=1)
     assert list(validation.get_ydata()) == [3.0, 4.0] and validation.get_marker() == "o"
+    assert means.get_linestyle() != validation.get_linestyle()  # they differ without color, too
     assert [line.get_label() for line in (means, validation)] == ["training, last 20.00", "validation, last 4.00"]
 
 

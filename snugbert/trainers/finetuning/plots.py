@@ -11,13 +11,13 @@ import numpy as np
 
 from snugbert.card_snugbert import PLOT
 from snugbert.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
-from snugbert.trainers.finetuning.tables import count_decimals, split_name
+from snugbert.trainers.finetuning.tables import split_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BLUE, ORANGE = COLORS["training"], COLORS["validation"]
-INK = "#222222"
+INK, BARS = "#222222", "#8fb3d9"
 FEW_LABELS = 30  # up to this many, the cells of a confusion matrix have room for two lines of text
 SMALLEST_TYPE = 4.5  # points; smaller text is left out
 # Groups of answers by their number of words. The last group has no upper limit.
@@ -25,7 +25,7 @@ ANSWER_LENGTHS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 
 
 # File name -> caption.
 CAPTIONS = {
-    "learning_curve.png": "Loss and score over the epochs of training",
+    "learning_curve.png": "Loss and score over the steps of training",
     "confusion_matrix.png": "Confusion matrix: one row per true label, one column per predicted label",
     "entity_scores.png": "Precision, recall and F1 of each entity type",
     "f1_by_answer_length.png": "F1 by the length of the correct answer",
@@ -93,16 +93,17 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
     image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     panel.set_xticks(shown, [columns[i] for i in shown], rotation=90 if upright else 0, fontsize=type_size)
     panel.set_yticks(shown, [rows[i] for i in shown], fontsize=type_size)
-    panel.set_xlabel("predicted")
+    cells = "\n(cells: count and share of the row)" if n <= FEW_LABELS else ""
+    panel.set_xlabel(f"predicted label{cells}")
     panel.set_ylabel("true label (count)")
     panel.spines[:].set_visible(False)
     panel.tick_params(length=0)
     correct, total = int(counts.trace()), int(totals.sum())
-    panel.set_title(f"{correct:,} of {total:,} correct ({correct / total:.1%})", **TITLE)
+    panel.set_title(f"Confusion matrix\n{correct:,} of {total:,} correct ({correct / total:.1%})", **TITLE)
     if n > FEW_LABELS:
         from matplotlib.ticker import PercentFormatter
 
-        bar = figure.colorbar(image, label="fraction of the row", format=PercentFormatter(1), shrink=0.5, aspect=30)
+        bar = figure.colorbar(image, label="share of the row", format=PercentFormatter(1), shrink=0.5, aspect=30)
         bar.outline.set_visible(False)
     _write_into_cells(panel, counts, shares, cell)
     figure.savefig(file, format="png")
@@ -142,28 +143,30 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
     names = [f"{_shorten(name)} ({round(values['number']):,})" for name, values in scores.items()]
     precision, recall, f1 = ([values[name] for values in scores.values()] for name in ("precision", "recall", "f1"))
     places = range(len(scores))
-    figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.3 + 0.32 * len(scores))
+    figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.9 + 0.32 * len(scores))
     panel = figure.subplots()
-    panel.barh(places, f1, height=0.6, color=BLUE, alpha=0.55, label="F1")
+    panel.barh(places, f1, height=0.6, color=BARS, label="F1")
     marks: dict[str, Any] = {"linestyle": "", "clip_on": False, "zorder": 3}
     panel.plot(
         precision, places, marker="|", markersize=13, markeredgewidth=2, color=ORANGE, label="precision", **marks
     )
     panel.plot(recall, places, marker="o", markersize=5, color=INK, label="recall", **marks)
     for place, value, values in zip(places, f1, scores.values(), strict=True):
-        panel.text(1.03, place, f"F1 {value:.1%}" if values["number"] else "none", va="center", color=INK)
+        panel.text(1.03, place, f"F1 {value:.1%}" if values["number"] else "no entities", va="center", color=INK)
     panel.set_yticks(places, names)
     panel.set_ylim(len(scores) - 0.5, -0.5)  # the first type on top
     panel.set_xlim(0, 1)
     panel.xaxis.set_major_formatter(PercentFormatter(1))
-    panel.set_ylabel("type (entities)")
-    figure.legend(loc="outside upper right", ncols=3, frameon=False, reverse=True)
+    panel.set_xlabel("score")
+    panel.set_ylabel("entity type (count)")
+    panel.set_title("Precision, recall and F1 by entity type", **TITLE)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, reverse=True)
     tidy(panel, "x")
     figure.savefig(file, format="png")
 
 
 def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) -> None:
-    """Draws the mean F1 by the length of the correct answer. Thin lines are 95 % confidence intervals.
+    """Draws the mean F1 by the length of the correct answer, with 95 % confidence intervals.
 
     Args:
         lengths: number of words in the correct answer. 0: the question has no answer. *Shape:* (N,)
@@ -179,21 +182,38 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
             words = f"{low}" if low == high else f"{low} or more" if high == math.inf else f"{low}-{high:g}"
             groups[f"{words if high else 'no answer'}\n({len(group):,})"] = group
     means = np.array([group.mean() for group in groups.values()])
-    # 1.96 standard errors, undefined for a single question. Intervals end at 0 and 100.
+    # 1.96 standard errors: 0 if all scores are equal, undefined for a single question. Both have no interval.
+    # Intervals end at 0 and 100.
     margins = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
-    figure = new_figure(max(5.0, 1.5 + 0.85 * len(groups)), 4.2)
+    figure = new_figure(max(5.5, 1.5 + 0.85 * len(groups)), 4.6)
     panel = figure.subplots()
-    panel.bar(list(groups), means, width=0.7, color=BLUE, alpha=0.55)
-    interval = np.stack([np.minimum(margins, means), np.minimum(margins, 100 - means)])
-    panel.errorbar(list(groups), means, interval, fmt="none", ecolor=INK, elinewidth=1)
-    for place, mean in enumerate(means):
-        panel.text(place, 1.5, f"{mean:.1f}", ha="center", color=INK)
-    panel.axhline(f1.mean(), color=ORANGE, linestyle=":", label=f"all questions ({len(f1):,}), {f1.mean():.1f}")
+    panel.bar(range(len(groups)), means, width=0.7, color=BARS)
+    panel.axhline(f1.mean(), color=ORANGE, linestyle=":", label=f"all questions ({len(f1):,}): {f1.mean():.1f}")
+    ends = np.stack([(means - margins).clip(0), (means + margins).clip(max=100)])
+    uncertain = np.flatnonzero(margins)
+    if len(uncertain):
+        panel.errorbar(
+            uncertain,
+            means[uncertain],
+            abs(ends - means)[:, uncertain],
+            fmt="none",
+            ecolor=INK,
+            elinewidth=1,
+            capsize=3,
+            label="95 % confidence interval",
+        )
+    for place, (mean, end) in enumerate(zip(means, ends[1], strict=True)):
+        # The white box keeps the line of all questions away from the number.
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        panel.text(place, end + 3, f"{mean:.1f}", ha="center", color=INK, bbox=box)
+    panel.set_xticks(range(len(groups)), list(groups))
     panel.set_xlim(-0.6, max(len(groups), 4) - 0.4)
-    panel.set_ylim(0, 100)
-    panel.set_ylabel("F1 (percent)")
+    panel.set_ylim(0, 110)
+    panel.set_yticks(range(0, 101, 20))
+    panel.set_ylabel("mean F1 (percent)")
     panel.set_xlabel("words in the correct answer (number of questions)")
-    figure.legend(loc="outside upper right", frameon=False)
+    panel.set_title("F1 by length of the correct answer", **TITLE)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     tidy(panel, "y")
     figure.savefig(file, format="png")
 
@@ -216,50 +236,67 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     low, high = min(shown), max(shown)
     margin = 0.03 * (high - low or 1.0)
     drawn = np.array([low - margin, *thresholds[1:], high + margin])
-    figure = new_figure(8, 4.2)
+    figure = new_figure(8, 4.6)
     panel = figure.subplots()
     panel.set_xlim(drawn[0], drawn[-1])
-    for name, scores, color in (("F1", f1, BLUE), ("exact match", exact, ORANGE)):
-        label = f"{name} (chosen: {scores[at]:.1f})"
-        panel.plot(drawn, [*scores, scores[-1]], color=color, linewidth=1.7, drawstyle="steps-post", label=label)
+    for name, scores, color, line in (("F1", f1, BLUE, "-"), ("exact match", exact, ORANGE, "--")):
+        label = f"{name}, {scores[at]:.1f} at the chosen threshold"
+        style: dict[str, Any] = {"color": color, "linestyle": line, "linewidth": 1.7}
+        panel.plot(drawn, [*scores, scores[-1]], drawstyle="steps-post", label=label, **style)
     panel.axvline(
-        np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen threshold ({chosen:.2f})"
+        np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen threshold, {chosen:.2f}"
     )
-    panel.set_xlabel("threshold: above this no-answer score, the prediction is no answer")
-    panel.set_ylabel("percent")
-    figure.legend(loc="outside upper right", ncols=3, frameon=False)
+    best = int(f1.argmax())
+    where = f"at {thresholds[best]:.2f}" if best else "without any answer"
+    diamond: dict[str, Any] = {"linestyle": "", "marker": "D", "color": INK, "clip_on": False, "zorder": 3}
+    panel.plot([drawn[best]], [f1[best]], label=f"best F1, {f1[best]:.1f} {where}", **diamond)
+    panel.set_xlabel('threshold: questions with a higher no-answer score get "no answer"')
+    panel.set_ylabel("score (percent)")
+    panel.set_title("F1 and exact match by no-answer threshold", **TITLE)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     tidy(panel)
     figure.savefig(file, format="png")
 
 
-def draw_learning_curve(log_history: list[dict[str, Any]], main_metric: str, file: Path) -> None:
-    """Draws the loss, and the main metric on the validation examples, over the epochs of a run.
+def draw_learning_curve(
+    log_history: list[dict[str, Any]], metric: str, final: dict[str, float], baseline: float | None, file: Path
+) -> None:
+    """Draws the loss, and a score on the validation examples, over the steps of a run.
 
     Args:
         log_history: `trainer.state.log_history`.
-        main_metric: name of the metric, without "eval_".
+        metric: name of the score, without "eval_".
+        final: `step` of the final model, and its `loss` and score on the validation examples. Empty: there are none.
+        baseline: the score of the baseline. None: unknown.
         file: the plot, a PNG. It is not written if nothing was logged.
     """
 
     def curve(name: str) -> Curve:
-        points = [(line["epoch"], line[name]) for line in log_history if name in line]
+        points = [(line["step"], line[name]) for line in log_history if math.isfinite(line.get(name, math.nan))]
         return [x for x, _ in points], [y for _, y in points]
 
-    nothing: Curve = ([], [])
-    curves = {"loss": (curve("loss"), curve("eval_loss"))}
-    curves.setdefault(main_metric, (nothing, curve(f"eval_{main_metric}")))
-    curves = {name: pair for name, pair in curves.items() if pair[0][1] or pair[1][1]}
+    final = {name: value for name, value in final.items() if math.isfinite(value)}
+    curves = {"loss": (curve("loss"), curve("eval_loss")), metric: (([], []), curve(f"eval_{metric}"))}
+    curves = {name: pair for name, pair in curves.items() if pair[0][1] or pair[1][1] or name in final}
     if not curves:
         return
-    figure = new_figure(5.5 * len(curves) + 0.5, 4)
+    figure = new_figure(4.5 * len(curves), 4.5)
     for panel, (name, (training, validation)) in zip(
         figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
     ):
-        last = (validation[1] or training[1])[-1]
-        draw_curves(panel, training, validation, ".4f" if name == "loss" else f".{count_decimals(last)}f")
-        panel.set_title(name.replace("_", " "), **TITLE)
-        panel.set_xlabel("epoch")
-        panel.set_xlim(left=0)
-        panel.legend(frameon=False)
+        draw_curves(panel, training, validation, ".4g")
+        if name in final:
+            label = f"validation, final model {final[name]:.4g}"
+            panel.plot([final["step"]], [final[name]], "D", color=INK, markersize=7, zorder=3, label=label)
+        if name == metric and baseline is not None and math.isfinite(baseline):
+            panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:.4g}")
+        if name == metric and not validation[1]:  # a single score; a narrow scale would exaggerate differences
+            panel.set_ylim(bottom=min(0, *panel.get_ylim()))
+        title = name.replace("_", " ").replace("f1", "F1")
+        panel.set_title("Loss" if name == "loss" else f"Validation {title}", **TITLE)
+        panel.set_ylabel(title)
+        panel.set_xlabel(f"step ({log_history[-1]['step'] / log_history[-1]['epoch']:,.0f} per epoch)")
+        panel.set_xlim(0, 1.04 * log_history[-1]["step"])
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
         tidy(panel)
     figure.savefig(file, format="png")

@@ -150,12 +150,13 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         trainer.command_settings = _compared_settings(task, model_args, args)
         trainer.write_card = lambda: _write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint)
-    metrics = {s.name: evaluate(trainer, s) for s in task.evaluation_sets}
+    metrics, losses = {}, {}
+    for evaluation_set in task.evaluation_sets:
+        metrics[evaluation_set.name], losses[evaluation_set.name] = evaluate(trainer, evaluation_set)
     results = collect_results(task, model_args, args, training, metrics, trainer.changes)
     if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:
-            learning_curve = output_dir / "learning_curve.png"
-            draw_learning_curve(trainer.state.log_history, str(args.metric_for_best_model), learning_curve)
+            _draw_learning_curve(task, trainer, metrics, losses)
             write_finetuning_card(output_dir, task, results, model_args.model_name_or_path, _hub_name(trainer))
         write_results(output_dir, results)  # last: it marks the run as complete
     if args.push_to_hub:
@@ -251,8 +252,12 @@ def train(trainer: FineTuningTrainer, checkpoint: str | None) -> dict[str, float
     return metrics
 
 
-def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> dict[str, float]:
-    """Predicts, writes predictions and plots, saves the metrics next to the baseline's, and returns the metrics."""
+def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> tuple[dict[str, float], float | None]:
+    """Predicts, writes predictions and plots, and saves the metrics next to the baseline's.
+
+    Returns:
+        The metrics, and the loss. Without labels, there are no metrics, and the loss is None.
+    """
     name = evaluation_set.name
     output = trainer.predict(evaluation_set.features, metric_key_prefix=name)
     predictions = evaluation_set.decode(output.predictions)
@@ -269,7 +274,30 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)
-    return metrics
+    return metrics, (output.metrics or {}).get(f"{name}_loss")
+
+
+def _draw_learning_curve(
+    task: FineTuningTask,
+    trainer: FineTuningTrainer,
+    metrics: dict[str, dict[str, float]],
+    losses: dict[str, float | None],
+) -> None:
+    """Draws `learning_curve.png`, with the loss and the main metric of the final model on the validation examples."""
+    args, state, chosen = trainer.args, trainer.state, str(trainer.args.metric_for_best_model)
+    metric = task.main_metric if chosen == "loss" else chosen
+    final: dict[str, float] = {}
+    baseline = None
+    if task.validation_set is not None:
+        name = task.validation_set.name
+        values = {"loss": losses[name], metric: metrics[name].get(metric)}
+        final = {key: value for key, value in values.items() if value is not None}
+        # With load_best_model_at_end, the final model is the best one.
+        final["step"] = (args.load_best_model_at_end and state.best_global_step) or state.global_step
+        if task.validation_set.baseline is not None:
+            baseline = task.validation_set.baseline.metrics.get(metric)
+    file = Path(str(args.output_dir)) / "learning_curve.png"
+    draw_learning_curve(state.log_history, metric, final, baseline, file)
 
 
 def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_metadata_and_text_of_a_card(tmp_path):
         ["max eval samples", "90"],
     ]
     assert re.findall(r"!\[(.+)\]\((.+)\)", card.text) == [
-        ("Loss and score over the epochs of training", "learning_curve.png"),
+        ("Loss and score over the steps of training", "learning_curve.png"),
         ("Confusion matrix: one row per true label, one column per predicted label", "confusion_matrix.png"),
         (
             "Confusion matrix: one row per true label, one column per predicted label, validation mismatched examples",

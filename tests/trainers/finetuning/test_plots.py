@@ -46,6 +46,8 @@ def plot(tmp_path, monkeypatch):
         assert extent.x0 >= 0 and extent.y0 >= 0 and extent.x1 <= figure.bbox_inches.x1
         assert extent.y1 <= figure.bbox_inches.y1
         assert all(text.get_fontsize() >= 4.5 for text in figure.findobj(Text))
+        for panel in figure.axes[: 1 if figure.axes[-1].get_label() == "<colorbar>" else None]:
+            assert panel.get_title("left") and panel.get_xlabel() and panel.get_ylabel()
         return figure
 
     return draw
@@ -71,7 +73,8 @@ def test_confusion_matrix_equals_scikit_learn(plot, classes):
     counts = confusion_matrix(right, given, labels=range(classes))
     shares = confusion_matrix(right, given, labels=range(classes), normalize="true")
     np.testing.assert_allclose(panel.images[0].get_array(), shares)
-    assert panel.get_title("left") == f"{counts.trace():,} of {len(right):,} correct ({(right == given).mean():.1%})"
+    correct = f"{counts.trace():,} of {len(right):,} correct ({(right == given).mean():.1%})"
+    assert panel.get_title("left") == f"Confusion matrix\n{correct}"
     rows = words(panel.get_yticklabels())
     assert rows[0] == f"the_label_0 ({counts[0].sum()})" and rows[-1].endswith(" (0)")
     assert len(rows) == classes and len(rows[1]) < 50
@@ -111,7 +114,7 @@ def test_entity_scores(plot):
     assert [bar.get_width() for bar in panel.patches] == [0.897, 0.0, 1.0]
     marks = {line.get_label(): list(line.get_xdata()) for line in panel.lines}
     assert marks == {"precision": [0.95, 0.0, 1.0], "recall": [0.85, 0.0, 1.0]}
-    assert words(panel.texts) == ["F1 89.7%", "none", "F1 100.0%"]
+    assert words(panel.texts) == ["F1 89.7%", "no entities", "F1 100.0%"]
     assert words(figure.legends[0].get_texts()) == ["F1", "recall", "precision"]
     many = plot(draw_entity_scores, {f"TYPE {i}": scores["PER"] for i in range(40)})
     assert not overlap(many.axes[0].get_yticklabels()) and many.get_figheight() > 10
@@ -126,19 +129,16 @@ def test_f1_by_answer_length(plot):
     assert words(panel.get_xticklabels()) == groups
     assert [bar.get_height() for bar in panel.patches] == [100.0, 60.0, 45.0, 0.0, 80.0]
     assert words(panel.texts) == ["100.0", "60.0", "45.0", "0.0", "80.0"]
-    assert panel.get_ylim() == (0, 100)
-    # By hand: the standard deviation of 90, 60, 30 is 30. The standard deviation of 50, 40 is the root of 50.
-    intervals = [segment[:, 1].tolist() for segment in panel.collections[0].get_segments()]
+    # By hand: the standard deviation of 90, 60, 30 is 30. The standard deviation of 50, 40 is the root of 50. A single
+    # question has no interval.
     three, two = 1.96 * 30 / math.sqrt(3), 1.96 * math.sqrt(50) / math.sqrt(2)
-    expected = [
-        [100, 100],
-        [60 - three, 60 + three],
-        [45 - two, 45 + two],
-        [0, 0],
-        [80, 80],
-    ]
-    np.testing.assert_allclose(intervals, expected)
-    assert words(figure.legends[0].get_texts()) == ["all questions (8), 56.2"]
+    intervals = [segment[:, 1].tolist() for segment in panel.collections[0].get_segments()]
+    np.testing.assert_allclose(intervals, [[60 - three, 60 + three], [45 - two, 45 + two]])
+    # Each number is above its bar and its interval, and in front of the line.
+    (overall,) = [line for line in panel.lines if line.get_label().startswith("all")]
+    for text, top in zip(panel.texts, [100, 60 + three, 45 + two, 0, 80], strict=True):
+        assert text.get_position()[1] > top and text.get_zorder() > overall.get_zorder()
+    assert words(figure.legends[0].get_texts()) == ["all questions (8): 56.2", "95 % confidence interval"]
     plot(draw_f1_by_answer_length, np.array([3]), np.array([66.7]))  # one bar
 
 
@@ -153,15 +153,18 @@ def test_thresholds(plot, chosen, f1_there):
     thresholds = np.array([-np.inf, -2.0, 0.0, 3.0])
     exact_at, f1_at = np.array([50.0, 40.0, 45.0, 41.0]), np.array([50.0, 51.0, 52.0, 53.0])
     figure = plot(draw_thresholds, thresholds, exact_at, f1_at, chosen)
-    f1, exact, line = figure.axes[0].lines
+    f1, exact, line, best = figure.axes[0].lines
+    assert f1.get_linestyle() != exact.get_linestyle()
+    assert (best.get_xdata()[0], best.get_ydata()[0]) == (3.0, 53.0)
     assert list(f1.get_xdata())[1:-1] == list(exact.get_xdata())[1:-1] == [-2.0, 0.0, 3.0]
     low, high = figure.axes[0].get_xlim()
     assert low == f1.get_xdata()[0] < -2.0 and high == f1.get_xdata()[-1] > 3.0
     assert list(f1.get_ydata()) == [*f1_at, 53.0] and list(exact.get_ydata()) == [*exact_at, 41.0]
     assert set(line.get_xdata()) == {chosen if np.isfinite(chosen) else low if chosen < 0 else high}
     assert low <= line.get_xdata()[0] <= high
-    assert words(figure.legends[0].get_texts())[0] == f"F1 (chosen: {f1_there})"
-    assert words(figure.legends[0].get_texts())[2] == f"chosen threshold ({chosen:.2f})"
+    texts = words(figure.legends[0].get_texts())
+    assert texts[0] == f"F1, {f1_there} at the chosen threshold"
+    assert texts[2:] == [f"chosen threshold, {chosen:.2f}", "best F1, 53.0 at 3.00"]
 
 
 def test_learning_curve(plot):
@@ -171,18 +174,30 @@ def test_learning_curve(plot):
         {"eval_loss": 0.4, "eval_accuracy": 0.9, "epoch": 2.0, "step": 20},
         {"train_runtime": 3.0, "train_loss": 0.2, "epoch": 3.0, "step": 30},
     ]
-    loss, accuracy = plot(draw_learning_curve, training + validation, "accuracy").axes
-    assert [panel.get_title("left") for panel in (loss, accuracy)] == ["loss", "accuracy"]
-    assert list(loss.lines[0].get_xdata()) == [line["epoch"] for line in training]
+    log = training + validation
+    # The best model was kept.
+    final = {"step": 20, "loss": 0.4, "accuracy": 0.9}
+    loss, accuracy = plot(draw_learning_curve, log, "accuracy", final, 0.25).axes
+    assert [panel.get_title("left") for panel in (loss, accuracy)] == ["Loss", "Validation accuracy"]
+    assert [panel.get_ylabel() for panel in (loss, accuracy)] == ["loss", "accuracy"]
+    assert loss.get_xlabel() == accuracy.get_xlabel() == "step (10 per epoch)"
+    assert list(loss.lines[0].get_xdata()) == [line["step"] for line in training]
     assert list(loss.lines[1].get_ydata()) == [0.5, 0.4]
-    assert list(accuracy.lines[0].get_xdata()) == [1.0, 2.0] and list(accuracy.lines[0].get_ydata()) == [0.8, 0.9]
-    assert words(loss.get_legend().get_texts()) == ["training, last 0.0333", "validation, last 0.4000"]
-    assert words(accuracy.get_legend().get_texts()) == ["validation, last 0.9000"]
+    assert list(accuracy.lines[0].get_xdata()) == [10, 20] and list(accuracy.lines[0].get_ydata()) == [0.8, 0.9]
+    ends = ["training, last 0.03333", "validation, last 0.4", "validation, final model 0.4"]
+    assert words(loss.get_legend().get_texts()) == ends
+    ends = ["validation, last 0.9", "validation, final model 0.9", "baseline 0.25"]
+    assert words(accuracy.get_legend().get_texts()) == ends
+    assert list(accuracy.lines[1].get_xdata()) == [20]
 
-    # If the loss selects the model, it is the only panel. Percentages have two decimals. A single point is a dot.
-    assert len(plot(draw_learning_curve, training + validation, "loss").axes) == 1
-    (panel,) = plot(draw_learning_curve, [{"eval_f1": 88.125, "epoch": 1.0}], "f1").axes
-    assert words(panel.get_legend().get_texts()) == ["validation, last 88.12"] and panel.lines[0].get_marker() == "o"
+    # Without evaluation during training, the only score is of the final model. Its scale starts at 0.
+    end = log[-1:]
+    loss, f1 = plot(draw_learning_curve, training[:1] + end, "f1", {"step": 30, "f1": 88.125}, math.nan).axes
+    assert words(f1.get_legend().get_texts()) == ["validation, final model 88.12"] and f1.get_ylim()[0] == 0
+    assert f1.get_title("left") == "Validation F1" and loss.lines[0].get_marker() == "o"
+    # Without validation examples, there is only the loss. An undefined score is left out.
+    assert len(plot(draw_learning_curve, training + end, "accuracy", {}, None).axes) == 1
+    assert len(plot(draw_learning_curve, training + end, "pearson", {"step": 30, "pearson": math.nan}, None).axes) == 1
 
 
 def test_no_plot_without_data(tmp_path):
@@ -191,5 +206,5 @@ def test_no_plot_without_data(tmp_path):
     draw_entity_scores({}, file)
     draw_f1_by_answer_length(none, none, file)
     draw_thresholds(none, none, none, 0.0, file)
-    draw_learning_curve([{"train_runtime": 3.0, "epoch": 1.0}], "accuracy", file)
+    draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", {}, None, file)
     assert not file.exists()
