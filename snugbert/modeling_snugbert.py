@@ -47,10 +47,11 @@ from .packing_snugbert import (
     attention_arguments,
     check_range,
     check_shape,
+    is_checkable,
     is_ragged,
     make_batch,
-    refuse_any,
     scatter,
+    warn_of_padding,
     warn_once,
 )
 
@@ -734,7 +735,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            labels: original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
+            labels: original ids of masked tokens, -100 elsewhere. Labels at padding are ignored with a warning.
+                *Shape:* (B, L)
             next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
             num_items_in_batch: number of labeled tokens in the global batch (all gradient accumulation steps and
                 processes). Trainer passes it. The masked token loss is divided by it.
@@ -1038,7 +1040,8 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            labels: classes, -100 for tokens without a label. *Shape:* (B, L)
+            labels: classes, -100 for tokens without a label. Labels at padding are ignored with a warning.
+                *Shape:* (B, L)
             num_items_in_batch: number of labeled tokens in the global batch. Trainer passes it.
 
         Returns:
@@ -1088,7 +1091,8 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             start_positions, end_positions: first and last token of the answer. As in stock BERT, positions beyond the
-                row (if packed, beyond the sequence) are ignored, and so is -100. *Shape:* (B,)
+                row (if packed, beyond the sequence) are ignored, and so is -100. Positions at padding are ignored
+                with a warning. *Shape:* (B,)
             num_items_in_batch: number of questions in the global batch.
 
         Returns:
@@ -1096,7 +1100,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
             over tokens only. Stock BERT's softmax includes padding, so its loss depends on the amount of padding.
 
         Raises:
-            ValueError: as [`SnugBertModel`]; a position that is negative or at padding.
+            ValueError: as [`SnugBertModel`]; a position that is negative, except -100.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
@@ -1133,8 +1137,10 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         positions = positions.flatten()
         positions = positions.masked_fill(positions >= row_lengths, IGNORE_INDEX)
         chosen = scores.detach().gather(1, positions.clamp(min=0)[:, None])[:, 0]
-        wrong = (chosen == torch.finfo(scores.dtype).min) & (positions >= 0)
-        refuse_any(wrong, f"`{name}` must be positions of tokens, not of padding")
+        at_padding = (chosen == torch.finfo(scores.dtype).min) & (positions >= 0)
+        if is_checkable(at_padding):
+            warn_of_padding(name, int(at_padding.sum()))
+        positions = positions.masked_fill(at_padding, IGNORE_INDEX)
         return _classification_loss(scores, positions, num_items_in_batch, "sequence length", name)
 
 

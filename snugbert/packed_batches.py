@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.packing_snugbert import warn_of_padding
 
 TOKEN_COLUMNS = ("input_ids", "token_type_ids", "attention_mask")
 SEQUENCE_COLUMNS = ("labels", "next_sentence_label", "start_positions", "end_positions")
@@ -63,9 +64,10 @@ class SnugBertDataCollatorWithPacking:
                 - `input_ids` (tokens,), or (choices, tokens) for multiple choice.
                 - `token_type_ids` and `attention_mask`, of the same shape. Tokens with mask 0 are dropped.
                 - `labels`, `label` or `label_ids`: a number for the sequence, a list of integers with one label per
-                  token, or a list of floats with one value per class (multi-label).
+                  token, or a list of floats with one value per class (multi-label). Labels at padding are dropped with
+                  a warning.
                 - `next_sentence_label`, `start_positions` and `end_positions`. Positions are adjusted for dropped
-                  padding.
+                  padding. Positions at padding become -100, with a warning.
 
         Returns:
             The batch, as in [`pack`]. Token labels are (1, T), sequence labels (N,), and multi-label targets
@@ -74,7 +76,7 @@ class SnugBertDataCollatorWithPacking:
 
         Raises:
             ValueError: a column is unknown or not numeric, columns differ between features, lengths differ within a
-                feature, a sequence has no tokens, or a label or an answer is at padding.
+                feature, or a sequence has no tokens.
         """
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
@@ -94,15 +96,17 @@ class SnugBertDataCollatorWithPacking:
         _check_lengths(token_columns)
         if "attention_mask" in token_columns:
             masks = [mask != 0 for mask in token_columns.pop("attention_mask")]
-            for index, (labels, mask) in enumerate(zip(token_columns.get("labels", []), masks, strict=False)):
-                if (labels[~mask] != IGNORE_INDEX).any():
-                    raise ValueError(f"`labels` of sequence {index} must be {IGNORE_INDEX} at padding.")
+            at_padding = [labels[~mask] for labels, mask in zip(token_columns.get("labels", []), masks, strict=False)]
+            warn_of_padding("labels", sum(int(np.count_nonzero(labels != IGNORE_INDEX)) for labels in at_padding))
             token_columns = {
                 name: [values[mask] for values, mask in zip(sequences, masks, strict=True)]
                 for name, sequences in token_columns.items()
             }
             for name in arrays.keys() & {"start_positions", "end_positions"}:
-                arrays[name] = [_adjust_position(name, *pair) for pair in zip(arrays[name], masks, strict=True)]
+                adjusted = [_adjust_position(*pair) for pair in zip(arrays[name], masks, strict=True)]
+                pairs = zip(arrays[name], adjusted, strict=True)
+                warn_of_padding(name, sum(after == IGNORE_INDEX != before for before, after in pairs))
+                arrays[name] = adjusted
         return pack(token_columns) | {name: _stack(name, values) for name, values in arrays.items()} | extra
 
 
@@ -142,13 +146,11 @@ def _check_lengths(token_columns: dict[str, list[np.ndarray]]) -> None:
                 )
 
 
-def _adjust_position(name: str, position: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns the position after padding is dropped. Positions outside the sequence are unchanged."""
+def _adjust_position(position: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns the position without padding, or -100 at padding. Positions outside the sequence are unchanged."""
     if not 0 <= position < len(mask):
         return position
-    if not mask[position]:
-        raise ValueError(f"`{name}` {position} is at padding. It must be the position of a token.")
-    return np.asarray(np.count_nonzero(mask[:position]))
+    return np.asarray(np.count_nonzero(mask[:position]) if mask[position] else IGNORE_INDEX)
 
 
 def _stack(name: str, arrays: list[np.ndarray]) -> torch.Tensor:

@@ -29,24 +29,24 @@ def is_checkable(values: torch.Tensor) -> bool:
     return values.device.type == "cpu" and not is_tracing()
 
 
-def refuse_any(wrong: torch.Tensor, message: str) -> None:
-    """Raises an error if any element of `wrong` is true.
+_warned: set[str] = set()  # arguments whose labels at padding were reported
+
+
+def warn_of_padding(name: str, count: int) -> None:
+    """Warns once for each argument that it has labels at padding.
 
     Args:
-        wrong: a boolean tensor of any shape.
-        message: what must hold. The error adds the first wrong index and the count.
-
-    Raises:
-        ValueError: on the CPU.
-        RuntimeError: on an accelerator, and in a compiled model. The check is asynchronous, so it never stalls.
+        name: argument name.
+        count: number of labels at padding in this batch. 0 gives no warning.
     """
-    if is_checkable(wrong):
-        if wrong.any():
-            raise ValueError(
-                f"{message}. Wrong values: {wrong.sum().item()}, the first at {wrong.nonzero()[0].tolist()}."
-            )
-    else:
-        torch._assert_async(~wrong.any(), message)
+    if count and name not in _warned:
+        _warned.add(name)
+        logger.warning(
+            "`%s` has %d labels at padding in this batch. The loss ignores them, here and in later batches. Set them "
+            "to -100.",
+            name,
+            count,
+        )
 
 
 def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
@@ -185,18 +185,18 @@ class SnugBertBatch:
         return tuple(None if state is None else self.scatter(state) for state in states)
 
     def gather_labels(self, labels: torch.Tensor, ignored: int) -> torch.Tensor:
-        """Gathers token labels into one row. *Shape:* (B, L) -> (1, T)
+        """Gathers token labels into one row, without labels at padding. *Shape:* (B, L) -> (1, T)
 
         Raises:
-            ValueError: wrong shape, or a label at padding.
+            ValueError: wrong shape.
         """
         check_shape("labels", labels, self.shape)
-        if self.token_mask is not None:
-            refuse_any((labels != ignored) & ~self.token_mask, f"`labels` must be {ignored} at padding")
-        elif self.token_indices is not None:
-            at_padding = (labels != ignored).flatten().index_fill(0, self.token_indices, False).view(self.shape)
-            refuse_any(at_padding, f"`labels` must be {ignored} at padding")
-        return self.gather(labels)
+        if self.token_mask is not None:  # a traced model cannot count, so it does not warn
+            return self.gather(labels.masked_fill(~self.token_mask, ignored))
+        token_labels = self.gather(labels)
+        if self.token_indices is not None:
+            warn_of_padding("labels", int((labels != ignored).sum() - (token_labels != ignored).sum()))
+        return token_labels
 
     @property
     def no_tokens(self) -> torch.Tensor:

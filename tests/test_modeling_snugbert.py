@@ -1,5 +1,6 @@
 """Models compared with stock BERT, and features that transformers users expect."""
 
+import logging
 import math
 
 import pytest
@@ -115,18 +116,53 @@ def test_question_answering_ignores_padding():
     torch.testing.assert_close(output.loss, torch.stack(losses).mean(), atol=2e-6, rtol=1e-5)
 
 
-def test_answers_in_padding_are_refused_and_answers_beyond_the_row_ignored():
+def test_answers_beyond_the_row_are_ignored():
     ours, stock = ours_and_stock("ForQuestionAnswering")
     inputs = ragged_batch("ForQuestionAnswering", ragged=False)
     inputs["end_positions"][:3] = 17
     torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
-    inputs["attention_mask"][4, 16] = 0
-    with pytest.raises(
-        ValueError, match=r"`start_positions` must be positions of tokens, .* Wrong values: 1, the first at \[4\]"
-    ):
-        ours(**inputs)
-    with pytest.raises(RuntimeError, match="`start_positions` must be positions of tokens"):
-        torch.compile(ours, backend="eager")(**inputs)
+
+
+@pytest.mark.parametrize("head", ["ForPreTraining", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"])
+def test_labels_at_padding_are_ignored_with_one_warning(head, monkeypatch, caplog):
+    """Padded, packed by the collator, and compiled, as if they were -100."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    ours, _ = ours_and_stock(head)
+    expected = ragged_batch(head)
+    padding = expected["attention_mask"] == 0
+    if head == "ForQuestionAnswering":
+        name, count = "start_positions", 2
+        rows = padding.any(1).nonzero()[:count, 0]
+        wrong = expected[name].index_copy(0, rows, padding[rows].long().argmax(1))
+        expected[name][rows] = -100
+    else:
+        name, count = "labels", int(padding.sum())
+        wrong = expected[name].masked_fill(padding, 1)
+    inputs = expected | {name: wrong}
+    rows = [{key: value[row].numpy() for key, value in inputs.items()} for row in range(len(padding))]
+    pack, compiled = snugbert.SnugBertDataCollatorWithPacking(), torch.compile(ours, backend="eager")
+    losses = {
+        "padded": lambda: ours(**inputs),
+        "packed": lambda: ours(**pack(rows)),
+        "compiled": lambda: compiled(**inputs),
+    }
+    ours.train()
+    ours(**expected).loss.backward()
+    gradients = [parameter.grad for parameter in ours.parameters()]
+    for form, run in losses.items():
+        monkeypatch.setattr("snugbert.packing_snugbert._warned", set())
+        caplog.clear()
+        ours.zero_grad()
+        run()
+        run().loss.backward()
+        for parameter, gradient in zip(ours.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
+        warnings = [record.getMessage() for record in caplog.records if "at padding" in record.getMessage()]
+        message = f"`{name}` has {count} labels at padding in this batch. The loss ignores them"
+        assert [warning.startswith(message) for warning in warnings] == [True] * (form != "compiled")
+    if name == "labels":  # no label is left
+        inputs["labels"] = torch.where(padding, 1, -100)
+        assert ours(**inputs | {"next_sentence_label": None} if head == "ForPreTraining" else inputs).loss == 0
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -367,17 +403,6 @@ def test_a_packed_batch_is_not_exported():
     ours, _ = ours_and_stock("ForPreTraining")
     with pytest.raises(Exception, match="A packed batch cannot be exported"):  # torch wraps our ValueError
         torch.export.export(ours, (), packed(ragged_batch("ForPreTraining")))
-
-
-def test_labels_at_padding_are_refused_by_a_compiled_model():
-    ours, _ = ours_and_stock("ForTokenClassification")
-    inputs = ragged_batch("ForTokenClassification")
-    model = torch.compile(ours, backend="eager")
-    torch.testing.assert_close(model(**inputs).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
-    row, column = (inputs["attention_mask"] == 0).nonzero()[0]
-    inputs["labels"][row, column] = 1
-    with pytest.raises(RuntimeError, match="`labels` must be -100 at padding"):
-        model(**inputs)
 
 
 def test_four_dimensional_masks_compile_to_one_graph():

@@ -181,11 +181,6 @@ BAD = [
     ),
     ([IDS, {"input_ids": []}], "Sequence 1 of the batch has no tokens"),
     ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "different numbers of choices: [1, 2]"),
-    (
-        [IDS | {"attention_mask": [1, 1, 0], "start_positions": 2}],
-        "`start_positions` 2 is at padding",
-    ),
-    ([IDS | {"attention_mask": [1, 1, 0], "labels": [1, 2, 3]}], "`labels` of sequence 0 must be -100 at padding"),
 ]
 
 

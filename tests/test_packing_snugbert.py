@@ -20,10 +20,6 @@ BAD_INPUTS = [
     ({"next_sentence_label": torch.tensor([0])}, r"`next_sentence_label` has shape \[1\]"),
     ({"attention_mask": torch.ones(2, 3, 3)}, r"`attention_mask` has shape \[2, 3, 3\]"),
     ({"attention_mask": torch.zeros(2, 3)}, r"`attention_mask` of shape \[2, 3\] masks every token"),
-    (
-        {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "labels": torch.full((2, 3), 5)},
-        r"`labels` must be -100 at padding\. Wrong values: 1, the first at \[0, 2\]",
-    ),
     ({"token_type_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`token_type_ids` has shape \[2, 4\]"),
     ({"position_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`position_ids` has shape \[2, 4\]"),
     ({"position_ids": torch.tensor([[0, 1, 2], [0, 1, 0]])}, "`position_ids` restart in row 1 at token 2"),

@@ -18,6 +18,8 @@ from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
+from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.packing_snugbert import warn_of_padding
 from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
@@ -48,7 +50,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
     only folders named `checkpoint-<step>`, up to the current step. A run resumes with its original settings. Only the
-    number of steps may change.
+    number of steps may change. Labels at padding are ignored, as in the models.
 
     Attributes:
         write_card: writes a model card with the current metrics into the output folder.
@@ -62,6 +64,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.data_collator = IgnorePadding(self.data_collator)
         self.command_settings: dict[str, Any] = {}
         self.changes: list[str] = []
         self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
@@ -245,6 +248,28 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         """Returns the metrics of the last evaluation during training, without their prefix. Empty before the first."""
         lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
+
+
+class IgnorePadding:
+    """Sets token labels at padding to -100, so that Trainer does not count them in the denominator of the loss.
+
+    Args:
+        collate: the data collator.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]):
+        self.collate = collate
+        self.tokenizer = getattr(collate, "tokenizer", None)  # Trainer saves it
+
+    def __call__(self, features: Any) -> Any:
+        """Returns the batch of `collate`. Warns once about labels at padding."""
+        batch = self.collate(features)
+        labels, mask = batch.get("labels"), batch.get("attention_mask")
+        if labels is not None and mask is not None and labels.shape == mask.shape and not labels.is_floating_point():
+            at_padding = (labels != IGNORE_INDEX) & (mask == 0)
+            warn_of_padding("labels", int(at_padding.sum()))
+            batch["labels"] = labels.masked_fill(at_padding, IGNORE_INDEX)
+        return batch
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -35,6 +35,7 @@ from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+from snugbert.trainers.shared_trainer import SharedTrainer
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow
@@ -383,8 +384,6 @@ def test_every_head_is_exact_under_plain_trainer(tmp_path):
     model = snugbert.SnugBertForSequenceClassification(config)
     logged = []
     for size in (32, 8):
-        model_copy = snugbert.SnugBertForSequenceClassification(config)
-        model_copy.load_state_dict(model.state_dict())
         arguments = TrainingArguments(
             str(tmp_path / str(size)),
             per_device_train_batch_size=size,
@@ -396,10 +395,45 @@ def test_every_head_is_exact_under_plain_trainer(tmp_path):
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        run = Trainer(model_copy, arguments, train_dataset=rows)
+        run = Trainer(copy.deepcopy(model), arguments, train_dataset=rows)
         run.train()
         logged.append({name: run.state.log_history[0][name] for name in ("loss", "grad_norm")})
     assert logged[1] == pytest.approx(logged[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("trainer_class", [Trainer, SharedTrainer])
+def test_labels_at_padding_are_consistent_under_accumulation(tmp_path, trainer_class):
+    """One batch of 8 = 4 accumulated batches of 2, with ragged padding. Trainer counts labels at padding."""
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=50, hidden_dropout_prob=0.0, num_labels=3)
+    config.attention_probs_dropout_prob = 0.0
+    torch.manual_seed(0)
+    mask = (torch.arange(9) <= torch.arange(8)[:, None]).long()
+    inputs = {"input_ids": torch.randint(5, 50, (8, 9)), "attention_mask": mask, "labels": torch.randint(0, 3, (8, 9))}
+    rows = [{name: value[row] for name, value in inputs.items()} for row in range(8)]
+    model = snugbert.SnugBertForTokenClassification(config)
+    reference = copy.deepcopy(model)
+    loss = reference(**inputs).loss * (mask.sum() / mask.numel() if trainer_class is Trainer else 1)
+    loss.backward()
+    for size in (8, 2):
+        keeper = KeepGradients()
+        arguments = TrainingArguments(
+            str(tmp_path / str(size)),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=8 // size,
+            max_steps=1,
+            max_grad_norm=0,  # no clipping
+            learning_rate=0,
+            logging_steps=1,
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        run = trainer_class(copy.deepcopy(model), arguments, train_dataset=rows, callbacks=[keeper])
+        run.train()
+        assert run.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        for name, parameter in reference.named_parameters():
+            torch.testing.assert_close(keeper.gradients[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
 def losses(log_history: list[dict]) -> list[dict[str, float]]:
