@@ -41,3 +41,8 @@ def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme
         prefixes = [single] if first == last else [begin, *[inside] * (last - first - 1), end]
         tags[first : last + 1] = [f"{prefix}-{kind}" for prefix in prefixes]
     return tags
+
+
+def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
+    """Returns the tags of a sentence in another scheme. Invalid tags are repaired as [`decode_tags`] reads them."""
+    return encode_tags(decode_tags(tags), len(tags), scheme)

@@ -1,6 +1,8 @@
 """Reads JSON that may be damaged or hostile. Every problem raises a `ValueError` or an `InputError`."""
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,31 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from error
     except ValueError as error:
         raise ValueError("a number has too many digits") from error
+
+
+def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
+    """Yields key, start and end of each value of a JSON object or list. The key is None in a list.
+
+    Args:
+        text: JSON that [`parse_json`] accepts, alone or as part of a longer text.
+        start: position of the opening bracket.
+    """
+    decoder, space = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
+
+    def skip_space(position: int) -> int:
+        return space.match(text, position).end()  # type: ignore[union-attr]
+
+    is_object = text[start] == "{"
+    key, position = None, skip_space(start + 1)
+    while text[position] not in "]}":
+        if is_object:
+            key, position = decoder.raw_decode(text, position)
+            position = skip_space(text.index(":", position) + 1)
+        _, end = decoder.raw_decode(text, position)
+        yield key, position, end
+        position = skip_space(end)
+        if text[position] == ",":
+            position = skip_space(position + 1)
 
 
 def read_json(file: Path) -> dict[str, Any]:

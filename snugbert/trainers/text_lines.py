@@ -3,6 +3,7 @@
 A [`ReadingLog`] follows the reading of a corpus: how far it is, and which text was bad (`--on_bad_text`).
 """
 
+import codecs
 import gzip
 import io
 import zlib
@@ -109,6 +110,13 @@ class ReadingLog:
 def read_text_lines(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """Streams the lines of a UTF-8 file, with their line ends. See [`read_numbered_lines`]."""
     return (line for _, line in read_numbered_lines(file, longest))
+
+
+def find_encoding(file: Path) -> str:
+    """Returns "utf-8-sig" if a file, also .gz or .zst, begins with a byte order mark, and "utf-8" otherwise."""
+    with file.open("rb") as raw:
+        begins_with_mark = _decompress(raw, file).read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    return "utf-8-sig" if begins_with_mark else "utf-8"
 
 
 def read_numbered_lines(

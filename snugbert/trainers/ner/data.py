@@ -1,29 +1,29 @@
 """Reads sentences with entity tags from CoNLL columns, JSON lines, or a dataset.
 
-Tags may be in any of the schemes BIO, IOB1, IOBES and BILOU. They are checked and converted to BIO for training and
-scoring. [`write_tagged`] writes them in the scheme of the source. Sentences are kept in memory. CoNLL-2003 has 14,041
-training sentences.
+Tags may be in any of the schemes BIO, IOB1, IOBES and BILOU. They are checked and converted to BIO for training.
+Sentences are kept in memory. CoNLL-2003 has 14,041 training sentences.
 """
 
+import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from datasets import ClassLabel, Dataset, List
 
-from snugbert.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
+from snugbert.entity_tags import SCHEMES, TAG, convert_tags, decode_tags, encode_tags
 from snugbert.errors import InputError, format_count
 from snugbert.trainers.ner.arguments import DOCUMENT_COLUMNS, NerDataArguments
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
-from snugbert.trainers.text_lines import read_text_lines
+from snugbert.trainers.text_lines import LONGEST_LINE, LONGEST_LINE_OF_JSON, find_encoding, read_text_lines
 
 logger = logging.getLogger(__name__)
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
+COMMENT = "# "  # as in CoNLL-U
 
 Tags = list[list[str]]  # the tags of each sentence
 
@@ -53,6 +53,9 @@ class NerSplit(NamedTuple):
         one_word_per_line: the source is a CoNLL file.
         scheme: the tagging scheme of the source.
         types: the entity types in the source, including sentences beyond the limit on examples.
+        lines: the lines of the source. A dataset is JSON lines. Empty for training sentences.
+        encoding: how Python opens the source: "utf-8", or "utf-8-sig" if it begins with a byte order mark.
+        limited: a limit on examples left out sentences at the end of the source.
     """
 
     source: str
@@ -60,11 +63,19 @@ class NerSplit(NamedTuple):
     one_word_per_line: bool
     scheme: str = "bio"
     types: frozenset[str] = frozenset()
+    lines: Sequence[str] = ()
+    encoding: str = "utf-8"
+    limited: bool = False
 
     @property
     def labeled(self) -> bool:
         """Whether every sentence has tags."""
         return all(sentence.tags is not None for sentence in self.sentences)
+
+    @property
+    def references(self) -> Tags:
+        """The tags of each sentence of a labeled split, in the scheme of the source."""
+        return [convert_tags(sentence.tags or (), self.scheme) for sentence in self.sentences]
 
     def describe_place(self, sentence: Sentence, word: int) -> str:
         """Returns the source and the line or row of a word, for messages."""
@@ -105,16 +116,20 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
     source = str(data) if isinstance(data, Path) else f"{data_args.dataset_name} ({name})"
     labeled = name != "test"
     stem = data.name.removesuffix(".gz").removesuffix(".zst") if isinstance(data, Path) else ""
-    if isinstance(data, Path) and not stem.endswith((".json", ".jsonl")):
-        one_word_per_line, sentences = True, list(read_conll(data, data_args, labeled))
+    one_word_per_line = isinstance(data, Path) and not stem.endswith((".json", ".jsonl"))
+    lines: list[str] = []
+    if one_word_per_line or name != "train":
+        lines = list(_read_lines(data, LONGEST_LINE if one_word_per_line else LONGEST_LINE_OF_JSON))
+    if one_word_per_line:
+        sentences = list(read_conll(lines, source, data_args, labeled))
     else:
-        one_word_per_line, sentences = False, list(read_records(data, source, data_args, labeled))
+        sentences = list(read_records(data, source, data_args, labeled))
     empty = [sentence.row for sentence in sentences if not sentence.words]
     if empty:
         logger.warning("%s: skipped sentences without words: %d, the first in row %d.", source, len(empty), empty[0])
         sentences = [sentence for sentence in sentences if sentence.words]
     types = {tag[2:] for sentence in sentences for tag in sentence.tags or () if TAG.fullmatch(tag)} - {""}
-    sentences = sentences[: data_args.max_samples[name]]
+    all_sentences, sentences = sentences, sentences[: data_args.max_samples[name]]
     if not sentences:
         raise InputError(f"{source}: no sentences.")
     untagged = [sentence.row for sentence in sentences if sentence.tags is None]
@@ -124,64 +139,107 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
     if data_args.document_context and any(sentence.document is None for sentence in sentences):
         advice = f"Add {DOCUMENT_START} lines" if one_word_per_line else "Set --document_column_name"
         raise InputError(f"--document_context: {source} does not mark its documents. {advice}.")
-    return NerSplit(source, sentences, one_word_per_line, types=frozenset(types))
+    return NerSplit(
+        source,
+        sentences,
+        one_word_per_line,
+        types=frozenset(types),
+        lines=lines if name != "train" else [],
+        encoding=find_encoding(data) if isinstance(data, Path) else "utf-8",
+        limited=len(sentences) < len(all_sentences),
+    )
 
 
-def read_conll(file: Path, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
-    """Reads the sentences of a file in CoNLL's format: one word per line, with columns separated by tabs or spaces.
+def _read_lines(data: Path | Dataset, longest: int) -> Iterator[str]:
+    """Yields the lines of a file with their line ends, or a line of JSON for each row of a dataset."""
+    if isinstance(data, Path):
+        return read_text_lines(data, longest)
+    return (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
 
-    An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A file with one column has no
-    tags.
+
+def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
+    """Reads sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
+
+    An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A line before a sentence that
+    begins with "# " and does not have the columns of a word is a comment. A file with one column has no tags.
 
     Args:
-        file: a text file, also .gz or .zst.
+        lines: the lines of the file.
+        source: its name in messages.
         data_args: `text_column_name` and `label_column_name`, if given, are column numbers, counted from 1.
         labeled: whether every sentence must have tags.
 
     Raises:
-        InputError: the number of columns changes, or a column is missing; or see [`read_numbered_lines`]. The message
-            names the line.
+        InputError: the number of columns changes, or a column is missing. The message names the line.
     """
-    text = _column_number("text_column_name", data_args.text_column_name)
-    label = _column_number("label_column_name", data_args.label_column_name)
+    text = _column_number("text_column_name", data_args.text_column_name) or 1
+    # Other white space, such as a no-break space, can be part of a word.
+    stripped = [line.strip("\r\n ") for line in lines]
+    columns = 0  # of the first word
+    for first, line in enumerate(stripped, start=1):
+        if line.strip("\t") and not line.startswith((DOCUMENT_START, COMMENT)):
+            columns = len(split_cells(line)[::2])
+            needed = max(text, tag_column(data_args) or 2) if labeled else text
+            if columns < needed:
+                raise InputError(
+                    f"{source}, line {first}: no column {needed} in {line!r}. A line must contain a word and its tag, "
+                    "separated by spaces or a tab. JSON files must end in .json or .jsonl."
+                )
+            break
+    tag = tag_index(columns, data_args)
     words: list[str] = []
     tags: list[str] = []
+    comments: list[int] = []
     document: int | None = None
-    first, columns = 0, 0  # line and number of columns of the first word in the file
-    number = 0
-
-    def make_sentence() -> Sentence:
-        return Sentence([*words], [*tags] if tags else None, number - len(words), document)
-
-    # None marks the end of the file, which also ends a sentence.
-    for number, line in enumerate((*read_text_lines(file), None), start=1):
-        # Other white space, such as a no-break space, can be part of a word.
-        line = line.strip("\r\n ") if line is not None else ""
+    for number, line in enumerate((*stripped, ""), start=1):  # the end of the file also ends a sentence
         starts_document = line.startswith(DOCUMENT_START)
         if not line.strip("\t") or starts_document:
             if words:
-                yield make_sentence()
+                yield Sentence(words, tags if tag is not None else None, number - len(words), document)
                 words, tags = [], []
             if starts_document:
                 document = 0 if document is None else document + 1
             continue
-        cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
-        if not columns:
-            first, columns = number, len(cells)
-            needed = max(text or 1, label or (2 if labeled else 1))
-            if columns < (needed if labeled else text or 1):
-                raise InputError(
-                    f"{file}, line {number}: no column {needed} in {line!r}. A line must contain a word and its tag, "
-                    "separated by spaces or a tab. JSON files must end in .json or .jsonl."
-                )
+        cells = split_cells(line)[::2]
         if len(cells) != columns:
+            if line.startswith(COMMENT) and not words:
+                comments.append(number)
+                continue
             raise InputError(
-                f"{file}, line {number}: expected {format_count(columns, 'column')} as in line {first}, found "
+                f"{source}, line {number}: expected {format_count(columns, 'column')} as in line {first}, found "
                 f"{len(cells)}: {line!r}."
             )
-        words.append(cells[(text or 1) - 1])
-        if columns > 1 and (label or columns) <= columns:
-            tags.append(cells[(label or columns) - 1])
+        words.append(cells[text - 1])
+        if tag is not None:
+            tags.append(cells[tag])
+    if comments:
+        found = format_count(len(comments), "comment line")
+        logger.info("%s: skipped %s, the first is line %d.", source, found, comments[0])
+
+
+def split_cells(line: str) -> list[str]:
+    """Splits a line at tabs or, if it has none, at spaces. Cells have even indices, separators odd ones."""
+    return re.split(r"(\t)" if "\t" in line else "( +)", line)
+
+
+def tag_column(data_args: NerDataArguments) -> int | None:
+    """Returns the number of the column of tags in CoNLL files, counted from 1. None: the last.
+
+    Raises:
+        InputError: `label_column_name` is not a column number.
+    """
+    return _column_number("label_column_name", data_args.label_column_name)
+
+
+def tag_index(columns: int, data_args: NerDataArguments) -> int | None:
+    """Returns the index of the tag among the cells of a word. None: it has no tag.
+
+    Args:
+        columns: the number of cells.
+        data_args: `label_column_name` may be a column number.
+    """
+    column = tag_column(data_args) or columns
+    return column - 1 if columns > 1 and column <= columns else None
 
 
 def _column_number(flag: str, value: str | None) -> int | None:
@@ -203,12 +261,11 @@ def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments,
         InputError: a row lacks a column, a column has values of another type, the numbers of words and tags differ,
             or tags are numbers without class names.
     """
-    label_columns = (f"{data_args.task_name}_tags", "tags")
     names: list[str] = []
     for row, values in read_rows(data):
         where = f"{source}, row {row}"
         text = _choose_column("text_column_name", data_args.text_column_name, ("tokens",), values, where)
-        label = _choose_column("label_column_name", data_args.label_column_name, label_columns, values, where, labeled)
+        label = _choose_column("label_column_name", None, tag_columns(data_args), values, where, labeled)
         document = _choose_column(
             "document_column_name", data_args.document_column_name, DOCUMENT_COLUMNS, values, where, required=False
         )
@@ -234,6 +291,12 @@ def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments,
         yield Sentence(words, tags, row, values[document] if document is not None else None)
 
 
+def tag_columns(data_args: NerDataArguments) -> tuple[str, ...]:
+    """Returns the possible columns of tags in JSON files and datasets. The first of them in a row is used."""
+    given = data_args.label_column_name
+    return (given,) if given else (f"{data_args.task_name}_tags", "tags")
+
+
 def _choose_column(
     flag: str,
     given: str | None,
@@ -244,7 +307,7 @@ def _choose_column(
 ) -> str | None:
     """Returns the given column, or the first default column that exists."""
     column = next((name for name in ([given] if given else default) if name in values), None)
-    if column is None and (required or (given and flag != "label_column_name")):
+    if column is None and (required or given):
         expected = repr(given) if given else " or ".join(map(repr, default))
         raise InputError(f"{where}: no column {expected}. Columns: {', '.join(values)}. Set --{flag}.")
     return column
@@ -366,32 +429,3 @@ def choose_labels(splits: dict[str, NerSplit], checkpoint_labels: list[str]) -> 
                     expected = f"Expected a type in {origin}: {', '.join(sorted(types))}"
                     raise InputError(f"{place}: unknown entity type {tag[2:]!r}. {expected}.")
     return labels
-
-
-# --- writing ----------------------------------------------------------------------------------------------------
-
-
-def write_tagged(file: Path, split: NerSplit, predicted_tags: Tags) -> None:
-    """Writes words, their tags if labeled, and predicted tags in CoNLL's format, which `conlleval` reads.
-
-    Columns are separated by a space, tags are in the scheme of the source, and documents begin with -DOCSTART-. White
-    space inside a word or a type is written as `_`.
-
-    Args:
-        file: the file to write.
-        split: the sentences.
-        predicted_tags: BIO tags of each sentence.
-    """
-    with file.open("w", encoding="utf-8") as stream:
-        pairs = zip(split.sentences, predicted_tags, strict=True)
-        for document, sentences in groupby(pairs, key=lambda pair: pair[0].document):
-            if document is not None:
-                stream.write(f"{DOCUMENT_START} O{' O' if split.labeled else ''}\n\n")
-            for sentence, tags in sentences:
-                columns = [sentence.words]
-                for bio in (sentence.tags, tags):
-                    if bio is not None:
-                        columns.append(encode_tags(decode_tags(bio), len(bio), split.scheme))
-                for cells in zip(*columns, strict=True):
-                    stream.write(" ".join(re.sub(r"[ \t\r\n]+", "_", cell) or "_" for cell in cells) + "\n")
-                stream.write("\n")

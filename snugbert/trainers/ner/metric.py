@@ -10,14 +10,15 @@ import evaluate
 from datasets import Features, List, Value
 from seqeval.metrics import accuracy_score, classification_report
 
+from snugbert.entity_tags import convert_tags
 from snugbert.trainers.ner.data import NerSplit, Tags
 
 REPORT_KEYS = {"precision": "precision", "recall": "recall", "f1": "f1-score"}  # our metric -> seqeval's key
 
 DESCRIPTION = """\
 Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
-correct. Invalid tags are read as in conlleval, the script of CoNLL's shared tasks: an I- that does not continue an
-entity begins one."""
+correct. Tags may be in BIO, IOB1, IOBES or BILOU. Invalid tags are read as in conlleval, the script of CoNLL's shared
+tasks: an I- that does not continue an entity begins one."""
 
 INPUTS = """
 Args:
@@ -25,9 +26,9 @@ Args:
     references: the correct tags.
 
 Returns:
-    dict of float: precision, recall and f1 of all entities (micro average), and accuracy of the tags. For each entity
-    type, such as PER: PER_precision, PER_recall, PER_f1, and PER_number, the number of entities in the references. A
-    fraction with denominator 0 is 0.
+    dict of float: precision, recall and f1 of all entities (micro average), and accuracy, the share of equal tags. For
+    each entity type, such as PER: PER_precision, PER_recall, PER_f1, and PER_number, the number of entities in the
+    references. A fraction with denominator 0 is 0.
 
 Example:
     >>> NerMetric().compute(predictions=[["B-PER", "O"]], references=[["B-PER", "B-LOC"]])["f1"]
@@ -65,7 +66,11 @@ class NerMetric(evaluate.Metric):
         }
         if all(tag == "O" for tags in (*references, *predictions) for tag in tags):
             return metrics  # without entities seqeval would average over no types
-        report = classification_report(references, predictions, output_dict=True, zero_division=0)
+        # seqeval does not know BILOU.
+        bio_references, bio_predictions = (
+            [convert_tags(tags, "bio") for tags in sentences] for sentences in (references, predictions)
+        )
+        report = classification_report(bio_references, bio_predictions, output_dict=True, zero_division=0)
         micro = report.pop("micro avg")
         metrics.update({name: float(micro[key]) for name, key in REPORT_KEYS.items()})
         for kind in sorted(report.keys() - {"macro avg", "weighted avg"}):
@@ -76,16 +81,20 @@ class NerMetric(evaluate.Metric):
 
 
 def score_tags(split: NerSplit, tags: Tags) -> dict[str, float]:
-    """Scores the predicted tags of a labeled split with [`NerMetric`]."""
-    references = [sentence.tags for sentence in split.sentences]
-    return NerMetric(keep_in_memory=True).compute(predictions=tags, references=references)
+    """Scores the predicted tags of a labeled split with [`NerMetric`]. They are in the scheme of its source."""
+    return NerMetric(keep_in_memory=True).compute(predictions=tags, references=split.references)
 
 
 def predict_most_frequent_tags(train: NerSplit, split: NerSplit) -> Tags:
-    """The baseline: predicts each word's most frequent tag in the training data, and O for unknown words."""
+    """The baseline: predicts each word's most frequent tag in the training data, and O for unknown words.
+
+    Returns:
+        Tags in the scheme of `split`. Invalid tags are repaired, as in predictions of a model.
+    """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for sentence in train.sentences:
         for word, tag in zip(sentence.words, sentence.tags or (), strict=True):
             counts[word][tag] += 1
     most_frequent = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
-    return [[most_frequent.get(word, "O") for word in sentence.words] for sentence in split.sentences]
+    predicted = [[most_frequent.get(word, "O") for word in sentence.words] for sentence in split.sentences]
+    return [convert_tags(tags, split.scheme) for tags in predicted]

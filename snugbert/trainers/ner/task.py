@@ -13,8 +13,9 @@ from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.tables import split_by_type
 from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, model_maker
 from snugbert.trainers.ner.arguments import NerDataArguments
-from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits, write_tagged
+from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits
 from snugbert.trainers.ner.metric import predict_most_frequent_tags, score_tags
+from snugbert.trainers.ner.predictions import predictions_file, write_predictions
 from snugbert.trainers.ner.windows import NerWindows, make_windows, predict_tags
 from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
 
@@ -56,7 +57,7 @@ def make_task(
             windows[name],
             labels,
             splits.get("train"),
-            None if data_args.return_entity_level_metrics else METRICS,
+            data_args,
         )
         for name in NAMES
         if name in splits
@@ -94,7 +95,7 @@ def make_evaluation_set(
     windows: NerWindows,
     labels: list[str],
     train: NerSplit | None,
-    training_metrics: tuple[str, ...] | None,
+    data_args: NerDataArguments,
 ) -> EvaluationSet[Tags]:
     """Returns sentences to tag, and to score if they are labeled.
 
@@ -104,13 +105,14 @@ def make_evaluation_set(
         windows: windows of the sentences.
         labels: in the order of their ids.
         train: the training sentences. The baseline predicts each word's most frequent tag in them.
-        training_metrics: the metrics to log during training. None: all, including the metrics of each type.
+        data_args: the source of the sentences, and whether to log the metrics of each type during training.
     """
-    # The file name of run_ner.py for test sentences.
-    file = "predictions.txt" if name == "predict" else f"{name}_predictions.txt"
+    # The name in run_ner.py for test sentences.
+    stem = "predictions" if name == "predict" else f"{name}_predictions"
+    file = predictions_file(stem, data_args.files.get("test" if name == "predict" else "validation"))
 
     def write(tags: Tags, folder: Path) -> None:
-        write_tagged(folder / file, split, tags)
+        write_predictions(folder / file, split, tags, data_args)
         if split.labeled:
             draw_entity_scores(split_by_type(score_tags(split, tags))[1], plot_file(folder, name, "entity_scores.png"))
             _draw_confusion(split, tags, plot_file(folder, name, "confusion_matrix.png"))
@@ -128,16 +130,16 @@ def make_evaluation_set(
         write=write,
         predictions_files=(file,),
         baseline=baseline,
-        training_metrics=training_metrics,
+        training_metrics=None if data_args.return_entity_level_metrics else METRICS,
     )
 
 
 def _draw_confusion(split: NerSplit, tags: Tags, file: Path) -> None:
-    """Draws a confusion matrix of the entity types of words."""
-    references = [tag[2:] for sentence in split.sentences for tag in sentence.tags or ()]
-    predictions = [tag[2:] for sentence_tags in tags for tag in sentence_tags]
-    ids = {kind: i for i, kind in enumerate(sorted({"", *references, *predictions}))}  # "" is O, and the first
-    names = ["O", *list(ids)[1:]]
+    """Draws a confusion matrix of the tags of words. They are in the scheme of the source, as in the accuracy."""
+    references, predictions = ([tag for row in rows for tag in row] for rows in (split.references, tags))
+    prefixes = "OBIELSU"  # O, and the prefixes of an entity from its first word to its last
+    labels = sorted({*references, *predictions}, key=lambda tag: (tag[2:], prefixes.index(tag[0])))
+    ids = {label: i for i, label in enumerate(labels)}
     draw_confusion_matrix(
-        np.array([ids[kind] for kind in references]), np.array([ids[kind] for kind in predictions]), names, file
+        np.array([ids[tag] for tag in references]), np.array([ids[tag] for tag in predictions]), labels, file
     )

@@ -9,7 +9,7 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.entity_tags import decode_tags, encode_tags
+from snugbert.entity_tags import convert_tags
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.ner.data import NerSplit, Tags
 
@@ -173,7 +173,7 @@ def _make_dataset(windows: dict[str, list[np.ndarray]], tokenizer: PreTrainedTok
 def predict_tags(
     logits: np.ndarray | tuple[np.ndarray, ...], windows: NerWindows, split: NerSplit, labels: list[str]
 ) -> Tags:
-    """Returns the predicted tag of each word, in valid BIO.
+    """Returns the predicted tag of each word, in the scheme of the source.
 
     A word takes the label predicted for its first sub-token, as in training. Invalid tags are repaired as `conlleval`
     reads them. This does not change the scores of entities, only the accuracy of tags.
@@ -187,4 +187,4 @@ def predict_tags(
     logits = logits[0] if isinstance(logits, tuple) else logits
     ids = iter(logits[windows.window_indices, windows.token_indices].argmax(axis=-1).tolist())
     predicted = [[labels[next(ids)] for _ in sentence.words] for sentence in split.sentences]
-    return [encode_tags(decode_tags(tags), len(tags), "bio") for tags in predicted]
+    return [convert_tags(tags, split.scheme) for tags in predicted]
