@@ -71,6 +71,35 @@ EXAMPLE_SENTENCES = {
     "vi": "Paris là thủ đô của nước [MASK].",
     "zh": "巴黎是[MASK]国的首都。",
 }
+
+
+def classifier(is_regression: bool = False, text_pairs: bool | None = None) -> Head:
+    """Returns the card text about a sequence classifier.
+
+    Args:
+        is_regression: whether it predicts a number instead of labels.
+        text_pairs: whether its inputs are pairs of texts. None: unknown, so the card shows both.
+    """
+    texts = {None: "texts or pairs of texts", False: "texts", True: "pairs of texts"}[text_pairs]
+    use = """
+classify = pipeline("text-classification", model={model}, top_k=None)"""
+    if not text_pairs:
+        use += """
+print(classify("A text."))"""
+    if text_pairs is not False:
+        use += """
+print(classify({{"text": "The first text of a pair.", "text_pair": "The second text."}}))"""
+    return Head(
+        "AutoModelForSequenceClassification",
+        "text-classification",
+        f"predicts a number for {texts}" if is_regression else f"classifies {texts}",
+        "The numbers are on the scale of the training data. Some may be slightly outside its range."
+        if is_regression
+        else CLASSIFIES,
+        use,
+    )
+
+
 # Keys: the name of the class without SnugBert.
 HEADS = {
     "Model": Head(
@@ -109,16 +138,7 @@ print(outputs.seq_relationship_logits.softmax(-1))  # follows, does not follow""
 outputs = model(**tokenizer("The first text of a pair.", "The second text.", return_tensors="pt"))
 print(outputs.logits.softmax(-1))  # follows, does not follow""",
     ),
-    "ForSequenceClassification": Head(
-        "AutoModelForSequenceClassification",
-        "text-classification",
-        "classifies texts or pairs of texts",
-        CLASSIFIES,
-        """
-classify = pipeline("text-classification", model={model}, top_k=None)
-print(classify("A text."))
-print(classify({{"text": "The first text of a pair.", "text_pair": "The second text."}}))""",
-    ),
+    "ForSequenceClassification": classifier(),
     "ForTokenClassification": Head(
         "AutoModelForTokenClassification",
         "token-classification",
@@ -154,10 +174,6 @@ outputs = model(**{{name: values[None] for name, values in inputs.items()}})
 print(outputs.logits.softmax(-1))""",
     ),
 }
-REGRESSION = HEADS["ForSequenceClassification"]._replace(
-    ability="predicts a number for a text or a pair of texts",
-    limits="The numbers are on the scale of the training data. Some may be slightly outside its range.",
-)
 
 
 def how_to_load(name: str, head: Head, language: Any = None) -> str:

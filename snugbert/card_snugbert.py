@@ -19,7 +19,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from .card_heads_snugbert import CLASSIFIES, HEADS, REGRESSION, Head, how_to_load
+from .card_heads_snugbert import CLASSIFIES, HEADS, Head, classifier, how_to_load
 
 # Text that marks generated cards: ours, transformers' `push_to_hub` template, and Trainer's, which contains metrics.
 OWN_CARD = "<!-- Written by `snugbert`, which may replace this file. Remove this line to keep your changes. -->"
@@ -117,7 +117,7 @@ def _find_head(model: PreTrainedModel) -> Head | None:
     for model_class in type(model).__mro__:
         if (head := HEADS.get(model_class.__name__.removeprefix("SnugBert"))) is not None:
             is_regression = head.task == "text-classification" and model.config.num_labels == 1
-            return REGRESSION if is_regression else head
+            return classifier(is_regression) if is_regression else head
     return None
 
 

@@ -13,8 +13,9 @@ import snugbert
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask
+from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+from snugbert.trainers.splits import DataSource
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 LABELS = ["few", "some", "many"]
@@ -88,7 +89,7 @@ def make_task(tokenizer, number: int = 60) -> FineTuningTask:
         main_metric="accuracy",
         metrics=("accuracy",),
         pipeline_tag="text-classification",
-        dataset=DatasetName("own data"),
+        data={"train": [DataSource("train.csv", "train", number)], "eval": [DataSource("dev.csv", "validation", 30)]},
         labels=LABELS,
     )
 
@@ -98,7 +99,9 @@ def arguments(folder, **settings) -> FineTuningArguments:
     return FineTuningArguments(output_dir=str(folder), **defaults | settings)
 
 
-def write_card(folder, *, task, pipeline_tag, dataset, labels, base_model, name, sweep_tables=None, **results) -> None:
+def write_card(
+    folder, *, task, pipeline_tag, labels, base_model, name, text_pairs=False, sweep_tables=None, **results
+) -> None:
     """Writes a card without a run. `results` are keys of results.json."""
-    facts = SimpleNamespace(name=task, pipeline_tag=pipeline_tag, dataset=DatasetName(*dataset), labels=labels)
+    facts = SimpleNamespace(name=task, pipeline_tag=pipeline_tag, labels=labels, text_pairs=text_pairs)
     write_finetuning_card(folder, facts, results, base_model, name, sweep_tables)

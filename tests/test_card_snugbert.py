@@ -28,6 +28,7 @@ from snugbert.trainers.finetuning.plots import CAPTIONS
 from snugbert.trainers.finetuning.results import write_results
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.plot import PLOT_NAME
+from snugbert.trainers.splits import DataSource
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,11 +39,14 @@ TRAINED = {
     "name": "tagger",
     "task": "SST-2",
     "pipeline_tag": "text-classification",
-    "dataset": ("GLUE (SST-2)", "nyu-mll/glue", "sst2"),
     "base_model": "google-bert/bert-base-uncased",
     "labels": ["bad", "good"],
-    "examples": {"eval": 872},
+    "data": {
+        name: [DataSource("GLUE SST-2", split, number, "nyu-mll/glue", "sst2")._asdict()]
+        for name, split, number in (("train", "train", 67349), ("eval", "validation", 872))
+    },
     "settings": {"learning_rate": 3e-5},
+    "perfect_score": 1,
     "metrics": {"eval": {"accuracy": 0.93}},
     "baselines": {},
 }
@@ -113,7 +117,7 @@ def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
     assert OWN_CARD in card.text and TEMPLATE not in card.text and card.text.count("# me/model\n") == 1
     assert f"{model.num_parameters():,} parameters" in card.text and "were not recorded" in card.text
     assert ("3 labels: `O`, `B-PER`, `I-PER`" in card.text) == (head == "ForTokenClassification")
-    assert ("predicts a number for a text or a pair of texts" in card.text) == (head == "regression")
+    assert ("predicts a number for texts or pairs of texts" in card.text) == (head == "regression")
     assert "The maximum input length is 40 tokens." in card.text.partition("## Limitations")[2]
     assert "card_snugbert.py" in hub["me/model"]  # so that pushing it again writes a card, too
 
@@ -240,14 +244,15 @@ def test_labels_and_names_are_escaped(hostile, hub, tmp_path):
     model.push_to_hub("me/model")
     assert harmless(card_of(hub["me/model"]).text, expected=1 if "/" in hostile else 2)
 
-    words = {"name": hostile, "dataset": (hostile, None, None), "labels": [hostile], "settings": {"text": hostile}}
+    data = {name: [DataSource(hostile, name, 1)._asdict()] for name in ("train", "eval")}
+    words = {"name": hostile, "data": data, "labels": [hostile], "settings": {"text": hostile}}
     results = {"metrics": {"eval": {"accuracy": 0.5}}, "baselines": {"eval": {"answer": hostile, "accuracy": 0.5}}}
     write_card(tmp_path, **TRAINED | words | results)
-    # In the title, twice as the data, as a label, as a setting and as the baseline.
-    assert harmless(ModelCard.load(tmp_path / "README.md").text, expected=6)
-    results = {"task": hostile, "examples": {"eval": 1}, "metrics": {}, "baselines": {}}
+    # In the title, four times as the data, as a label, as a setting and as the baseline.
+    assert harmless(ModelCard.load(tmp_path / "README.md").text, expected=8)
+    results = {"task": hostile, "data": data, "metrics": {}, "baselines": {}, "perfect_score": 1}
     write_results(tmp_path, results)
-    assert harmless((tmp_path / "results.md").read_text(encoding="utf-8"), expected=1)
+    assert harmless((tmp_path / "results.md").read_text(encoding="utf-8"), expected=3)
     (tmp_path / "README.md").unlink()
     table = {"text": hostile}
     write_pretraining_card(tmp_path, name=hostile, language=None, data=table, settings=table, base_model=None)
@@ -389,6 +394,7 @@ def test_every_push_of_a_fine_tuning_run_has_card_and_code(hub, texts, tmp_path)
         last = [line["eval_accuracy"] for line in history if "eval_accuracy" in line and line["step"] == step]
         last = last or [json.loads((tmp_path / "results.json").read_text())["metrics"]["eval"]["accuracy"]]
         assert result.metric_value == last[0] and result.dataset_split == "validation"
+        assert "fine-tuned on reviews.csv (32 examples)" in card.text and result.dataset_args == {"num_examples": 32}
 
 
 def test_the_stock_trainer_writes_its_own_card(hub, tokenizer, tmp_path):

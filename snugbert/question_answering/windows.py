@@ -27,6 +27,7 @@ class Question(NamedTuple):
         answers: correct answers. Empty if there is no answer or it is unknown.
         answer_starts: the first character of each answer in the context.
         title: the title of the article; "" if there is none.
+        source: the file or dataset that it was read from.
         row: the question's place in its source, for messages: "dev.jsonl, row 3".
         is_impossible: the question is marked as having no answer.
     """
@@ -37,6 +38,7 @@ class Question(NamedTuple):
     answers: tuple[str, ...] = ()
     answer_starts: tuple[int, ...] = ()
     title: str = ""
+    source: str = ""
     row: str = ""
     is_impossible: bool = False
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snugbert.errors import InputError
 
@@ -82,6 +82,42 @@ def choose_splits(
         if split not in available:
             raise InputError(f"no {split} {examples}. Give --{split}_file.")
     return requested
+
+
+class DataSource(NamedTuple):
+    """A file or a split of a dataset, as results and cards name it.
+
+    Attributes:
+        name: display name.
+        split: the split of the dataset. For a file, its use: "train", "validation" or "test".
+        num_examples: number of examples that the run used.
+        hub_id: the dataset on the Hub. None: it is not from the Hub.
+        config_name: the dataset's configuration on the Hub.
+    """
+
+    name: str
+    split: str
+    num_examples: int
+    hub_id: str | None = None
+    config_name: str | None = None
+
+
+def describe_source(source: Path | str, config_name: str | None, split: str, num_examples: int) -> DataSource:
+    """Names the examples of a split.
+
+    Args:
+        source: a file, or the Hub name or folder of a dataset.
+        config_name: the configuration of the dataset.
+        split: the split of the dataset, or the use of the file.
+        num_examples: number of examples used.
+    """
+    if isinstance(source, Path):
+        name = describe_file(source)  # the folder's name, if the file's says too little
+        return DataSource(
+            source.name if source.name.startswith(name) else f"{name}/{source.name}", split, num_examples
+        )
+    name = describe_dataset(source) + (f" ({config_name})" if config_name else "")
+    return DataSource(name, split, num_examples, hub_id(source), config_name)
 
 
 def hub_id(dataset_name: str | None) -> str | None:

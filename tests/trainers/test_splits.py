@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from snugbert.errors import InputError
-from snugbert.trainers.splits import check_sources, choose_splits, describe_dataset, describe_file, hub_id
+from snugbert.trainers.splits import (
+    check_sources,
+    choose_splits,
+    describe_dataset,
+    describe_file,
+    describe_source,
+    hub_id,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +56,9 @@ def test_data_have_short_names(tmp_path):
     assert describe_dataset(str(tmp_path / "reviews")) == "reviews"
     assert describe_file(Path("data/reviews.csv.gz")) == "reviews"
     assert describe_file(Path("data/reviews/train.jsonl")) == "reviews"
+    file = describe_source(Path("data/reviews.csv.gz"), None, "train", 3)
+    assert file == ("reviews.csv.gz", "train", 3, None, None)
+    assert describe_source(Path("data/reviews/train.jsonl"), None, "train", 3).name == "reviews/train.jsonl"
+    dataset = describe_source("google/xquad", "xquad.en", "validation", 3)
+    assert dataset == ("google/xquad (xquad.en)", "validation", 3, "google/xquad", "xquad.en")
+    assert describe_source(str(tmp_path / "reviews"), None, "test", 3) == ("reviews", "test", 3, None, None)

@@ -1,12 +1,14 @@
 """Writes the model card of a fine-tuning run."""
 
+import itertools
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_heads_snugbert import HEADS, REGRESSION, how_to_load
+from snugbert.card_heads_snugbert import HEADS, classifier, how_to_load
 from snugbert.card_snugbert import (
     BIAS_WARNING,
     TAGS,
@@ -14,10 +16,11 @@ from snugbert.card_snugbert import (
     escape,
     find_base_model,
 )
+from snugbert.errors import format_count
 from snugbert.trainers.card import eval_result, save_model_card, table
 from snugbert.trainers.finetuning.plots import describe_plot, list_plots
 from snugbert.trainers.finetuning.results import RunResults
-from snugbert.trainers.finetuning.tables import results_table, split_name
+from snugbert.trainers.finetuning.tables import data_table, results_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
 
 # Metric -> id in https://huggingface.co/metrics, display name.
@@ -48,8 +51,8 @@ def write_finetuning_card(
 ) -> None:
     """Writes `README.md` into the folder of the model, unless the user wrote one, see [`save_model_card`].
 
-    The card shows the plots in the folder. Its header lists the metrics that the Hub has an id for, see
-    `HUB_METRICS`.
+    The card shows the plots in the folder. Its header lists the training data as `training_data`, the training data
+    on the Hub as `datasets`, and the metrics that the Hub has an id for, see `HUB_METRICS`. Each names its own data.
 
     Args:
         output_dir: folder of model, tokenizer and plots.
@@ -61,8 +64,8 @@ def write_finetuning_card(
     """
     name = name or output_dir.resolve().name
     head = HEADS_BY_PIPELINE_TAG[task.pipeline_tag]
-    if task.pipeline_tag == "text-classification" and task.labels is None:
-        head = REGRESSION
+    if task.pipeline_tag == "text-classification":
+        head = classifier(is_regression=task.labels is None, text_pairs=task.text_pairs)
     base_id, base_name = find_base_model(base_model)
     # File names, folders and numbers of workers mean nothing to other users.
     settings = {
@@ -71,27 +74,31 @@ def write_finetuning_card(
         if value is not None and value is not False and not key.endswith(("_file", "_dir", "_name", "_workers"))
     }
     eval_results = _eval_results(task, results, settings)
+    training_data = results["data"]["train"]
+    scored = {name: sources for name, sources in results["data"].items() if results["metrics"].get(name)}
     header = ModelCardData(
         library_name="transformers",
         pipeline_tag=task.pipeline_tag,
         base_model=base_id,
-        datasets=None if task.dataset.hub_id is None else [task.dataset.hub_id],
+        datasets=sorted({source["hub_id"] for source in training_data} - {None}) or None,
+        training_data=[{key: value for key, value in source.items() if value is not None} for source in training_data],
         metrics=sorted({result.metric_type for result in eval_results}) or None,
         tags=TAGS,
         model_name=name,
         eval_results=eval_results or None,
     )
-    dataset = escape(task.dataset.name)
+    trained_on, scored_on = map(_list_sources, (training_data, itertools.chain(*scored.values())))
     sections = [
         f"# {escape(name)}",
-        f"A BERT encoder that {head.ability}. It was fine-tuned on {dataset} with SnugBERT, starting from "
+        f"A BERT encoder that {head.ability}. It was fine-tuned on {trained_on} with SnugBERT, starting from "
         f"{escape(base_name)}.",
     ]
     if task.labels is not None:
         sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
     sections.append(how_to_load(name, head))
-    if any(results["metrics"].values()):
-        tables = results_table(results["metrics"], results["baselines"], results["examples"])
+    sections.append(f"## Data\n\n{data_table({'train': training_data} | scored, results['metrics'])}")
+    if scored:
+        tables = results_tables(results["metrics"], results["baselines"], results["perfect_score"])
         sections.append(f"## Results\n\n{tables}")
     if sweep_tables is not None:
         sections.append(f"## All runs\n\n{sweep_tables}")
@@ -99,8 +106,9 @@ def write_finetuning_card(
     rows = [(key.replace("_", " "), value) for key, value in settings.items()]
     sections += [
         f"## Training\n\n{table(('setting', 'value'), rows)}",
-        f"## Limitations\n\n{head.limits} All scores were measured on {dataset}. They may be lower on other text. "
-        f"{BIAS_WARNING}",
+        f"## Limitations\n\n{head.limits} "
+        + (f"All scores were measured on {scored_on}. They may be lower on other text. " if scored else "")
+        + BIAS_WARNING,
     ]
     save_model_card(output_dir, header, sections)
 
@@ -109,20 +117,30 @@ def _eval_results(task: FineTuningTask, results: RunResults, settings: dict[str,
     """Returns the metrics that the Hub has an id for."""
     # The header must show whether only the first examples were scored.
     limits = {kind: settings.get(f"max_{kind}_samples") for kind in ("eval", "predict")}
-    return [
-        eval_result(
-            value,
-            task_type=task.pipeline_tag,
-            task_name=task.name,
-            dataset_name=task.dataset.name,
-            dataset_id=task.dataset.hub_id,
-            dataset_config=task.dataset.config_name,
-            dataset_split=split_name(set_name),
-            dataset_args={"first": limit} if (limit := limits[set_name.partition("_")[0]]) else None,
-            metric_type=HUB_METRICS[metric][0],
-            metric_name=HUB_METRICS[metric][1],
-        )
-        for set_name, metrics in results["metrics"].items()
-        for metric, value in metrics.items()
-        if metric in HUB_METRICS and value is not None and math.isfinite(value)
-    ]
+    eval_results = []
+    for set_name, metrics in results["metrics"].items():
+        (source,) = results["data"][set_name]
+        limit = limits[set_name.partition("_")[0]]
+        eval_results += [
+            eval_result(
+                value,
+                task_type=task.pipeline_tag,
+                task_name=task.name,
+                dataset_name=source["name"],
+                dataset_id=source["hub_id"],
+                dataset_config=source["config_name"],
+                dataset_split=source["split"],
+                dataset_args={"num_examples": source["num_examples"], **({"first": limit} if limit else {})},
+                metric_type=HUB_METRICS[metric][0],
+                metric_name=HUB_METRICS[metric][1],
+            )
+            for metric, value in metrics.items()
+            if metric in HUB_METRICS and value is not None and math.isfinite(value)
+        ]
+    return eval_results
+
+
+def _list_sources(sources: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(
+        f"{escape(source['name'])} ({format_count(source['num_examples'], 'example')})" for source in sources
+    )

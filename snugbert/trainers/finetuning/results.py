@@ -1,7 +1,6 @@
 """The results of a run: `results.json` for programs, `results.md` and the printed summary for people."""
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -9,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 from snugbert.card_snugbert import escape
 from snugbert.errors import format_count
 from snugbert.trainers.finetuning.plots import list_plots
-from snugbert.trainers.finetuning.tables import count_decimals, format_number, results_table, split_name
+from snugbert.trainers.finetuning.tables import UNDEFINED, data_table, format_metric, results_tables, split_name
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.log_lines import format_duration
 
@@ -19,12 +18,13 @@ class RunResults(TypedDict):
 
     Keys:
         task: name of the task.
-        dataset: name of the dataset.
         model: name of the checkpoint that training started from, or "random weights".
         config: name of the configuration, if the user gave one.
         metrics: evaluation set -> metric -> value. Undefined metrics are NaN (null in the file).
+        perfect_score: the value of a perfect score in `metrics`: 1 for fractions, 100 for percent.
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         examples: evaluation set -> number of examples.
+        data: "train" and evaluation sets -> the fields of each [`DataSource`] of its examples.
         training: Trainer's training metrics. Empty if the run did not train.
         settings: data and training settings.
         versions: versions of the packages.
@@ -32,12 +32,13 @@ class RunResults(TypedDict):
     """
 
     task: str
-    dataset: str
     model: str
     config: str | None
     metrics: dict[str, dict[str, float]]
+    perfect_score: int
     baselines: dict[str, dict[str, Any]]
     examples: dict[str, int]
+    data: dict[str, list[dict[str, Any]]]
     training: dict[str, float]
     settings: dict[str, Any]
     versions: dict[str, str]
@@ -62,9 +63,10 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
         results: NaN is written as null.
         sweep_tables: Markdown tables of a sweep, added to `results.md`.
     """
-    table = results_table(results["metrics"], results["baselines"], results["examples"])
-    parts = [f"# {escape(results['task'])}", table, *([sweep_tables] if sweep_tables else [])]
-    write_atomically(output_dir / "results.md", "\n\n".join(parts) + "\n")
+    data = data_table(results["data"], results["metrics"])
+    scores = results_tables(results["metrics"], results["baselines"], results["perfect_score"])
+    parts = [f"# {escape(results['task'])}", data, scores, sweep_tables]
+    write_atomically(output_dir / "results.md", "\n\n".join(part for part in parts if part) + "\n")
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / "results.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
 
@@ -90,7 +92,11 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         metrics = results["metrics"][name]
         shown = {metric: value for metric, value in metrics.items() if metric in task.metrics} or metrics
         baseline = {} if evaluation_set.baseline is None else evaluation_set.baseline.metrics
-        cells = [_format_metric(metric, value, baseline.get(metric)) for metric, value in shown.items()]
+        cells = []
+        for metric, value in shown.items():
+            score, to_beat = (format_metric(metric, v, task.perfect_score) for v in (value, baseline.get(metric)))
+            # The correlation of a constant is undefined.
+            cells.append(f"{metric} {score}" + ("" if to_beat == UNDEFINED else f" (baseline {to_beat})"))
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
         examples = format_count(evaluation_set.num_examples, "example")
         lines.append((split_name(name).replace("_", " "), f"{examples}: {text}"))
@@ -118,12 +124,3 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
 def contains_model(output_dir: Path) -> bool:
     """Whether the folder contains a trained model. A run that only scores keeps the results of the training there."""
     return (output_dir / "config.json").exists()
-
-
-def _format_metric(name: str, value: float | None, baseline: float | None) -> str:
-    if baseline is None or math.isnan(baseline):  # NaN: the correlation of a constant
-        return f"{name} {format_number(value)}"
-    if value is None or math.isnan(value):
-        return f"{name} {format_number(value)} (baseline {format_number(baseline)})"
-    decimals = min(count_decimals(value), count_decimals(baseline))
-    return f"{name} {value:.{decimals}f} (baseline {baseline:.{decimals}f})"

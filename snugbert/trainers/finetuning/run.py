@@ -340,12 +340,13 @@ def collect_results(
     baselines = {s.name: s.baseline for s in task.evaluation_sets if s.baseline is not None}
     return {
         "task": task.name,
-        "dataset": task.dataset.name,
         "model": find_base_model(model_args.model_name_or_path)[1],
         "config": find_base_model(model_args.config_name)[1] if model_args.config_name else None,
         "metrics": metrics,
+        "perfect_score": task.perfect_score,
         "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
         "examples": {s.name: s.num_examples for s in task.evaluation_sets},
+        "data": {name: [source._asdict() for source in sources] for name, sources in task.data.items()},
         "training": training,
         "settings": {
             **task.settings,

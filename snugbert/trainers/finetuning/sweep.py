@@ -193,7 +193,7 @@ def _finish(
     if best.failed:
         raise InputError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
     summary = summarize_sweep(runs, task, args)
-    tables = sweep_tables(summary, Setting._fields)
+    tables = sweep_tables(summary, Setting._fields, task.perfect_score)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
     _keep_best_weights(output_dir, best)  # again, because an earlier command may have stopped before this step
     _move_best_run(output_dir, best)

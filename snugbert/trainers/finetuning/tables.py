@@ -1,6 +1,7 @@
 """Markdown tables of metrics: one run, a sweep, all tasks of GLUE.
 
-Classification and tagging metrics are fractions of 1. Question answering metrics are percent, as in SQuAD's scripts.
+In files for programs, classification and tagging metrics are fractions of 1, and question answering metrics are
+percent, as in SQuAD's scripts. Tables for people have one scale, see `SCALE`.
 """
 
 import math
@@ -26,19 +27,10 @@ SUITE = {
     "RTE": ("rte", "eval", "accuracy"),
     "WNLI": ("wnli", "eval", "accuracy"),
 }
+# Devlin et al. (2018), like most papers, report all scores this way.
+SCALE = "All scores are in percent, correlations times 100."
+UNDEFINED = "-"
 TYPE_METRICS = ("number", "precision", "recall", "f1")  # metrics of an entity type. Its name is the prefix: LOC_f1
-
-
-def count_decimals(value: float) -> int:
-    """Returns the decimals to print a metric with: 2 for percent, 4 for fractions of 1."""
-    return 2 if abs(value) > 1 else 4
-
-
-def format_number(value: float | None) -> str:
-    """Formats a metric. NaN (the correlation of a constant) and None (NaN read from a file) become a dash."""
-    if value is None or math.isnan(value):
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.{count_decimals(value)}f}"
 
 
 def split_name(set_name: str) -> str:
@@ -48,31 +40,78 @@ def split_name(set_name: str) -> str:
     return "_".join(names.get(word, word) for word in (kind, part) if word)
 
 
-def results_table(
+def set_title(set_name: str) -> str:
+    """Returns the title of an evaluation set: "eval_mm" is "validation mismatched"."""
+    return split_name(set_name).replace("_", " ")
+
+
+def is_score(metric: str) -> bool:
+    """Whether a metric is a score, such as accuracy. The others are counts, thresholds, and the mean squared error."""
+    return not metric.endswith(("total", "_number", "_thresh", "mse"))
+
+
+def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
+    """Formats a metric for people: scores on a scale up to 100, other values as they are.
+
+    Args:
+        metric: name of the metric.
+        value: its value. NaN (the correlation of a constant) and None (NaN read from a file) become `UNDEFINED`.
+        perfect_score: the value of a perfect score: 1 or 100.
+    """
+    if value is None or math.isnan(value):
+        return UNDEFINED
+    if is_score(metric):
+        return f"{100 * value / perfect_score:.2f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns a Markdown table of the data of a run, with the number of examples.
+
+    Args:
+        data: "train" or evaluation set -> the fields of each [`DataSource`].
+        metrics: evaluation set -> metric -> value. SQuAD v2.0 counts the questions with and without an answer.
+    """
+    rows = []
+    for set_name, sources in data.items():
+        title = "training" if set_name == "train" else set_title(set_name)
+        rows += [(title, source["name"], source["num_examples"]) for source in sources]
+        counts = {name: metrics.get(set_name, {}).get(f"{name}_total") for name in ("HasAns", "NoAns")}
+        rows += [(f"{title} {name}", "", count) for name, count in counts.items() if count is not None]
+    return table(("set", "data", "examples"), rows)
+
+
+def results_tables(
     metrics: Mapping[str, Mapping[str, float | None]],
     baselines: Mapping[str, Mapping[str, Any]],
-    examples: Mapping[str, int],
+    perfect_score: int,
 ) -> str:
-    """Returns Markdown tables of a run's metrics next to the baseline's, and of its entity types.
+    """Returns Markdown tables of a run's metrics next to the baseline's: scores, other values, and entity types.
 
     Args:
         metrics: evaluation set, such as "eval" or "predict_mm" -> metric -> value.
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
-        examples: evaluation set -> number of examples.
+        perfect_score: the value of a perfect score in the metrics: 1 or 100.
     """
-    rows, type_rows = [], []
+    rows: dict[bool, list[Any]] = {True: [], False: []}
+    type_rows = []
     for set_name, set_metrics in metrics.items():
-        baseline = baselines.get(set_name, {})
-        title = f"{split_name(set_name).replace('_', ' ')} ({examples[set_name]:,})"
+        baseline, title = baselines.get(set_name, {}), set_title(set_name)
         overall, by_type = split_by_type(set_metrics)
         for name, value in overall.items():
-            other = f"{format_number(baseline[name])} ({baseline['answer']})" if name in baseline else ""
-            rows.append((title, name.replace("_", " "), format_number(value), other))
-        type_rows += [(title, kind, *map(format_number, values.values())) for kind, values in by_type.items()]
-    tables = [table(("examples", "metric", "this model", "baseline"), rows)]
+            if not name.endswith("total"):  # in the table of the data
+                to_beat = ""
+                if name in baseline:
+                    to_beat = f"{format_metric(name, baseline[name], perfect_score)} ({baseline['answer']})"
+                text = format_metric(name, value, perfect_score)
+                rows[is_score(name)].append((title, name.replace("_", " "), text, to_beat))
+        for kind, values in by_type.items():
+            cells = [format_metric(f"_{name}", value, perfect_score) for name, value in values.items()]
+            type_rows.append((title, kind, *cells))
+    tables = [table(("set", "metric", "this model", "baseline"), part) for part in rows.values() if part]
     if type_rows:
-        tables.append(table(("examples", "type", "entities", *TYPE_METRICS[1:]), type_rows))
-    return "\n\n".join(tables)
+        tables.append(table(("set", "type", "entities", *TYPE_METRICS[1:]), type_rows))
+    return "\n\n".join([*([SCALE] if rows[True] else []), *tables])
 
 
 def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
@@ -83,43 +122,38 @@ def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dic
     return {name: value for name, value in metrics.items() if name not in type_names}, by_type
 
 
-def means_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a Markdown table of means and standard deviations over seeds.
-
-    Args:
-        columns: keys that identify a row, such as the fields of a setting.
-        rows: each with these keys, `mean` and `std`. `std` is NaN for a single seed.
-    """
-
-    def value(row: Mapping[str, Any]) -> str:
-        mean, deviation = row["mean"], row["std"]
-        with_deviation = not math.isnan(mean) and not math.isnan(deviation)
-        return format_number(mean) + (f" ± {deviation:.{count_decimals(mean)}f}" if with_deviation else "")
-
-    header = (*(name.replace("_", " ") for name in columns), "mean ± standard deviation")
-    return table(header, [(*(row[name] for name in columns), value(row)) for row in rows])
-
-
-def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str]) -> str:
+def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], perfect_score: int) -> str:
     """Returns Markdown tables of a sweep: all settings, and all metrics of the best one. For entity types, only F1.
 
     Args:
         summary: see [`summarize_sweep`].
         setting_columns: the fields of a setting.
+        perfect_score: the value of a perfect score in the metrics: 1 or 100.
     """
+
+    def mean(metric: str, row: Mapping[str, float]) -> str:
+        value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
+        return value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
+
+    columns = (*setting_columns, "seeds")
+    settings = [(*(row[name] for name in columns), mean(summary["chosen_by"], row)) for row in summary["settings"]]
     rows = []
     for set_name, metrics in summary["metrics"].items():
         overall, by_type = split_by_type(metrics)
         values = {**overall, **{f"{kind}_f1": of_type["f1"] for kind, of_type in by_type.items()}}
-        examples = split_name(set_name).replace("_", " ")
-        rows += [{"examples": examples, "metric": name.replace("_", " "), **value} for name, value in values.items()]
+        rows += [
+            (set_title(set_name), name.replace("_", " "), mean(name, value))
+            for name, value in values.items()
+            if not name.endswith("total")
+        ]
     best = ", ".join(f"{name.replace('_', ' ')} {summary['best_setting'][name]:g}" for name in setting_columns)
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
+    title = "mean ± standard deviation"
     return (
         f"Settings and runs are compared by {summary['chosen_by']}.\n\n"
-        f"{means_table((*setting_columns, 'seeds'), summary['settings'])}{failures}\n\n"
+        f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"
         f"Best setting: {best}. Its metrics over all seeds:\n\n"
-        f"{means_table(('examples', 'metric'), rows)}"
+        f"{table(('set', 'metric', title), rows)}"
     )
 
 

@@ -13,6 +13,7 @@ from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.models import load_model
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
+from snugbert.trainers.splits import DataSource
 
 Logits = np.ndarray | tuple[np.ndarray, ...]
 Predictions = TypeVar("Predictions")
@@ -65,26 +66,12 @@ class EvaluationSet(Generic[Predictions]):
         return {name: metrics[name] for name in self.training_metrics or metrics if name in metrics}
 
 
-class DatasetName(NamedTuple):
-    """Where the examples come from.
-
-    Attributes:
-        name: display name.
-        hub_id: the dataset on the Hub. None: it is not from the Hub.
-        config_name: the dataset's configuration on the Hub.
-    """
-
-    name: str
-    hub_id: str | None = None
-    config_name: str | None = None
-
-
 @dataclass
 class FineTuningTask:
     """A task, its examples and how it is scored.
 
     Attributes:
-        name: display name, such as "SST-2".
+        name: display name, such as "SST-2" or "Question answering".
         make_model: returns a new model with a head. The initial head depends only on the seed.
         tokenizer: the model's tokenizer.
         data_collator: makes batches: packed ones, or padded ones if the user asked for them.
@@ -94,9 +81,12 @@ class FineTuningTask:
         metrics: all metrics that may select it, and that the summary shows.
         pipeline_tag: the Hub's name for the task: "text-classification", "token-classification" or
             "question-answering".
-        dataset: where the examples come from.
+        data: the files or splits that the examples come from, for "train" and for each evaluation set. Training
+            examples may come from several files.
         labels: in the order of their ids. None: the task has no classes.
         multi_label: whether an example may have several labels.
+        text_pairs: whether an example is a pair of texts.
+        perfect_score: the value of a perfect score in the metrics: 1 for fractions, 100 for percent.
         settings: data settings, by argument name, as JSON values.
     """
 
@@ -109,9 +99,11 @@ class FineTuningTask:
     main_metric: str
     metrics: tuple[str, ...]
     pipeline_tag: str
-    dataset: DatasetName
+    data: dict[str, list[DataSource]]
     labels: list[str] | None = None
     multi_label: bool = False
+    text_pairs: bool = False
+    perfect_score: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -34,12 +34,14 @@ class GlueSplit(NamedTuple):
         data: the columns that [`read_examples`] returns.
         layout: the columns in the source.
         class_names: the dataset's class names in the order of their ids; empty if it has none.
+        name: the name of the split in the dataset; None for a file.
     """
 
     source: str
     data: Dataset
     layout: Layout
     class_names: tuple[str, ...] = ()
+    name: str | None = None
 
     @property
     def labeled(self) -> bool:
@@ -78,15 +80,17 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
                 continue
             data = found[name]
             class_names: tuple[str, ...] = ()
+            split_name = None
             if isinstance(data, Path):
                 source = str(data)
             else:
                 source = f"{data_args.dataset_name or GLUE_ON_THE_HUB} ({name})"
                 class_names = _class_names(data, data_args.label_column_name or "label")
+                split_name = str(data.split)
             # All splits use the text columns of the first split.
             layout = layout or make_layout(data_args, _read_rows(data, data_args.task), class_names, source)
             examples = read_examples(_read_rows(data, data_args.task), source, layout, labeled=split != "test")
-            splits[name] = GlueSplit(source, examples, layout, class_names)
+            splits[name] = GlueSplit(source, examples, layout, class_names, split_name)
     return splits
 
 

@@ -16,13 +16,13 @@ from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
-from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, Logits, model_maker
+from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, TASKS
 from snugbert.trainers.glue.data import GlueSplit, load_splits
 from snugbert.trainers.glue.labels import Problem, choose_labels, choose_problem, encode_labels
 from snugbert.trainers.glue.metric import GlueMetric
-from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
+from snugbert.trainers.splits import DataSource, describe_source
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +79,8 @@ def make_task(
     ]
     main_metric = data_args.task.main_metric if data_args.task else MAIN_METRICS[problem]
     scored = [s.baseline.metrics for s in evaluation_sets if s.name.startswith("eval") and s.baseline is not None]
-    name, dataset = describe_task(data_args)
     return FineTuningTask(
-        name=name,
+        name=describe_task(data_args, labels),
         make_model=model_maker(AutoModelForSequenceClassification, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
         data_collator=(
@@ -95,26 +94,41 @@ def make_task(
         metrics=tuple(dict.fromkeys([main_metric, *(metric for metrics in scored for metric in metrics)])),
         pipeline_tag="text-classification",
         labels=labels,
+        text_pairs="text_pair" in next(iter(splits.values())).data.column_names,
         multi_label=problem == "multi_label_classification",
-        dataset=dataset,
+        data={
+            NAMES.get(name, name): [describe_split(data_args, name, splits[name], len(features[name]))]
+            for name in features
+        },
         settings=collect_data_settings(data_args),
     )
 
 
-def describe_task(data_args: GlueDataArguments) -> tuple[str, DatasetName]:
-    """Returns the display name of the task, and the source of its examples."""
-    files = [
-        file for file in (data_args.train_file, data_args.validation_file, data_args.test_file) if file is not None
-    ]
-    task = data_args.task.folder if data_args.task is not None else None
-    if data_args.dataset_name is not None:
-        name = describe_dataset(data_args.dataset_name)
-        return task or name, DatasetName(name, hub_id(data_args.dataset_name), data_args.dataset_config_name)
-    if files:
-        name = describe_file(Path(files[0]))
-        return task or name, DatasetName(name)
+def describe_task(data_args: GlueDataArguments, labels: list[str] | None) -> str:
+    """Returns the display name of the task."""
+    if data_args.task is not None:
+        return data_args.task.folder
+    return "Regression" if labels is None else "Text classification"
+
+
+def describe_split(data_args: GlueDataArguments, name: str, split: GlueSplit, num_examples: int) -> DataSource:
+    """Names the examples of a split as results and cards do. Files in `data_dir` are named as the dataset on the Hub.
+
+    Args:
+        data_args: the data that were read.
+        name: "train" or a key of `NAMES`.
+        split: the split.
+        num_examples: number of examples used.
+    """
+    task = data_args.task
+    source = data_args.files.get(name) or data_args.dataset_name
+    if source is not None:
+        return describe_source(source, data_args.dataset_config_name, split.name or name, num_examples)
     assert task is not None  # see `load_splits`
-    return task, DatasetName(f"GLUE {task}", GLUE_ON_THE_HUB, data_args.task_name)
+    if name == "diagnostic":
+        return DataSource("GLUE diagnostic", "test", num_examples, GLUE_ON_THE_HUB, "ax")
+    on_the_hub = f"{name}_matched" if f"{name}_mismatched" in task.files else name
+    return DataSource(f"GLUE {task.folder}", on_the_hub, num_examples, GLUE_ON_THE_HUB, data_args.task_name)
 
 
 # --- features ---------------------------------------------------------------------------------------------------

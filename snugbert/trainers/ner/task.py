@@ -11,13 +11,13 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, Fine
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, draw_entity_scores, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.tables import split_by_type
-from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, model_maker
+from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, model_maker
 from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits
 from snugbert.trainers.ner.metric import predict_most_frequent_tags, score_tags
 from snugbert.trainers.ner.predictions import predictions_file, write_predictions
 from snugbert.trainers.ner.windows import NerWindows, make_windows, predict_tags
-from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
+from snugbert.trainers.splits import DataSource, describe_source
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
 NAMES = {"validation": "eval", "test": "predict"}  # split -> prefix of metrics and files
@@ -65,12 +65,8 @@ def make_task(
     types = (
         sorted(splits["validation"].types) if data_args.return_entity_level_metrics and "validation" in splits else []
     )
-    if data_args.dataset_name is not None:
-        dataset_name = describe_dataset(data_args.dataset_name)
-    else:
-        dataset_name = describe_file(next(iter(data_args.files.values())))
     return FineTuningTask(
-        name=dataset_name,
+        name="Token classification",
         make_model=model_maker(AutoModelForTokenClassification, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
         data_collator=(
@@ -84,9 +80,18 @@ def make_task(
         metrics=(*METRICS, *(f"{kind}_{metric}" for kind in types for metric in METRICS[:3])),
         pipeline_tag="token-classification",
         labels=labels,
-        dataset=DatasetName(dataset_name, hub_id(data_args.dataset_name), data_args.dataset_config_name),
+        data={
+            NAMES.get(name, name): [describe_split(data_args, name, len(split.sentences))]
+            for name, split in splits.items()
+        },
         settings=collect_data_settings(data_args),
     )
+
+
+def describe_split(data_args: NerDataArguments, name: str, num_examples: int) -> DataSource:
+    """Names the sentences of the split `name` as results and cards do."""
+    source = data_args.files.get(name) or str(data_args.dataset_name)
+    return describe_source(source, data_args.dataset_config_name, name, num_examples)
 
 
 def make_evaluation_set(

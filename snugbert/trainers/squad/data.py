@@ -90,7 +90,7 @@ def read_questions(source: Path | Dataset, name: str) -> list[Question]:
             row.
     """
     rows = enumerate(_read_rows(source, name), start=1)
-    questions = [_make_question(values, where, number) for number, (where, values) in rows]
+    questions = [_make_question(values, name, where, number) for number, (where, values) in rows]
     if not questions:
         raise InputError(f"{name}: no questions.")
     empty = [question for question in questions if not (question.question.strip() and question.context.strip())]
@@ -144,7 +144,7 @@ def _read_list(values: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
         yield f"{where}.{name}[{i}]", value
 
 
-def _make_question(values: Mapping[str, Any], where: str, number: int) -> Question:
+def _make_question(values: Mapping[str, Any], source: str, where: str, number: int) -> Question:
     for name in ("question", "context"):
         if not isinstance(values.get(name), str):
             found = ", ".join(values)
@@ -163,6 +163,7 @@ def _make_question(values: Mapping[str, Any], where: str, number: int) -> Questi
         answers=tuple(text for text, _ in answers),
         answer_starts=tuple(start for _, start in answers),
         title=str(values.get("title") or ""),
+        source=source,
         row=where,
         is_impossible=bool(values.get("is_impossible")),
     )

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from snugbert.question_answering.windows import ContextWindows, Question, make_w
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
-from snugbert.trainers.finetuning.task import Baseline, DatasetName, EvaluationSet, FineTuningTask, Logits, model_maker
-from snugbert.trainers.splits import describe_dataset, describe_file, hub_id
+from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
+from snugbert.trainers.splits import DataSource, describe_source
 from snugbert.trainers.squad.arguments import SquadDataArguments
 from snugbert.trainers.squad.data import can_be_scored, load_questions
 from snugbert.trainers.squad.metric import squad_metrics, squad_scores, squad_v2_metrics, threshold_curve
@@ -30,7 +31,6 @@ METRICS_V2 = (  # in percent except thresholds, by the names of evaluate-v2.0.py
     *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
 )
 NAMES = {"validation": "eval", "test": "predict"}  # split -> prefix of metrics and files
-ON_THE_HUB = {"squad": "SQuAD v1.1", "squad_v2": "SQuAD v2.0"}
 
 
 def make_task(
@@ -63,11 +63,8 @@ def make_task(
     for name, split_windows in windows.items():
         logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(split_windows.question_indices))
 
-    names = dict.fromkeys(describe_file(file) for files in data_args.files.values() for file in files)
-    dataset_name = describe_dataset(data_args.dataset_name) if data_args.dataset_name else ", ".join(names)
-    on_hub = hub_id(data_args.dataset_name)
     return FineTuningTask(
-        name=ON_THE_HUB.get((on_hub or "").removeprefix("rajpurkar/"), dataset_name),
+        name="Question answering",
         make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, trained="train" not in splits),
         tokenizer=tokenizer,
         data_collator=(
@@ -84,9 +81,18 @@ def make_task(
         main_metric="f1",
         metrics=METRICS_V2 if data_args.version_2_with_negative else METRICS,
         pipeline_tag="question-answering",
-        dataset=DatasetName(dataset_name, on_hub, data_args.dataset_config_name),
+        data={NAMES.get(name, name): describe_sources(data_args, name, splits[name]) for name in splits},
+        perfect_score=100,
         settings=collect_data_settings(data_args),
     )
+
+
+def describe_sources(data_args: SquadDataArguments, split: str, questions: list[Question]) -> list[DataSource]:
+    """Names the dataset or the files that the questions of a split come from. Files without any are left out."""
+    if data_args.dataset_name is not None:
+        return [describe_source(data_args.dataset_name, data_args.dataset_config_name, split, len(questions))]
+    counts = Counter(question.source for question in questions)
+    return [describe_source(Path(file), None, split, number) for file, number in counts.items()]
 
 
 # --- answers ----------------------------------------------------------------------------------------------------

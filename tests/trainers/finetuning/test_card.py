@@ -9,17 +9,29 @@ from huggingface_hub import EvalResult, ModelCard
 from markdown_tables import cells
 
 import snugbert
+from snugbert.trainers.splits import DataSource
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def source(*fields) -> dict[str, object]:
+    return DataSource(*fields)._asdict()
+
 
 CARD = {
     "name": "me/mnli",
     "task": "MNLI",
     "pipeline_tag": "text-classification",
-    "dataset": ("GLUE (MNLI)", "nyu-mll/glue", "mnli"),
     "base_model": "google-bert/bert-base-uncased",
     "labels": ["entailment", "neutral", "contradiction"],
-    "examples": {"eval": 90, "eval_mm": 90, "predict": 70, "predict_ax": 11},
+    "data": {
+        "train": [source("GLUE MNLI", "train", 800, "nyu-mll/glue", "mnli"), source("more.csv", "train", 1)],
+        "eval": [source("GLUE MNLI", "validation_matched", 90, "nyu-mll/glue", "mnli")],
+        "eval_mm": [source("GLUE MNLI", "validation_mismatched", 90, "nyu-mll/glue", "mnli")],
+        "predict": [source("my reviews, 2024", "test", 70)],
+        "predict_ax": [source("unlabeled.csv", "test", 11)],
+    },
+    "perfect_score": 1,
     "settings": {
         **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "bf16": False, "class_weights": None},
         **{"train_file": "/home/ada/train.csv", "max_eval_samples": 90},
@@ -27,7 +39,7 @@ CARD = {
     "metrics": {
         "eval": {"accuracy": 0.8412345678, "combined_score": 0.7, "pearson": float("nan")},
         "eval_mm": {"accuracy": 0.83},
-        "predict": {"exact_match": 80.5, "pearson": 0.9, "f1": None},
+        "predict": {"exact_match": 0.805, "pearson": 0.9, "f1": None},
         "predict_ax": {},
     },
     "baselines": {"eval": {"answer": "always 'entailment'", "accuracy": 0.3545}},
@@ -41,13 +53,14 @@ def test_metadata_and_text_of_a_card(tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
 
     def result(split, metric, name, value):
+        mnli = {"dataset_type": "nyu-mll/glue", "dataset_name": "GLUE MNLI", "dataset_config": "mnli"}
+        mnli |= {"dataset_args": {"num_examples": 90, "first": 90}}
+        own = {"dataset_type": "my-reviews-2024", "dataset_name": "my reviews, 2024"}
+        own |= {"dataset_args": {"num_examples": 70}}
         return EvalResult(
+            **(own if split == "test" else mnli),
             task_type="text-classification",
             task_name="MNLI",
-            dataset_type="nyu-mll/glue",
-            dataset_name="GLUE (MNLI)",
-            dataset_config="mnli",
-            dataset_args={"first": 90} if split.startswith("validation") else None,
             dataset_split=split,
             metric_type=metric,
             metric_name=name,
@@ -55,16 +68,34 @@ def test_metadata_and_text_of_a_card(tmp_path):
         )
 
     assert card.data.eval_results == [
-        result("validation", "accuracy", "Accuracy", 0.841235),
+        result("validation_matched", "accuracy", "Accuracy", 0.841235),
         result("validation_mismatched", "accuracy", "Accuracy", 0.83),
-        result("test", "exact_match", "Exact match", 80.5),
+        result("test", "exact_match", "Exact match", 0.805),
         result("test", "pearsonr", "Pearson correlation", 0.9),
     ]
     assert card.data.model_name == "me/mnli" and card.data.metrics == ["accuracy", "exact_match", "pearsonr"]
     assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.pipeline_tag == "text-classification"
     assert card.data.datasets == ["nyu-mll/glue"]
+    hub = {"hub_id": "nyu-mll/glue", "config_name": "mnli"}
+    assert card.data.training_data == [
+        {"name": "GLUE MNLI", "split": "train", "num_examples": 800, **hub},
+        {"name": "more.csv", "split": "train", "num_examples": 1},
+    ]
     assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
-    assert ["validation (90)", "accuracy", "0.8412", "0.3545 (always 'entailment')"] in cells(card.text)
+    assert "fine-tuned on GLUE MNLI (800 examples), more.csv (1 example) with SnugBERT, starting" in card.text
+    assert (
+        "measured on GLUE MNLI (90 examples), GLUE MNLI (90 examples), my reviews, 2024 (70 examples). " in card.text
+    )
+    assert cells(card.text)[:8] == [
+        ["set", "data", "examples"],
+        ["training", "GLUE MNLI", "800"],
+        ["training", "more.csv", "1"],
+        ["validation", "GLUE MNLI", "90"],
+        ["validation mismatched", "GLUE MNLI", "90"],
+        ["test", "my reviews, 2024", "70"],
+        ["set", "metric", "this model", "baseline"],
+        ["validation", "accuracy", "84.12", "35.45 (always 'entailment')"],
+    ]
     assert cells(card.text)[-5:] == [
         ["setting", "value"],
         ["learning rate", "3e-05"],
@@ -85,29 +116,30 @@ def test_metadata_and_text_of_a_card(tmp_path):
 def test_a_card_contains_no_local_paths(tmp_path):
     checkpoint = tmp_path / "secret" / "pretrained"
     checkpoint.mkdir(parents=True)
-    own = {"dataset": ("my reviews, 2024", None, None), "base_model": str(checkpoint), "metrics": {"predict": {}}}
+    own = {"data": {"train": [source("my reviews, 2024", "train", 2)], "predict": [source("new.csv", "test", 3)]}}
+    own |= {"base_model": str(checkpoint), "metrics": {"predict": {}}}
     write_card(tmp_path, **CARD | own, sweep_tables="| batch size |")
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
     assert (
-        "fine-tuned on my reviews, 2024 with SnugBERT, starting from pretrained." in card.text
+        "fine-tuned on my reviews, 2024 (2 examples) with SnugBERT, starting from pretrained." in card.text
         and "secret" not in card.content
     )
-    assert "## All runs\n\n| batch size |" in card.text and "## Results" not in card.text
-    write_card(tmp_path, **CARD | own | {"metrics": CARD["metrics"]})
-    assert ModelCard.load(tmp_path / "README.md").data.eval_results[0].dataset_type == "my-reviews-2024"
+    assert "## All runs\n\n| batch size |" in card.text
+    assert "## Results" not in card.text and "new.csv" not in card.text and "measured on" not in card.text
 
 
 @pytest.mark.parametrize(
-    "pipeline_tag, head, labels",
+    "pipeline_tag, head, labels, ability",
     [
-        ("text-classification", "SequenceClassification", ["bad", "good"]),
-        ("text-classification", "SequenceClassification", None),
-        ("token-classification", "TokenClassification", ["O", "B-PER", "I-PER"]),
-        ("question-answering", "QuestionAnswering", None),
+        ("text-classification", "SequenceClassification", ["bad", "good"], "classifies texts."),
+        ("text-classification", "SequenceClassification", ["bad", "good"], "classifies pairs of texts."),
+        ("text-classification", "SequenceClassification", None, "predicts a number for pairs of texts."),
+        ("token-classification", "TokenClassification", ["O", "B-PER", "I-PER"], "labels the words of a text"),
+        ("question-answering", "QuestionAnswering", None, "answers questions about a text."),
     ],
 )
-def test_the_code_in_a_card_runs(tmp_path, capsys, pipeline_tag, head, labels):
+def test_the_code_in_a_card_runs(tmp_path, capsys, pipeline_tag, head, labels, ability):
     vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] ada lovelace was born in london where ? a the first second".split()
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
     snugbert.SnugBertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
@@ -116,19 +148,20 @@ def test_the_code_in_a_card_runs(tmp_path, capsys, pipeline_tag, head, labels):
     torch.manual_seed(0)
     getattr(snugbert, f"SnugBertFor{head}")(config).save_pretrained(tmp_path)
 
-    facts = {"name": str(tmp_path), "pipeline_tag": pipeline_tag, "labels": labels}
+    pairs = "pairs" in ability
+    facts = {"name": str(tmp_path), "pipeline_tag": pipeline_tag, "labels": labels, "text_pairs": pairs}
     write_card(tmp_path, **CARD | facts)
     text = ModelCard.load(tmp_path / "README.md").text
-    assert ("predicts a number for a text or a pair of texts" in text) == (
-        labels is None and head == "SequenceClassification"
-    )
+    assert f"A BERT encoder that {ability}" in text
     for snippet in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(snippet, names := {})
         printed = capsys.readouterr().out
         assert isinstance(names["model"], torch.nn.Module)
         match pipeline_tag:
             case "text-classification":
-                assert printed.count("'score'") == 2 * number
+                assert printed.count("'score'") == number
+                # The example has as many texts as the training examples.
+                assert (snippet.count("A text."), snippet.count("text_pair")) == ((0, 1) if pairs else (1, 0))
             case "token-classification":
                 assert printed.startswith("[")
             case "question-answering":

@@ -14,14 +14,15 @@ def test_results_files(tmp_path):
     results = {
         "task": "CoLA",
         "metrics": {"eval": {"matthews_correlation": 0.52}},
-        "examples": {"eval": 1043},
+        "perfect_score": 1,
+        "data": {"eval": [{"name": "dev.tsv", "num_examples": 1043}]},
         "baselines": {"eval": {"answer": "always 'acceptable'", "matthews_correlation": 0.0}},
         "sweep": {"std": float("nan"), "name": "Zürich"},
     }
     write_results(tmp_path, results, "| batch size |")
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert text.startswith("# CoLA\n") and "| 0.5200 | 0.0000 (always 'acceptable') |" in text
-    assert text.endswith("\n| batch size |\n")
+    assert text.startswith("# CoLA\n\n| set | data | examples |\n") and "| validation | dev.tsv | 1,043 |" in text
+    assert text.endswith("| 52.00 | 0.00 (always 'acceptable') |\n\n| batch size |\n")
     written = (tmp_path / "results.json").read_text(encoding="utf-8")
     assert json.loads(written) == results | {"sweep": {"std": None, "name": "Zürich"}}
     with pytest.raises(TypeError):
@@ -33,17 +34,17 @@ def test_results_files(tmp_path):
 def test_summary(tmp_path):
     task = make_task(make_tokenizer(), 3)
     (validation_set,) = task.evaluation_sets
-    task.metrics = ("accuracy", "f1", "pearson")
-    validation_set.baseline = Baseline("always 'few'", {"accuracy": 0.25, "f1": 50.0, "pearson": float("nan")})
+    task.metrics = ("accuracy", "mse", "pearson")
+    validation_set.baseline = Baseline("always 'few'", {"accuracy": 0.25, "mse": 2.5, "pearson": float("nan")})
     test_set = dataclasses.replace(validation_set, name="predict_mm", score=None, baseline=None, num_examples=1234)
     task.evaluation_sets = [validation_set, test_set]
     (tmp_path / "README.md").touch()
     (tmp_path / "eval_confusion_matrix.png").touch()
     training = {"train_runtime": 61.2, "train_steps": 1, "epoch": 1.0}
-    metrics = {"eval": {"accuracy": 0.5, "f1": 0.0, "pearson": 0.1, "total": 30.0}, "predict_mm": {}}
+    metrics = {"eval": {"accuracy": 0.5, "mse": 1.0, "pearson": 0.1, "total": 30}, "predict_mm": {}}
     assert format_summary(task, {"training": training, "metrics": metrics}, tmp_path).splitlines() == [
         "counting: trained 1 epoch (1 step) in 1 min 1 s",
-        "  validation       30 examples: accuracy 0.5000 (baseline 0.2500), f1 0.00 (baseline 50.00), pearson 0.1000",
+        "  validation       30 examples: accuracy 50.00 (baseline 25.00), mse 1.0000 (baseline 2.5000), pearson 10.00",
         "  test mismatched  1,234 examples: predicted, not scored: there are no labels",
         "  baseline         always 'few'",
         f"  folder           {tmp_path}",
@@ -58,7 +59,7 @@ def test_undefined_metrics_in_the_summary(undefined, tmp_path):
     task.metrics = ("accuracy", "pearson")
     metrics = {"eval": {"accuracy": undefined, "pearson": undefined}}
     summary = format_summary(task, {"training": {}, "metrics": metrics}, tmp_path)
-    assert "30 examples: accuracy - (baseline 0.2500), pearson -\n" in summary
+    assert "30 examples: accuracy - (baseline 25.00), pearson -\n" in summary
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -72,7 +73,7 @@ def test_the_summary_of_a_run_that_only_scores(is_trained, tmp_path):
     written = ["  plots        confusion_matrix.png", "  all results  results.md"]
     assert summary.splitlines() == [
         "counting: scored",
-        "  validation   30 examples: accuracy 0.5000 (baseline 0.2500)",
+        "  validation   30 examples: accuracy 50.00 (baseline 25.00)",
         "  baseline     always 'few'",
         f"  folder       {tmp_path}",
         "  predictions  predictions.txt",

@@ -36,7 +36,7 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
     assert "counting: trained 2 epochs (4 steps) in " in summary
     for line in (
-        f"validation   30 examples: accuracy {accuracy:.4f} (baseline 0.2500)",
+        f"validation   30 examples: accuracy {100 * accuracy:.2f} (baseline 25.00)",
         "baseline     always 'few'",
         f"folder       {folder}",
         "model        model.safetensors",

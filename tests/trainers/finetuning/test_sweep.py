@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from card_metadata import read_metadata
 from finetuning_examples import HEADS, arguments, examples, make_task, new_trainer
 from huggingface_hub.utils import filter_repo_objects
 
@@ -109,7 +110,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best]
         results = json.loads((output_dir / "results.json").read_text())
         assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
-        assert "accuracy 0.9000 (baseline 0.2500), pearson -\n" in capsys.readouterr().out  # NaN is null in the file
+        assert "accuracy 90.00 (baseline 25.00), pearson -\n" in capsys.readouterr().out  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
     with pytest.raises(InputError, match=r"contains runs with 5 seeds\. Use at least as many\. Choose another folder"):
         sweep_over(2)
@@ -137,6 +138,9 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
     assert "eval_accuracy" in capsys.readouterr().out
+    best = max(json.loads((tmp_path / "run" / "results.json").read_text())["sweep"]["settings"][0]["scores"])
+    scores = {("dev.csv", "validation", 30): {"accuracy": pytest.approx(best, rel=1e-5)}}
+    assert read_metadata(tmp_path / "run") == ([("train.csv", "train", 60)], scores)
     # The folder of a single run is not continued as a sweep.
     shutil.rmtree(tmp_path / "run" / "runs")
     (tmp_path / "run" / "plan.json").unlink()

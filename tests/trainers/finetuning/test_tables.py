@@ -3,51 +3,58 @@
 import pytest
 from markdown_tables import cells
 
-from snugbert.trainers.finetuning.tables import means_table, results_table, suite_table, sweep_tables
+from snugbert.trainers.finetuning.tables import SCALE, data_table, results_tables, suite_table, sweep_tables
 
 
-def test_results_table():
-    metrics = {
-        "eval": {"accuracy": 0.91234, "matthews_correlation": -0.5, "pearson": float("nan"), "f1": None},
-        "eval_mm": {"accuracy": 1.0},
-        "predict": {"exact_match": 81.256, "total": 10570},
-        "predict_ax": {},
+def test_scores_have_one_scale_and_are_apart_from_counts():
+    """The same scores as fractions and as percent give the same table. Counts are in the table of the data."""
+    scores = {"exact": 0.81256, "f1": 1.0, "HasAns_exact": 0.625, "pearson": -0.5}
+    others = {"total": 1500, "HasAns_total": 900, "NoAns_total": 600, "best_exact_thresh": -1.25, "mse": 2.5}
+    undefined = {"spearmanr": float("nan"), "matthews_correlation": None}
+    sets = {"eval": {**scores, **others, **undefined}, "predict_mm": {"accuracy": 0.91234}, "predict_ax": {}}
+    baselines = {"eval": {"answer": "always no answer", "exact": 0.5, "mse": 3.0}}
+    fractions = results_tables(sets, baselines, 1)
+    assert fractions.count(SCALE) == 1 and cells(fractions) == [
+        ["set", "metric", "this model", "baseline"],
+        ["validation", "exact", "81.26", "50.00 (always no answer)"],
+        ["validation", "f1", "100.00", ""],
+        ["validation", "HasAns exact", "62.50", ""],
+        ["validation", "pearson", "-50.00", ""],
+        ["validation", "spearmanr", "-", ""],
+        ["validation", "matthews correlation", "-", ""],
+        ["test mismatched", "accuracy", "91.23", ""],
+        ["set", "metric", "this model", "baseline"],
+        ["validation", "best exact thresh", "-1.2500", ""],
+        ["validation", "mse", "2.5000", "3.0000 (always no answer)"],
+    ]
+    percent = {"eval": sets["eval"] | {name: 100 * value for name, value in scores.items()}}
+    percent |= {"predict_mm": {"accuracy": 91.234}}
+    baselines["eval"]["exact"] = 50.0
+    assert results_tables(percent, baselines, 100) == fractions
+    data = {
+        "train": [{"name": "a.json", "num_examples": 1000}, {"name": "b.json", "num_examples": 1}],
+        "eval": [{"name": "dev.json", "num_examples": 1500}],
+        "predict_mm": [{"name": "test.json", "num_examples": 7}],
     }
-    examples = {"eval": 1500, "eval_mm": 2, "predict": 10570, "predict_ax": 3}
-    baselines = {"eval": {"answer": "always 'yes'", "accuracy": 0.5}}
-    assert cells(results_table(metrics, baselines, examples)) == [
-        ["examples", "metric", "this model", "baseline"],
-        ["validation (1,500)", "accuracy", "0.9123", "0.5000 (always 'yes')"],
-        ["validation (1,500)", "matthews correlation", "-0.5000", ""],
-        ["validation (1,500)", "pearson", "-", ""],
-        ["validation (1,500)", "f1", "-", ""],
-        ["validation mismatched (2)", "accuracy", "1.0000", ""],
-        ["test (10,570)", "exact match", "81.26", ""],
-        ["test (10,570)", "total", "10,570", ""],
+    assert cells(data_table(data, sets)) == [
+        ["set", "data", "examples"],
+        ["training", "a.json", "1,000"],
+        ["training", "b.json", "1"],
+        ["validation", "dev.json", "1,500"],
+        ["validation HasAns", "", "900"],
+        ["validation NoAns", "", "600"],
+        ["test mismatched", "test.json", "7"],
     ]
+    assert results_tables({"predict": {}}, {}, 1) == "" and SCALE not in results_tables({"eval": {"mse": 1.0}}, {}, 1)
+
+
+def test_entity_types():
     entities = {"f1": 0.5, "LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 1248}
-    assert cells(results_table({"eval": entities}, {}, {"eval": 7})) == [
-        ["examples", "metric", "this model", "baseline"],
-        ["validation (7)", "f1", "0.5000", ""],
-        ["examples", "type", "entities", "precision", "recall", "f1"],
-        ["validation (7)", "LOC", "1,248", "1.0000", "0.2500", "0.4000"],
-    ]
-
-
-def test_means_table():
-    nan = float("nan")
-    rows = [
-        {"batch_size": 16, "learning_rate": 5e-5, "mean": 0.91, "std": 0.01, "scores": [0.90, 0.91, 0.92]},
-        {"batch_size": 32, "learning_rate": 2e-5, "mean": 89.0, "std": 1.41421},
-        {"batch_size": 32, "learning_rate": 3e-5, "mean": 0.5, "std": nan},
-        {"batch_size": 32, "learning_rate": 4e-5, "mean": nan, "std": nan},
-    ]
-    assert cells(means_table(["batch_size", "learning_rate"], rows)) == [
-        ["batch size", "learning rate", "mean ± standard deviation"],
-        ["16", "5e-05", "0.9100 ± 0.0100"],
-        ["32", "2e-05", "89.00 ± 1.41"],
-        ["32", "3e-05", "0.5000"],
-        ["32", "4e-05", "-"],
+    assert cells(results_tables({"eval": entities}, {}, 1)) == [
+        ["set", "metric", "this model", "baseline"],
+        ["validation", "f1", "50.00", ""],
+        ["set", "type", "entities", "precision", "recall", "f1"],
+        ["validation", "LOC", "1,248", "100.00", "25.00", "40.00"],
     ]
 
 
@@ -84,14 +91,21 @@ def test_suite_average_equals_the_published_one(model):
     assert "Missing here: MNLI-mm, QQP, QNLI, SST-2, CoLA, STS-B, MRPC." in some
 
 
-def test_tables_of_a_sweep_show_only_f1_of_entity_types():
+def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
+    nan = float("nan")
     setting = {"batch_size": 32, "learning_rate": 3e-5, "epochs": 3.0}
     of_types = {"LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 9}
-    metrics = {name: {"mean": value, "std": 0.125} for name, value in {"f1": 0.5, **of_types}.items()}
-    row = {**setting, "seeds": 2, "scores": [0.5, 0.5], "mean": 0.5, "std": 0.0}
-    summary = {"chosen_by": "eval_f1", "settings": [row], "best_setting": row, "failures": ["seed-7: *nan*"]}
-    text = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting))
-    lines = [line for line in text.splitlines() if line.startswith("| validation")]
-    assert lines == ["| validation | f1 | 0.5000 ± 0.1250 |", "| validation | LOC f1 | 0.4000 ± 0.1250 |"]
+    metrics = {name: {"mean": value, "std": 0.125} for name, value in {"f1": 0.5, "total": 30, **of_types}.items()}
+    spreads = [(0.5, 0.01), (0.5, nan), (nan, nan)]  # three seeds, one seed, a correlation of a constant
+    settings = [{**setting, "seeds": 2, "mean": mean, "std": std} for mean, std in spreads]
+    summary = {"chosen_by": "eval_f1", "settings": settings, "best_setting": setting, "failures": ["seed-7: *nan*"]}
+    text = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting), 1)
+    assert cells(text) == [
+        ["batch size", "learning rate", "epochs", "seeds", "mean ± standard deviation"],
+        *(["32", "3e-05", "3", "2", mean] for mean in ("50.00 ± 1.00", "50.00", "-")),
+        ["set", "metric", "mean ± standard deviation"],
+        ["validation", "f1", "50.00 ± 12.50"],
+        ["validation", "LOC f1", "40.00 ± 12.50"],
+    ]
     assert r"Failed: seed-7: \*nan\*" in text
     assert "Best setting: batch size 32, learning rate 3e-05, epochs 3. Its metrics" in text

@@ -3,13 +3,13 @@
 import json
 import logging
 import random
-import re
 import shutil
 from pathlib import Path
 
 import pandas
 import pytest
 import torch
+from card_metadata import read_metadata
 from datasets import Dataset, load_dataset
 from glue_examples import (
     FILLER,
@@ -24,6 +24,7 @@ from glue_examples import (
     sentences,
 )
 from hostile import Malicious
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, mean_squared_error
 from tables import write_csv
@@ -86,9 +87,9 @@ def test_a_run_learns_and_writes_everything(run, workshop):
 def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
     title, *lines = capsys.readouterr().out.strip().splitlines()
-    assert re.fullmatch(r"glue\d+: scored", title)
+    assert title == "Text classification: scored"
     assert lines == [
-        "  validation   31 examples: accuracy 1.0000 (baseline 0.5161)",
+        "  validation   31 examples: accuracy 100.00 (baseline 51.61)",
         "  baseline     always 'cheerful'",
         f"  folder       {tmp_path}",
         "  predictions  eval_predictions.jsonl",
@@ -123,6 +124,44 @@ def test_labeled_test_files_are_scored(run, workshop, tmp_path):
     assert results["predict_accuracy"] == 0.9
     assert len((tmp_path / "out" / "predict_results.txt").read_text().splitlines()) == 11
     assert not (tmp_path / "out" / "eval_results.json").exists()
+    # The arguments name training examples, but this run did not use them.
+    data = json.loads((tmp_path / "out" / "results.json").read_text())["data"]
+    assert {name: source["num_examples"] for name, (source,) in data.items()} == {"predict": 10}
+
+
+def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path, monkeypatch):
+    files = {"train": "amazon_train.csv", "validation": "yelp_dev.csv", "test": "imdb.csv"}
+    numbers = {"train": 18, "validation": 14, "test": 10}
+    for seed, (split, file) in enumerate(files.items()):
+        write_csv(tmp_path / file, sentences(numbers[split], seed=seed))
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
+    names = {f"{split}_file": tmp_path / file for split, file in files.items()}
+    glue.main(arguments(workshop, tmp_path / "out", **names, **asked))
+    trained_on, scores = read_metadata(tmp_path / "out")
+    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert trained_on == [("amazon_train.csv", "train", 18)]
+    assert scores == {
+        ("yelp_dev.csv", "validation", 14): {"accuracy": pytest.approx(metrics["eval_accuracy"], rel=1e-5)},
+        ("imdb.csv", "test", 10): {"accuracy": pytest.approx(metrics["predict_accuracy"], rel=1e-5)},
+    }
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.datasets is None and "fine-tuned on amazon_train.csv (18 examples) with" in card.text
+    assert "measured on yelp_dev.csv (14 examples), imdb.csv (10 examples). " in card.text
+    for row in ("training | amazon_train.csv | 18", "validation | yelp_dev.csv | 14", "test | imdb.csv | 10"):
+        assert f"| {row} |" in card.text and f"| {row} |" in (tmp_path / "out" / "results.md").read_text()
+
+    # The same examples from a dataset on the Hub.
+    local = {split: str(tmp_path / file) for split, file in files.items()}
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: load_dataset("csv", data_files=local))
+    hub = {"dataset_name": "me/reviews", "dataset_config_name": "en", **NO_FILES}
+    glue.main(arguments(workshop, tmp_path / "hub", **hub, **asked, max_eval_samples=9))
+    trained_on, scores = read_metadata(tmp_path / "hub")
+    assert trained_on == [("me/reviews (en)", "train", 18)]
+    assert list(scores) == [("me/reviews (en)", "validation", 9), ("me/reviews (en)", "test", 10)]
+    data = ModelCard.load(tmp_path / "hub" / "README.md").data
+    assert data.datasets == ["me/reviews"]
+    places = {(r.dataset_type, r.dataset_config, r.dataset_args.get("first")) for r in data.eval_results}
+    assert places == {("me/reviews", "en", 9), ("me/reviews", "en", None)}
 
 
 def test_resumed_run_equals_straight_run(run, workshop, tmp_path):
@@ -347,7 +386,10 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         ),
         ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
         ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
-        ({"metric_for_best_model": "matthews"}, r"glue\d+ has no metric 'matthews'\. Choose one of accuracy"),
+        (
+            {"metric_for_best_model": "matthews"},
+            r"Text classification has no metric 'matthews'\. Choose one of accuracy",
+        ),
         (
             {"task_name": "rte"},
             "train.csv: no column 'sentence1' and no column 'sentence2'. Columns: sentence, label. Expected: "

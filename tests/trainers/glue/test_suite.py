@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from card_metadata import read_metadata
 from glue_examples import LARGER, NO_FILES, WORDS, arguments, read_predictions, sentences
 
 from snugbert.errors import InputError
@@ -138,6 +139,15 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     assert metrics["mnli"]["predict_ax"] == {"matthews_correlation": 1.0}
     for plot in ("confusion_matrix.png", "eval_mm_confusion_matrix.png", "predict_ax_confusion_matrix.png"):
         assert (output_dir / "mnli" / plot).is_file()
+    # The test examples are not labeled, so they are not in the header.
+    assert read_metadata(output_dir / "mnli") == (
+        [("GLUE MNLI", "train", 160)],
+        {
+            ("GLUE MNLI", "validation_matched", 30): {"accuracy": 1.0},
+            ("GLUE MNLI", "validation_mismatched", 7): {"accuracy": 1.0},
+            ("GLUE diagnostic", "test", 6): {"matthews_correlation": 1.0},
+        },
+    )
 
     capsys.readouterr()
     before = len(steps)

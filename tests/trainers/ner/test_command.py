@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from card_metadata import read_metadata
+from huggingface_hub import ModelCard
 from transformers import AutoModelForTokenClassification, pipeline
 
 import snugbert_cli
@@ -104,6 +106,31 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     tag = pipeline("token-classification", model=str(run), aggregation_strategy="first", device="cpu")
     found = [(part["entity_group"], part["word"]) for part in tag("then anna berg met otto in romeport")]
     assert found == [("PER", "anna berg"), ("PER", "otto"), ("LOC", "romeport")]
+
+
+def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
+    files = {"train": ("wikiann_train.txt", 40), "validation": ("conll_dev.txt", 15), "test": ("wnut.txt", 10)}
+    for seed, (file, number) in enumerate(files.values()):
+        (tmp_path / file).write_text(tagged_text(number, seed))
+    names = {f"{split}_file": tmp_path / file for split, (file, _) in files.items()}
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
+    main(arguments(workshop, tmp_path / "out", **names, **asked))
+    trained_on, scores = read_metadata(tmp_path / "out")
+    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert trained_on == [("wikiann_train.txt", "train", 40)]
+    assert scores == {
+        (*source, number): {m: pytest.approx(metrics[f"{name}_{m}"], rel=1e-5) for m in ner.METRICS}
+        for *source, number, name in (
+            ("conll_dev.txt", "validation", 15, "eval"),
+            ("wnut.txt", "test", 10, "predict"),
+        )
+    }
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.datasets is None and "fine-tuned on wikiann_train.txt (40 examples) with SnugBERT" in card.text
+    assert "measured on conll_dev.txt (15 examples), wnut.txt (10 examples). " in card.text
+    hub = NerDataArguments(dataset_name="eriktks/conll2003")
+    expected = ("eriktks/conll2003", "test", 10, "eriktks/conll2003", None)
+    assert ner.describe_split(hub, "test", 10) == expected
 
 
 def test_document_context(workshop, tmp_path):

@@ -6,15 +6,19 @@ import re
 from pathlib import Path
 
 import pytest
+from card_metadata import read_metadata
+from huggingface_hub import ModelCard
 from squad_definition import definition_2
 from squad_forms import flat, nested
 
 import snugbert_cli
 from snugbert import SnugBertTokenizer
 from snugbert.errors import InputError
+from snugbert.question_answering.windows import Question
 from snugbert.trainers.squad import command as squad
 from snugbert.trainers.squad.arguments import SquadDataArguments
 from snugbert.trainers.squad.data import load_questions
+from snugbert.trainers.squad.task import describe_sources
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,8 +124,36 @@ def test_a_run_learns_and_writes_everything(run):
     assert not (run / "predict_results.json").exists()
     assert (run / "f1_by_answer_length.png").stat().st_size > 5000
     assert not (run / "predict_f1_by_answer_length.png").exists()
-    card = (run / "README.md").read_text()
-    assert "question-answering" in card and "f1_by_answer_length.png" in card
+    assert "f1_by_answer_length.png" in (run / "README.md").read_text()
+
+
+def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
+    rows = stories(60, seed=4)
+    numbers = {"amazon_train": 30, "news_train": 10, "unused_train": 5, "xquad_dev": 9, "tydiqa": 6}
+    files = {}
+    for name, number in numbers.items():
+        files[name], rows = write_stories(tmp_path / f"{name}.jsonl", rows[:number]), rows[number:]
+    given = {"validation_file": files["xquad_dev"], "test_file": files["tydiqa"], "max_train_samples": 38}
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
+    argv = arguments(workshop, tmp_path / "out", train_file=None, **given, **asked)
+    squad.main([*argv, "--train_file", *(str(files[f"{name}_train"]) for name in ("amazon", "news", "unused"))])
+    trained_on, scores = read_metadata(tmp_path / "out")
+    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert trained_on == [("amazon_train.jsonl", "train", 30), ("news_train.jsonl", "train", 8)]
+    assert scores == {
+        (file, split, number): {m: pytest.approx(metrics[f"{name}_{m}"], rel=1e-5) for m in ("exact_match", "f1")}
+        for file, split, number, name in (
+            ("xquad_dev.jsonl", "validation", 9, "eval"),
+            ("tydiqa.jsonl", "test", 6, "predict"),
+        )
+    }
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.datasets is None
+    assert "fine-tuned on amazon_train.jsonl (30 examples), news_train.jsonl (8 examples) with SnugBERT" in card.text
+    assert "measured on xquad_dev.jsonl (9 examples), tydiqa.jsonl (6 examples). " in card.text
+    hub = SquadDataArguments(dataset_name="google/xquad", dataset_config_name="xquad.en")
+    (source,) = describe_sources(hub, "validation", [Question("a", "Who?", "Anna.")] * 9)
+    assert source == ("google/xquad (xquad.en)", "validation", 9, "google/xquad", "xquad.en")
 
 
 @pytest.mark.usefixtures("pictures")
@@ -248,11 +280,11 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
         ({"max_seq_length": 10}, "max_seq_length 10: a question of 1 tokens leaves 6 for the context"),
         (
             {"metric_for_best_model": "accuracy"},
-            r"squad\d+ has no metric 'accuracy'\. Choose one of exact_match, f1",
+            r"Question answering has no metric 'accuracy'\. Choose one of exact_match, f1",
         ),
         (
             {"class_weights": "balanced"},
-            r"--class_weights: squad\d+ needs training examples with exactly one class",
+            r"--class_weights: Question answering needs training examples with exactly one class",
         ),
     ],
 )

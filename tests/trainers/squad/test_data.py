@@ -30,7 +30,7 @@ def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, d
         arguments = SquadDataArguments(**split, version_2_with_negative=version_2)
         (questions,) = load_questions(arguments, None).values()
         loaded.append(
-            [question._replace(row="", is_impossible=False) for question in questions]
+            [question._replace(source="", row="", is_impossible=False) for question in questions]
         )  # flat files have no is_impossible
     nested, flat = loaded
     assert sorted(nested) == sorted(flat)
@@ -81,7 +81,7 @@ def test_every_format_gives_the_same_questions(tmp_path):
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         arguments = SquadDataArguments(**source, version_2_with_negative=True)
         splits = load_questions(arguments, None, cache_dir=str(tmp_path / "cache"))
-        assert [question._replace(row="", is_impossible=False) for question in splits["validation"]] == [
+        assert [question._replace(source="", row="", is_impossible=False) for question in splits["validation"]] == [
             Question("a", "Who?", "Anna met  Ben.\n", ("Anna", "Ben"), (0, 10), "T"),
             Question("b", "Why?", "Anna met  Ben.\n", (), (), "T"),
             Question("c", "Who?", "\u00c9mile \u2028 slept.", ("\u00c9mile",), (0,), "U"),
