@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
+# As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples.
+NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*"]
 
 
 class SharedTrainer(StoppableTrainer, CheckpointTrainer):
@@ -232,9 +234,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         by_epoch = args.save_strategy == SaveStrategy.EPOCH
         done = f"epoch {int(self.state.epoch or 0)}" if by_epoch else f"step {self.state.global_step}"
         message = f"Training in progress, {done}"
-        # As in Trainer. Names that begin with "_" are unfinished files.
-        ignored = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME]
-        jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=ignored)]
+        jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=NOT_UPLOADED)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             message += ", checkpoint"

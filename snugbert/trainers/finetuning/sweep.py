@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from accelerate import PartialState
 from huggingface_hub import HfApi
-from transformers.trainer import TRAINING_ARGS_NAME
 
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
@@ -29,6 +28,7 @@ from snugbert.trainers.finetuning.tables import sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.run_lock import LOCK_NAME
+from snugbert.trainers.shared_trainer import NOT_UPLOADED
 from snugbert.trainers.stopping import DivergedError
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ def _finish(
         hub.upload_folder(
             repo_id=repository,
             folder_path=output_dir,
-            ignore_patterns=["runs/*", "_*", PLAN, TRAINING_ARGS_NAME],
+            ignore_patterns=[*NOT_UPLOADED, "runs/*", PLAN],
             commit_message="Best run of a sweep",
         )
 

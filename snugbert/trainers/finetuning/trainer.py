@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from huggingface_hub import HfApi
 from torch import nn
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
@@ -19,7 +20,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import count_tokens
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.shared_trainer import SharedTrainer
+from snugbert.trainers.shared_trainer import NOT_UPLOADED, SharedTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
 
 PADDING = -100  # padding of predictions, as in Trainer
@@ -113,6 +114,21 @@ class FineTuningTrainer(SharedTrainer):
                 if (parameters := [parameter for parameter in group["params"] if depths[parameter] == depth])
             ]
         return optimizer
+
+    def push_to_hub(self) -> None:  # type: ignore[override]
+        """Uploads the finished run as Trainer does, except for `NOT_UPLOADED`."""
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self.save_model(_internal_call=True)
+        if self.is_world_process_zero():
+            self.create_model_card(model_name=str(self.hub_model_id).rpartition("/")[-1])
+            self._finish_current_push()
+            HfApi(token=self.args.hub_token).upload_folder(
+                repo_id=str(self.hub_model_id),
+                revision=self.args.hub_revision,
+                folder_path=str(self.args.output_dir),
+                commit_message="End of training",
+                ignore_patterns=NOT_UPLOADED,
+            )
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ def choose_labels(
         regression: True for a regression, False for a classification. None: inferred from the labels.
 
     Raises:
-        InputError: the training examples have fewer than two labels; a regression has lists of labels; or most
-            labels, but not all, are numbers, some with a decimal point.
+        InputError: the training examples have fewer than two labels; a regression has lists of labels; or the labels
+            seem to be numbers, but some have a decimal comma or are not numbers.
     """
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
@@ -68,6 +68,12 @@ def choose_labels(
 
 def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:
     """Whether the labels, which are not all integers, are numbers to predict. If not, they are class names."""
+    with_comma = next((label for label in labels if "," in label), None)
+    if with_comma is not None and all(NUMBER.fullmatch(label.replace(",", ".")) for label in labels):
+        raise InputError(
+            f"{train.source}: labels such as {with_comma!r} are numbers with a comma. Use a decimal point. If the "
+            "labels are names of classes, set --do_regression false."
+        )
     numbers = [label for label in labels if NUMBER.fullmatch(label)]
     # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
     if len(numbers) < len(labels) < 2 * len(numbers) and not all(INTEGER.fullmatch(label) for label in numbers):

@@ -1,12 +1,15 @@
 """One fine-tuning run: its files and summary, early stopping, class weights."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from finetuning_examples import HEADS, arguments, examples, make_task
+from huggingface_hub import HfApi
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 
 from snugbert.errors import InputError
@@ -21,12 +24,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "run"
     pushed = []
+
+    def upload(self, *, folder_path, ignore_patterns, **kwargs):
+        pushed.extend(filter_repo_objects(os.listdir(folder_path), ignore_patterns=ignore_patterns))
+
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
-    monkeypatch.setattr(FineTuningTrainer, "push_to_hub", lambda self: pushed.extend(folder.iterdir()))
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
     settings = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "no", "push_to_hub": True}
     run_task(make_task(tokenizer), model_args, arguments(folder, **settings))
     summary = capsys.readouterr().out
-    assert [file.name for file in pushed].count("README.md") == 1  # once, and with the card
+    assert pushed.count("README.md") == 1  # once, and with the card
+    assert "predictions.txt" not in pushed and "results.json" in pushed
     results = json.loads((folder / "results.json").read_text())
     assert results["baselines"]["eval"]["accuracy"] == 0.25
     assert results["settings"]["learning_rate"] == 1e-3 and results["training"]["train_samples"] == 60

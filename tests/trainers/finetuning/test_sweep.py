@@ -134,7 +134,7 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
     given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
     sweep.run_task(make_task(tokenizer), model_args, given)
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
-    assert "_lock" not in pushed["me/run"]
+    assert not {"_lock", "predictions.txt"} & pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
     assert "eval_accuracy" in capsys.readouterr().out
