@@ -13,7 +13,7 @@ tokens, Q tokens whose output is needed.
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
 
 # isort: split
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -319,11 +319,18 @@ class SnugBertLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         query_indices: torch.Tensor | None = None,
+        layout: SnugBertBatch | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """Computes the output of all tokens, or of `query_indices` (Q,) only. *Shape:* (1, T, H) -> (1, T or Q, H)"""
+        """Computes the output of all tokens, or of `query_indices` (Q,) only.
+
+        *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, (B, L, H) -> (B, L, H), and all tokens
+        """
+        if layout is not None:
+            hidden_states = layout.gather(hidden_states)
         hidden_states = self.attention(hidden_states, query_indices, **kwargs)
-        return self.output(self.intermediate(hidden_states), hidden_states)
+        hidden_states = self.output(self.intermediate(hidden_states), hidden_states)
+        return hidden_states if layout is None else layout.scatter(hidden_states)
 
 
 class SnugBertEncoder(nn.Module):
@@ -344,10 +351,10 @@ class SnugBertEncoder(nn.Module):
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
                 only these. *Shape:* (Q,)
-            kwargs: passed on to the layers.
+            kwargs: passed on to the layers, among them `layout`.
 
         Returns:
-            *Shape:* (1, T, H), or (1, Q, H) with `query_indices`
+            *Shape:* (1, T, H), or (1, Q, H) with `query_indices`. With a `layout`, (B, L, H) -> (B, L, H)
         """
         arguments = attention_arguments(self.config, batch, None)
         for layer in self.layer[:-1]:
@@ -422,9 +429,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Runs [`SnugBertModel`] on a gathered batch. `hidden_states` have the caller's layout."""
         # Heads read the encoder's output by name. The caller's `return_dict` applies to the head's output.
-        outputs = self.bert(batch=batch, token_indices=token_indices, return_dict=True, **kwargs)
-        outputs.hidden_states = batch.scatter_all(outputs.hidden_states)
-        return outputs
+        return self.bert(batch=batch, token_indices=token_indices, return_dict=True, **kwargs)
 
     def save_pretrained(self, *args, **kwargs):
         """Saves the model as transformers does, and adds SnugBERT's code files and an `auto_map` with all heads.
@@ -475,6 +480,24 @@ def _classification_loss(
     labels = labels.flatten().long()
     loss_sum = F.cross_entropy(upcast(logits.flatten(0, -2)), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+
+
+def _has_hooks(modules: Iterable[nn.Module]) -> bool:
+    """Whether hooks see the inputs or outputs of `modules`. Hooks of transformers and of FSDP do not count."""
+    if torch.compiler.is_compiling():
+        return False
+    hooks = [
+        hook
+        for module in modules
+        for table in (
+            module._forward_pre_hooks,
+            module._forward_hooks,
+            module._backward_pre_hooks,
+            module._backward_hooks,
+        )
+        for hook in table.values()
+    ]
+    return any(not str(hook.__module__).startswith(("transformers.", "torch.distributed.")) for hook in hooks)
 
 
 class SnugBertModel(SnugBertPreTrainedModel):
@@ -534,7 +557,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
         Returns:
             `last_hidden_state` (B, L, H), or (1, T, H) if packed. It is zero at padding, except with a 4-D mask.
             `pooler_output` (N, H) if there is a pooler. For a row without tokens it is the pooled zero vector.
-            `hidden_states` and `attentions` on request.
+            `hidden_states` and `attentions` on request. They are part of the graph.
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds`; shapes that do not match; more than
@@ -547,7 +570,6 @@ class SnugBertModel(SnugBertPreTrainedModel):
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode_tokens(batch, None, return_dict=True, **kwargs)
         outputs.last_hidden_state = batch.scatter(outputs.last_hidden_state)
-        outputs.hidden_states = batch.scatter_all(outputs.hidden_states)
         return outputs
 
     @merge_with_config_defaults
@@ -556,21 +578,31 @@ class SnugBertModel(SnugBertPreTrainedModel):
         self, batch: SnugBertBatch, token_indices: torch.Tensor | None, **kwargs
     ) -> BaseModelOutputWithPooling:
         """Returns `last_hidden_state` (1, T, H), or (1, M, H) of `token_indices`, and `pooler_output` (N, H)."""
-        words = batch.inputs if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(batch.inputs)
-        hidden_states = self.embeddings(words, batch.token_type_ids, batch.position_ids)
+        # Hooks, and gradients of hidden states, expect the caller's layout between the layers.
+        modules = (self.embeddings, *self.embeddings.children(), self.encoder, *self.encoder.layer)
+        observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or _has_hooks(modules)
+        layout = batch if observed else None
+        inputs = [batch.inputs, batch.token_type_ids, batch.position_ids]
+        if layout is not None:
+            inputs = [layout.scatter(values) for values in inputs]
+        words = inputs[0] if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(inputs[0])
+        hidden_states = self.embeddings(words, *inputs[1:])
+        if layout is not None:
+            hidden_states = layout.scatter(layout.gather(hidden_states))  # zero at padding
         first_tokens, query_indices = batch.first_tokens, None
         without_dropout = is_flash_attention_requested(self.config, version=[3, 4])
         if self.training and self.config.attention_probs_dropout_prob and without_dropout:
             warn_once(f"{self.config._attn_implementation} has no dropout. `attention_probs_dropout_prob` is ignored.")
-        needs_all = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        if token_indices is not None and is_ragged(self.config, batch) and not needs_all:
+        if token_indices is not None and is_ragged(self.config, batch) and layout is None:
             # The last layer computes only the needed tokens. From here on, indices refer to these. First tokens are
             # always included, because ragged kernels require a query in each sequence.
             needed = torch.cat([first_tokens, token_indices])
             query_indices, order = needed.sort()
             new_indices = order.argsort()
             first_tokens, token_indices = new_indices.split([len(first_tokens), len(token_indices)])
-        hidden_states = self.encoder(hidden_states, batch, query_indices, **kwargs).to(first_tokens.device)
+        hidden_states = self.encoder(hidden_states, batch, query_indices, layout=layout, **kwargs)
+        hidden_states = hidden_states if layout is None else layout.gather(hidden_states)
+        hidden_states = hidden_states.to(first_tokens.device)
         pooled = None
         if self.pooler is not None:
             first = hidden_states.index_select(1, first_tokens).squeeze(0)

@@ -138,7 +138,9 @@ class SnugBertBatch:
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Gathers the tokens of a caller's tensor into one row. *Shape:* (B, L, ...) -> (1, T, ...)"""
         values = values.flatten(0, 1)
-        return (values if self.token_indices is None else values.index_select(0, self.token_indices))[None]
+        if self.token_indices is not None:
+            values = values.index_select(0, self.token_indices.to(values.device))  # layers may be on several devices
+        return values[None]
 
     def scatter(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
         """Restores the caller's layout, with `fill` at padding. *Shape:* (1, T, ...) -> (B, L, ...)"""
@@ -177,12 +179,6 @@ class SnugBertBatch:
     def row_lengths(self) -> int | torch.Tensor:
         """Returns L if the caller's batch was padded, else the length of each sequence, (N,)."""
         return self.shape[1] if self.num_sequences == self.shape[0] else self.cu_seq_lens.diff()
-
-    def scatter_all(self, states: tuple[torch.Tensor | None, ...] | None) -> tuple[torch.Tensor | None, ...] | None:
-        """Applies [`scatter`] to each hidden state, if there are any."""
-        if states is None:
-            return None
-        return tuple(None if state is None else self.scatter(state) for state in states)
 
     def gather_labels(self, labels: torch.Tensor, ignored: int) -> torch.Tensor:
         """Gathers token labels into one row, without labels at padding. *Shape:* (B, L) -> (1, T)

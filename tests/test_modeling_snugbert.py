@@ -81,6 +81,40 @@ def test_hidden_states_and_attentions_equal_stock_bert():
     torch.testing.assert_close(output.attentions, expected.attentions, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("head", HEADS)
+def test_hooks_and_gradients_of_hidden_states_equal_stock_bert(head, attention):
+    """Hooks on embeddings and layers see the caller's layout. Requested outputs are part of the graph."""
+    inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")  # stock BERT's softmax includes padding
+    real = inputs["attention_mask"].flatten(0, -2).bool()
+    ours, stock = ours_and_stock(head)
+    ours.set_attn_implementation(attention)
+
+    def observe(model):
+        values = []
+        bert = model.train() if head == "Model" else model.train().bert
+        modules = (bert.embeddings.word_embeddings, bert.embeddings, *bert.encoder.layer)
+        hooks = [module.register_forward_hook(lambda *arguments: values.append(arguments[-1])) for module in modules]
+        for layer in bert.encoder.layer:
+            hooks.append(layer.register_full_backward_hook(lambda *arguments: values.append(arguments[-1][0])))
+        scalar(model(**inputs)).backward()
+        for hook in hooks:
+            hook.remove()
+        model.zero_grad()
+        output = model(**inputs, output_hidden_states=True, output_attentions=attention == "eager")
+        for state in (*output.hidden_states, *(output.attentions or ())):
+            state.retain_grad()
+        scalar(output).backward()
+        values += [*output.hidden_states, *(state.grad for state in output.hidden_states)]
+        for weights in output.attentions or ():  # without padded keys
+            values += [both.mul(real[:, None, None]).transpose(1, 2) for both in (weights, weights.grad)]
+        return values
+
+    for mine, theirs in zip(observe(ours), observe(stock), strict=True):
+        torch.testing.assert_close(mine[real], theirs[real], atol=2e-6, rtol=1e-5)
+    assert_same_gradients(ours, stock)
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_tuples_equal_stock_bert(head):
     ours, stock = ours_and_stock(head)
