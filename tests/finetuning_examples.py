@@ -51,8 +51,7 @@ def new_model(head: str, **overrides) -> torch.nn.Module:
 
 
 def new_trainer(head: str, tokenizer, folder, data=None, weights=None, model=None, **settings) -> FineTuningTrainer:
-    defaults = {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "save_strategy": "no"}
-    args = FineTuningArguments(output_dir=str(folder), **defaults | settings)
+    args = arguments(folder, **{"save_strategy": "no", "learning_rate": 3e-5, **settings})
     padding_class = DataCollatorForTokenClassification if head == "ForTokenClassification" else DataCollatorWithPadding
     return FineTuningTrainer(
         model=new_model(head) if model is None else model,

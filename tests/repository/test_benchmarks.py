@@ -396,6 +396,33 @@ def test_both_sides_of_a_finetuning_job_do_the_same_work(data_dir, minilm, tmp_p
         finetuning_run.main([*argv, "--bf16"])
 
 
+def test_learning_rates(data_dir, minilm, tmp_path, capsys, monkeypatch):
+    import learning_rates
+
+    model, rates = tmp_path / "model", []
+    BertModel(BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(model)
+    AutoTokenizer.from_pretrained(minilm).save_pretrained(model)
+
+    def run(command, **process):
+        rates.append(command[command.index("--learning_rate") + 1])
+        assert snugbert_command([*command[3:], "--use_cpu"]) == 0
+        return CompletedProcess(command, 0)
+
+    monkeypatch.setattr(learning_rates.subprocess, "run", run)
+    argv = ["--model_name_or_path", str(model), "--tasks", "rte", "--factors", "1", "4", "--seeds", "1", "2"]
+    argv += ["--data_dir", str(data_dir), "--max_train_samples", "8", "--output_dir", str(tmp_path / "rates")]
+    learning_rates.main(argv)
+    table = capsys.readouterr().out.partition("model: 1 layers, hidden size 32")[2]
+    assert rates == ["3e-05", "0.00012"] * 2
+    scores = [json.loads((tmp_path / f"rates/model_rte_4_{seed}.json").read_text())["score"] for seed in (1, 2)]
+    assert "| RTE, accuracy | 8 | 3e-05 | 52.7 | " in table
+    assert f"| {np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f} |\n" in table
+
+    # Finished runs are not repeated.
+    learning_rates.main(["--report", "--output_dir", str(tmp_path / "rates")])
+    assert table in capsys.readouterr().out and len(rates) == 4
+
+
 def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
     pytest.importorskip("minicons")
     import minimal_pairs

@@ -1,6 +1,7 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -48,12 +49,15 @@ class FineTuningArguments(TrainingArguments):
     """`TrainingArguments` with the paper's fine-tuning settings as defaults.
 
     Devlin et al. (2018), section 4.1: 3 epochs, batches of 32, and the best learning rate of 5e-5, 4e-5, 3e-5 and 2e-5
-    on the development set. The original release (`run_classifier.py`, `optimization.py`) adds warmup over the first
-    10 % of the steps, linear decay, and weight decay 0.01. The paper's batch size counts all devices together.
+    on the development set. The default is 3e-5, and higher for narrow encoders (see `choose_learning_rate`). The
+    original release (`run_classifier.py`, `optimization.py`) adds warmup over the first 10 % of the steps, linear
+    decay, and weight decay 0.01. The paper's batch size counts all devices together.
 
     Raises:
         InputError: a value is out of range, or settings exclude each other.
     """
+
+    paper_learning_rate: ClassVar[float] = 3e-5
 
     do_train: bool = field(
         default=False,
@@ -63,7 +67,9 @@ class FineTuningArguments(TrainingArguments):
         default=False, metadata={"help": "Evaluate on the validation examples. Default: see --do_train."}
     )
     do_predict: bool = field(default=False, metadata={"help": "Predict the test examples. Default: see --do_train."})
-    learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate."})
+    learning_rate: float | None = field(  # type: ignore[assignment]  # see `choose_learning_rate`
+        default=None, metadata={"help": "Peak learning rate. Default: by the size of the model."}
+    )
     num_train_epochs: float = field(default=3.0, metadata={"help": "Number of passes over the training examples."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
     per_device_eval_batch_size: int = field(

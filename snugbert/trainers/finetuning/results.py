@@ -28,6 +28,7 @@ class RunResults(TypedDict):
         training: Trainer's training metrics. Empty if the run did not train.
         settings: data and training settings.
         versions: versions of the packages.
+        shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
     """
 
@@ -42,6 +43,7 @@ class RunResults(TypedDict):
     training: dict[str, float]
     settings: dict[str, Any]
     versions: dict[str, str]
+    shortfalls: NotRequired[list[str]]
     sweep: NotRequired[dict[str, Any]]
 
 
@@ -65,7 +67,8 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
     """
     data = data_table(results["data"], results["metrics"])
     scores = results_tables(results["metrics"], results["baselines"], results["perfect_score"])
-    parts = [f"# {escape(results['task'])}", data, scores, sweep_tables]
+    shortfalls = escape(" ".join(results.get("shortfalls", [])))
+    parts = [f"# {escape(results['task'])}", data, scores, shortfalls, sweep_tables]
     write_atomically(output_dir / "results.md", "\n\n".join(part for part in parts if part) + "\n")
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / "results.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
@@ -118,7 +121,8 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         if present:
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
-    return "\n".join([title, *(f"  {left:<{width}}  {right}" for left, right in lines)])
+    table = [f"  {left:<{width}}  {right}" for left, right in lines]
+    return "\n".join([title, *table, *results.get("shortfalls", [])])
 
 
 def contains_model(output_dir: Path) -> bool:

@@ -25,6 +25,7 @@ from snugbert.trainers.finetuning.arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
+from snugbert.trainers.finetuning.guidance import LOWER_IS_BETTER, describe_shortfalls
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
@@ -40,7 +41,6 @@ from snugbert.trainers.run_settings import (
 from snugbert.trainers.splits import describe_dataset
 from snugbert.trainers.stopping import raise_if_interrupted
 
-LOWER_IS_BETTER = ("loss", "mse")
 # The training settings in results.json and in the model card.
 SETTINGS = (
     "learning_rate",
@@ -154,6 +154,7 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     for evaluation_set in task.evaluation_sets:
         metrics[evaluation_set.name], losses[evaluation_set.name] = evaluate(trainer, evaluation_set)
     results = collect_results(task, model_args, args, training, metrics, trainer.changes)
+    results["shortfalls"] = describe_shortfalls(task, metrics, args, trained=bool(training))
     if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:
             _draw_learning_curve(task, trainer, metrics, losses)

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
@@ -53,10 +54,11 @@ def make_task(
     """
     download = {"cache_dir": model_args.cache_dir, "token": model_args.token}
     splits = load_splits(data_args, training_args.wanted_splits, **download)
-    if "train" in splits:
-        check_early(model_args, training_args)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
+    if "train" in splits:
+        choose_learning_rate(config, training_args)
+        check_early(model_args, training_args)
     checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
     labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression)
     logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))

@@ -8,6 +8,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, draw_entity_scores, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.tables import split_by_type
@@ -34,10 +35,11 @@ def make_task(
     splits = load_splits(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
-    if "train" in splits:
-        check_early(model_args, training_args)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
+    if "train" in splits:
+        choose_learning_rate(config, training_args)
+        check_early(model_args, training_args)
     labels = choose_labels(splits, [label for _, label in sorted((config.id2label or {}).items())])
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in config.id2label.items()}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from snugbert.trainers.finetuning.arguments import ExampleLimits, FineTuningArguments
 from snugbert.trainers.ranges import check_ranges
@@ -81,4 +81,4 @@ class SquadDataArguments(ExampleLimits):
 class SquadTrainingArguments(FineTuningArguments):
     """[`FineTuningArguments`] with the paper's learning rate for SQuAD (Devlin et al., 2018, section 4.2)."""
 
-    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})
+    paper_learning_rate: ClassVar[float] = 5e-5

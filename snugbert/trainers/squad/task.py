@@ -15,6 +15,7 @@ from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
@@ -47,10 +48,11 @@ def make_task(
     selects = training_args.eval_strategy != "no" or training_args.sweeps
     if selects and "validation" in splits and not can_be_scored(splits["validation"]):
         raise InputError("--validation_file: no reference answers. Selecting the best model needs them.")
-    if "train" in splits:
-        check_early(model_args, training_args)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
+    if "train" in splits:
+        choose_learning_rate(config, training_args)
+        check_early(model_args, training_args)
     config.num_labels = 2  # logits of a token: first token of the answer, last token of the answer
 
     max_length = limit_length(config, tokenizer, data_args.max_seq_length)

@@ -1,0 +1,57 @@
+"""What to try if the scores of a run do not beat the baseline."""
+
+import math
+from collections.abc import Mapping
+
+from snugbert.trainers.finetuning.arguments import FineTuningArguments
+from snugbert.trainers.finetuning.tables import format_metric, set_title
+from snugbert.trainers.finetuning.task import FineTuningTask
+
+LOWER_IS_BETTER = ("loss", "mse")
+
+
+def describe_shortfalls(
+    task: FineTuningTask, metrics: Mapping[str, Mapping[str, float]], args: FineTuningArguments, trained: bool
+) -> list[str]:
+    """Returns a sentence for each set whose main metric does not beat its baseline, and what to try.
+
+    Args:
+        task: the task. Sets without labels or without a baseline are skipped.
+        metrics: evaluation set -> metric -> value.
+        args: the settings of the run.
+        trained: whether the run trained the model.
+
+    Returns:
+        Sentences. Empty: every set beats its baseline.
+    """
+    name, sentences = task.main_metric, []
+    for evaluation_set in task.evaluation_sets:
+        score, baseline = metrics[evaluation_set.name].get(name), evaluation_set.baseline
+        if score is None or baseline is None or _beats(name, score, baseline.metrics.get(name, math.nan)):
+            continue
+        title = f"{set_title(evaluation_set.name)}: {name.replace('_', ' ')}"
+        if math.isnan(score):
+            sentences.append(f"{title} is undefined, because all predictions are the same.")
+        else:
+            values = (score, baseline.metrics[name])
+            ours, to_beat = (format_metric(name, value, task.perfect_score) for value in values)
+            sentences.append(f"{title} {ours} does not beat the baseline, {to_beat} ({baseline.answer}).")
+    return [*sentences, _suggest(args, trained)] if sentences else []
+
+
+def _beats(metric: str, score: float, baseline: float) -> bool:
+    """Compares a score with the baseline. NaN is the correlation of constant predictions, which is no score."""
+    if math.isnan(score) or math.isnan(baseline):
+        return not math.isnan(score)
+    return score < baseline if metric in LOWER_IS_BETTER else score > baseline
+
+
+def _suggest(args: FineTuningArguments, trained: bool) -> str:
+    if not trained:
+        return "Check that the checkpoint was fine-tuned for this task and for the same labels."
+    steps, epochs, rate = args.max_steps, args.num_train_epochs, args.learning_rate
+    longer = f"--max_steps {3 * steps}" if steps > 0 else f"--num_train_epochs {3 * epochs:g}"
+    return (
+        f"Try longer training ({longer}), another learning rate (--learning_rate {rate / 3:.0e} or {3 * rate:.0e}), "
+        "more examples, or a larger checkpoint."
+    )

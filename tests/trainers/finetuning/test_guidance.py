@@ -1,0 +1,53 @@
+"""A run that does not beat its baseline says so and suggests what to try."""
+
+import dataclasses
+import math
+
+import pytest
+from finetuning_examples import arguments, make_task, make_tokenizer
+
+from snugbert.trainers.finetuning.guidance import describe_shortfalls
+from snugbert.trainers.finetuning.run import fine_tune
+from snugbert.trainers.finetuning.task import Baseline
+
+ADVICE = (
+    "Try longer training (--num_train_epochs 9), another learning rate (--learning_rate 3e-04 or 3e-03), "
+    "more examples, or a larger checkpoint."
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "baseline", "told"),
+    [
+        ("accuracy", 0.26, 0.25, None),
+        ("accuracy", 0.25, 0.25, "validation: accuracy 25.00 does not beat the baseline, 25.00 (always 'few')."),
+        ("mse", 2.0, 2.5, None),
+        ("mse", 3.0, 2.5, "validation: mse 3.0000 does not beat the baseline, 2.5000 (always 'few')."),
+        ("pearson", 0.1, math.nan, None),
+        ("pearson", math.nan, math.nan, "validation: pearson is undefined, because all predictions are the same."),
+        ("matthews_correlation", 0.0, 0.0, "validation: matthews correlation 0.00 does not beat"),
+    ],
+)  # fmt: skip
+def test_shortfalls(metric, score, baseline, told, tmp_path):
+    task = make_task(make_tokenizer(), 3)
+    task.main_metric = metric
+    task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: baseline})
+    task.evaluation_sets += [dataclasses.replace(task.evaluation_sets[0], name="predict", baseline=None)]
+    metrics = {"eval": {metric: score}, "predict": {}}
+    sentences = describe_shortfalls(task, metrics, arguments(tmp_path), trained=True)
+    if told is None:
+        assert sentences == []
+    else:
+        assert sentences[0].startswith(told) and sentences[1:] == [ADVICE]
+    (check,) = describe_shortfalls(task, metrics, arguments(tmp_path), trained=False)[1:] or [None]
+    assert check is None or check.startswith("Check that the checkpoint was fine-tuned for this task")
+
+
+def test_a_run_reports_its_shortfall(model_args, tmp_path):
+    task = make_task(make_tokenizer())
+    task.evaluation_sets[0].baseline = Baseline("always right", {"accuracy": 1.0})
+    settings = {"max_steps": 1, "save_strategy": "no"}
+    results = fine_tune(task, model_args, arguments(tmp_path / "run", **settings))
+    written = (tmp_path / "run/results.md").read_text()
+    assert "does not beat the baseline, 100.00 (always right). Try longer training (--max_steps 3)" in written
+    assert written.count("Try ") == 1 and len(results["shortfalls"]) == 2
