@@ -206,6 +206,15 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
+def remove_checkpoints(checkpoints: list[Path]) -> None:
+    """Removes checkpoints of one folder, in this order. Each is moved first, so a kill leaves no incomplete one."""
+    for checkpoint in checkpoints:
+        unfinished = checkpoint.parent / UNFINISHED
+        unfinished.mkdir(exist_ok=True)
+        checkpoint.rename(unfinished / checkpoint.name)
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
     """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file."""
     restore_replaced(output_dir / UNFINISHED)

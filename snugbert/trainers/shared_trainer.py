@@ -23,7 +23,7 @@ from snugbert.packing_snugbert import warn_of_padding
 from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
-from snugbert.trainers.output_folder import UNFINISHED, find_checkpoint, list_checkpoints, step_of
+from snugbert.trainers.output_folder import find_checkpoint, list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
@@ -92,7 +92,9 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             limit = self.args.save_total_limit
             self._checkpoints_kept = max(limit or 0, 0)  # 0: all
             if self.args.save_strategy != SaveStrategy.NO:
-                logger.info("checkpoints kept: %s (--save_total_limit)", self._checkpoints_kept or "all")
+                logger.info(
+                    "checkpoints kept during training: %s (--save_total_limit)", self._checkpoints_kept or "all"
+                )
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
@@ -203,10 +205,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= self.state.global_step]
         ranked = sorted(reached, key=rank, reverse=True)
         protected = sum(folder.name in (last, best) for folder in ranked)
-        for folder in ranked[max(self._checkpoints_kept, protected) :]:
-            (output_dir / UNFINISHED).mkdir(exist_ok=True)
-            folder.rename(output_dir / UNFINISHED / folder.name)  # a kill leaves no incomplete checkpoint
-        shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
+        remove_checkpoints(ranked[max(self._checkpoints_kept, protected) :])
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """As in Trainer, without `training_args.bin`, a pickle of all arguments that contains local paths."""

@@ -55,6 +55,11 @@ class FineTuningArguments(TrainingArguments):
 
     Raises:
         InputError: a value is out of range, or settings exclude each other.
+
+    Attributes:
+        keeps_checkpoints: whether the user asked for checkpoints with `save_strategy`, `save_steps`,
+            `save_total_limit` or `save_only_model`. Otherwise, they only serve to resume, and a finished run removes
+            them.
     """
 
     paper_learning_rate: ClassVar[float] = 3e-5
@@ -83,9 +88,17 @@ class FineTuningArguments(TrainingArguments):
         default=0.1, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
+    # None: the user did not ask for checkpoints, see `keeps_checkpoints`.
+    save_strategy: str | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "When to save a checkpoint: no, steps, epoch or best. Default: steps."}
+    )
+    save_steps: float | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={"help": "Steps between checkpoints. A value below 1 is a share of all steps. Default: 500."},
+    )
     save_total_limit: int | None = field(
-        default=3,
-        metadata={"help": "Number of checkpoints to keep: the best and the newest. 0 keeps all."},
+        default=None,
+        metadata={"help": "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."},
     )
     layerwise_lr_decay: float = field(
         default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
@@ -130,6 +143,11 @@ class FineTuningArguments(TrainingArguments):
             raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected {' or '.join(SWEEPS)}.")
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
+        asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
+        self.keeps_checkpoints = asks or self.save_total_limit is not None
+        self.save_strategy = "steps" if self.save_strategy is None else self.save_strategy
+        self.save_steps = 500 if self.save_steps is None else self.save_steps
+        self.save_total_limit = 3 if self.save_total_limit is None else self.save_total_limit
         if self.early_stopping_patience is not None and self.eval_strategy == IntervalStrategy.NO:
             self.eval_strategy = IntervalStrategy.EPOCH
         if self.eval_strategy == IntervalStrategy.STEPS and self.eval_steps is None:

@@ -12,6 +12,8 @@ from snugbert.trainers.finetuning.tables import UNDEFINED, data_table, format_me
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.log_lines import format_duration
 
+RESULTS = "results.json"  # in the output folder; it is written last
+
 
 class RunResults(TypedDict):
     """The content of `results.json`.
@@ -71,7 +73,7 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
     parts = [f"# {escape(results['task'])}", data, scores, shortfalls, sweep_tables]
     write_atomically(output_dir / "results.md", "\n\n".join(part for part in parts if part) + "\n")
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
-    write_atomically(output_dir / "results.json", json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
 
 
 def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) -> str:

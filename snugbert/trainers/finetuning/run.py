@@ -1,6 +1,8 @@
 """One fine-tuning run: train, score, predict, and write the results into the output folder."""
 
 import hashlib
+import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -11,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import set_seed
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
+from snugbert.json_files import read_json
 from snugbert.trainers.card import package_versions
 from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.finetuning.arguments import (
@@ -27,19 +31,29 @@ from snugbert.trainers.finetuning.arguments import (
 from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.guidance import LOWER_IS_BETTER, describe_shortfalls
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
-from snugbert.trainers.finetuning.results import RunResults, contains_model, write_results
+from snugbert.trainers.finetuning.results import RESULTS, RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer
-from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
+from snugbert.trainers.output_folder import (
+    check_output_dir,
+    clear_output_dir,
+    list_checkpoints,
+    remove_checkpoints,
+    step_of,
+)
+from snugbert.trainers.processes import raise_together
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
     TRAINING_SETTINGS,
     check_max_steps,
     check_training_settings,
     collect_training_settings,
+    describe_change,
 )
 from snugbert.trainers.splits import describe_dataset
 from snugbert.trainers.stopping import raise_if_interrupted
+
+logger = logging.getLogger(__name__)
 
 # The training settings in results.json and in the model card.
 SETTINGS = (
@@ -85,13 +99,52 @@ def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) 
     Raises:
         InputError: the output folder contains another run, or settings changed since the checkpoint.
     """
-    if args.sweeps:
+    if args.sweeps or read_finished_run(args) is not None:
         return
     checkpoint = check_output_dir(args, args.overwrite_output_dir)
     if checkpoint is not None:
         settings = collect_training_settings(args, None, FineTuningTrainer.compared_names)
         check_training_settings(checkpoint, settings | _initial_weights(model_args))
         check_max_steps(checkpoint, args)
+
+
+def read_finished_run(args: FineTuningArguments) -> RunResults | None:
+    """Returns the results of a finished run that the command would resume. None: there is none, or it can be resumed.
+
+    So a job can always use the same command, even after its run is finished. Every process must call this. The first
+    one reads, because machines may share no disk.
+    """
+    output_dir = Path(str(args.output_dir))
+
+    def read() -> Any:
+        resumes = str(args.resume_from_checkpoint).lower() == "true" and not args.overwrite_output_dir
+        if args.process_index == 0 and resumes and not list_checkpoints(output_dir):
+            return read_json(output_dir / RESULTS) if (output_dir / RESULTS).exists() else None
+        return None
+
+    (results,) = broadcast_object_list([raise_together(read)])
+    return results
+
+
+def _check_finished_run(
+    finished: RunResults, task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
+) -> None:
+    """Raises an [`InputError`] if the settings are not those of the finished run."""
+    now = {
+        "model": find_base_model(model_args.model_name_or_path)[1],
+        "examples": {s.name: s.num_examples for s in task.evaluation_sets},
+        **task.settings,
+        **collect_settings(args),
+    }
+    now = json.loads(json.dumps(now))
+    before = {**finished, **finished.get("settings", {})}
+    changes = [c for name, value in now.items() for c in describe_change(name, before.get(name), value)]
+    if changes:
+        raise InputError(
+            f"--resume_from_checkpoint true: the run in {args.output_dir} is finished and has no checkpoints, but "
+            f"settings changed: {'; '.join(changes)}. Start a new run from its model: --model_name_or_path "
+            f"{args.output_dir}, with another --output_dir."
+        )
 
 
 def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
@@ -118,7 +171,8 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
 
     Writes into the output folder: the model, `<set>_results.json` as Trainer does, the predictions and plots of each
     evaluation set, `learning_curve.png`, `results.md`, `results.json` and the model card. With `push_to_hub`, uploads
-    the folder at the end.
+    the folder at the end. Then removes the checkpoints, unless `args.keeps_checkpoints`. If the run is finished
+    already, returns its results.
 
     Args:
         task: the task.
@@ -134,6 +188,11 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         RunStopped: SIGTERM or SIGINT ended the training.
     """
     choose_metric(task, args)
+    finished = read_finished_run(args) if task.train_features is not None else None
+    if finished is not None:
+        _check_finished_run(finished, task, model_args, args)
+        logger.info("%s contains this run, and it is finished. Nothing was computed.", args.output_dir)
+        return finished
     checkpoint = check_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
     set_seed(args.seed)
     trainer = make_trainer(task, args)
@@ -162,6 +221,10 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         write_results(output_dir, results)  # last: it marks the run as complete
     if args.push_to_hub:
         trainer.push_to_hub()
+    if training and args.should_save and not args.keeps_checkpoints:
+        # Last, so that a run that is stopped before this can be resumed. As in training, later steps stay.
+        checkpoints = list_checkpoints(output_dir)
+        remove_checkpoints([folder for folder in checkpoints if step_of(folder) <= trainer.state.global_step])
     return results
 
 

@@ -22,7 +22,7 @@ from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
-from snugbert.trainers.finetuning.results import RunResults, format_summary, write_atomically, write_results
+from snugbert.trainers.finetuning.results import RESULTS, RunResults, format_summary, write_atomically, write_results
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
 from snugbert.trainers.finetuning.tables import sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
@@ -38,7 +38,6 @@ BATCH_SIZES = (16, 32)
 LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 EPOCHS = (2.0, 3.0, 4.0)
 
-DONE = "results.json"  # in a run's folder; it is written last
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 
 
@@ -89,12 +88,12 @@ class PlannedRun(NamedTuple):
     @property
     def is_finished(self) -> bool:
         """Whether the run ended."""
-        return (self.folder / DONE).exists()
+        return (self.folder / RESULTS).exists()
 
     @property
     def finished(self) -> FinishedRun:
         """The finished run."""
-        return FinishedRun(self.setting, self.folder, read_json(self.folder / DONE))
+        return FinishedRun(self.setting, self.folder, read_json(self.folder / RESULTS))
 
 
 def run_task(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
@@ -181,7 +180,7 @@ def _run_arguments(args: FineTuningArguments, run: PlannedRun) -> FineTuningArgu
 def _write_failure(run: PlannedRun, message: str) -> None:
     """Marks a run as diverged, so that it is not repeated."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(run.folder / DONE, json.dumps({"failure": f"{run.name}: {message}"}))
+    write_atomically(run.folder / RESULTS, json.dumps({"failure": f"{run.name}: {message}"}))
 
 
 def _finish(
@@ -219,7 +218,7 @@ def _finish(
 def _keep_best_weights(output_dir: Path, best: FinishedRun) -> None:
     """Removes the weights of all other finished runs, and all checkpoints of finished runs."""
     for folder in list_run_folders(output_dir):
-        if (folder / DONE).exists():
+        if (folder / RESULTS).exists():
             weights = [file for file in folder.iterdir() if WEIGHTS.fullmatch(file.name)]
             for file in weights if folder.name != best.folder.name else []:
                 file.unlink()
@@ -232,7 +231,7 @@ def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
     for path in best.folder.iterdir():
         if path.suffix == ".safetensors":
             path.replace(output_dir / path.name)
-        elif path.is_file() and path.name not in (DONE, "results.md", LOCK_NAME):
+        elif path.is_file() and path.name not in (RESULTS, "results.md", LOCK_NAME):
             shutil.copy2(path, output_dir / path.name)
 
 

@@ -11,7 +11,7 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plan import make_plan, prepare_folders
-from snugbert.trainers.finetuning.results import write_atomically
+from snugbert.trainers.finetuning.results import RESULTS, write_atomically
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.tables import suite_table
 from snugbert.trainers.glue.arguments import GlueDataArguments
@@ -20,8 +20,6 @@ from snugbert.trainers.glue.data import missing_files
 from snugbert.trainers.glue.task import make_task
 
 logger = logging.getLogger(__name__)
-
-DONE = "results.json"  # in a task's folder, written last
 
 
 def run_suite(
@@ -45,7 +43,7 @@ def run_suite(
     prepare_folders(plan, training_args, [output_dir, *(output_dir / name for name in TASKS)])
     for index, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
-        if training_args.sweeps or not (output_dir / name / DONE).exists():  # a sweep skips its finished runs
+        if training_args.sweeps or not (output_dir / name / RESULTS).exists():  # a sweep skips its finished runs
             args = make_task_arguments(training_args, name)
             run_task(make_task(model_args, replace(data_args, task_name=name), args), model_args, args)
     if training_args.should_save and "validation" in wanted:
@@ -88,7 +86,7 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
 
 def write_table(output_dir: Path, names: list[str]) -> None:
     """Prints the scores of all tasks with their average, and writes them to results.md and results.json."""
-    results = {name: read_json(output_dir / name / DONE) for name in names}
+    results = {name: read_json(output_dir / name / RESULTS) for name in names}
     metrics = {name: task_results["metrics"] for name, task_results in results.items()}
     table = suite_table(metrics)
     if any("sweep" in task_results for task_results in results.values()):
@@ -104,7 +102,7 @@ def write_table(output_dir: Path, names: list[str]) -> None:
             f"Means over the seeds of its best setting:\n\n{suite_table(means)}"
         )
     write_atomically(output_dir / "results.md", f"{table}\n")
-    write_atomically(output_dir / DONE, json.dumps(metrics, indent=1))
+    write_atomically(output_dir / RESULTS, json.dumps(metrics, indent=1))
     print(f"\n{table}\n\nall results: {output_dir / 'results.md'}", flush=True)
 
 

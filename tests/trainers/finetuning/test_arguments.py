@@ -19,6 +19,27 @@ def test_evaluation_and_checkpoint_steps(settings, expected, tmp_path):
     assert (args.eval_steps, args.save_steps) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, False),
+        ({"early_stopping_patience": 1}, False),
+        ({"save_strategy": "no"}, False),
+        ({"save_strategy": "epoch"}, True),
+        ({"save_steps": 500}, True),  # the default, but the user asks for it
+        ({"save_total_limit": 3}, True),
+        ({"save_only_model": True}, True),
+    ],
+)
+def test_checkpoints_are_kept_if_the_user_asks(settings, kept, tmp_path):
+    args = arguments(tmp_path, **settings)
+    assert args.keeps_checkpoints == kept
+    assert (args.save_steps, args.save_total_limit) == (500, 3)
+    assert args.save_strategy == settings.get(
+        "save_strategy", "epoch" if "early_stopping_patience" in settings else "steps"
+    )
+
+
 def test_the_logits_of_all_examples_are_kept(tmp_path):
     """The metrics need them."""
     args = arguments(tmp_path, prediction_loss_only=True, batch_eval_metrics=True, eval_do_concat_batches=False)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.run import class_weights, fine_tune
+from snugbert.trainers.finetuning.run import check_early, class_weights, fine_tune
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 
@@ -64,6 +64,47 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     assert (folder / "results.json").read_bytes() == before
 
 
+def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "snugbert")
+    folder, task = tmp_path / "run", make_task(tokenizer)
+
+    def run(**settings):
+        return fine_tune(task, model_args, arguments(folder, num_train_epochs=1, **settings))
+
+    # A run that is stopped after its results are written, but before it ends, keeps them.
+    def stopped(checkpoints):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as kill:
+        kill.setattr("snugbert.trainers.finetuning.run.remove_checkpoints", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert (folder / "results.json").exists() and (folder / "checkpoint-2").exists()
+    (folder / "checkpoint-9").mkdir()  # of a later step
+    (folder / "checkpoint-notes").mkdir()
+    straight = load_file(folder / "model.safetensors")
+    results = run(resume_from_checkpoint="true")
+    assert {path.name for path in folder.glob("*checkpoint*")} == {"checkpoint-9", "checkpoint-notes"}
+    (folder / "checkpoint-9").rmdir()
+
+    # The same command again changes nothing.
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    monkeypatch.setattr("snugbert.trainers.finetuning.run.make_trainer", None)
+    check_early(model_args, arguments(folder, resume_from_checkpoint="true"))
+    assert run(resume_from_checkpoint="true") == json.loads(json.dumps(results))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert f"{folder} contains this run, and it is finished." in caplog.text
+    finished = load_file(folder / "model.safetensors")
+    assert all(torch.equal(straight[name], finished[name]) for name in straight)
+    message = (
+        r"the run in .* is finished and has no checkpoints, but settings changed: weight_decay was 0\.01 and is 0"
+    )
+    with pytest.raises(InputError, match=message):
+        run(resume_from_checkpoint="true", weight_decay=0.0)
+    with pytest.raises(InputError, match="already contains a run"):
+        run()
+
+
 def test_named_class_weights():
     task = SimpleNamespace(name="own", labels=["a=b", "few"], multi_label=False, train_features=examples(HEADS[0], 3))
     assert class_weights("a=b=2.5", task).tolist() == [2.5, 1.0]
@@ -75,9 +116,10 @@ def test_named_class_weights():
 
 
 def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
+    settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "save_total_limit": 3}
     task, accuracies = make_task(tokenizer), iter([0.5, 0.7, 0.6, 0.65, 0.9])
     task.evaluation_sets[0].score = lambda predictions: {"accuracy": next(accuracies)}
-    fine_tune(task, model_args, arguments(tmp_path / "run", num_train_epochs=9, early_stopping_patience=2))
+    fine_tune(task, model_args, arguments(tmp_path / "run", **settings))
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["epoch"] == 4 and state["best_metric"] == 0.7
     best, kept = (load_file(f / "model.safetensors") for f in (tmp_path / "run/checkpoint-4", tmp_path / "run"))

@@ -242,7 +242,7 @@ def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
     mine.mkdir()
     with caplog.at_level(logging.INFO, logger="snugbert"):
         assert run(small_run, output_dir=tmp_path, save_steps=1) == 0
-    assert "checkpoints kept: 3 (--save_total_limit)" in caplog.text
+    assert "checkpoints kept during training: 3 (--save_total_limit)" in caplog.text
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
         mine.name,
         *(f"checkpoint-{n}" for n in (6, 7, 8)),
