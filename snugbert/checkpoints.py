@@ -410,14 +410,16 @@ def _find_head(kind: str, declared: str | None, weights: dict[str, torch.Tensor]
 def _convert_config(kind: str, values: dict[str, Any], head: str, file: Path) -> SnugBertConfig:
     values = {name: value for name, value in values.items() if name != "auto_map"}  # its code is not copied
     try:
-        if kind != "distilbert":
-            return SnugBertConfig.from_dict(values)
-        fields = transformers.DistilBertConfig.from_dict(values).to_dict()
-        fields |= {ours: fields.pop(theirs) for theirs, ours in DISTILBERT_FIELDS.items()}
-        if head in ("ForSequenceClassification", "ForMultipleChoice"):
-            # DistilBERT calls the pooler pre_classifier.
-            fields |= {"pooler_act": "relu", "classifier_dropout": fields["seq_classif_dropout"]}
-        return SnugBertConfig.from_dict({name: fields[name] for name in fields.keys() - DISTILBERT_ONLY})
+        if kind == "distilbert":
+            fields = transformers.DistilBertConfig.from_dict(values).to_dict()
+            fields |= {ours: fields.pop(theirs) for theirs, ours in DISTILBERT_FIELDS.items()}
+            if head in ("ForSequenceClassification", "ForMultipleChoice"):
+                # DistilBERT calls the pooler pre_classifier.
+                fields |= {"pooler_act": "relu", "classifier_dropout": fields["seq_classif_dropout"]}
+            values = {name: fields[name] for name in fields.keys() - DISTILBERT_ONLY}
+        config = SnugBertConfig.from_dict(values)
+        _ = config.head_size  # checks that a model can be built
+        return config
     except (ValueError, StrictDataclassError) as error:
         raise InputError(f"{file}: unsupported configuration. {' '.join(str(error).split())}") from error
 

@@ -31,7 +31,8 @@ class SnugBertConfig(PreTrainedConfig):
 
     Args:
         vocab_size (`int`, *optional*, defaults to 30522): Number of tokens in the vocabulary.
-        hidden_size (`int`, *optional*, defaults to 768): Width of the encoder. A multiple of `num_attention_heads`.
+        hidden_size (`int`, *optional*, defaults to 768): Width of the encoder. A model needs a multiple of
+            `num_attention_heads`.
         num_hidden_layers (`int`, *optional*, defaults to 12): Number of encoder layers.
         num_attention_heads (`int`, *optional*, defaults to 12): Number of attention heads per layer.
         intermediate_size (`int`, *optional*, defaults to 3072): Width of the feed-forward sublayer. The paper uses 4
@@ -132,6 +133,21 @@ class SnugBertConfig(PreTrainedConfig):
         }
         return cls(**{**fields, **overrides})
 
+    @property
+    def head_size(self) -> int:
+        """Dimensions of an attention head.
+
+        Raises:
+            ValueError: `hidden_size` is not a multiple of `num_attention_heads`. No model can be built. The
+                configuration is allowed, as in stock BERT, because tools set one of the two first.
+        """
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"`hidden_size` {self.hidden_size} is not a multiple of `num_attention_heads` "
+                f"{self.num_attention_heads}."
+            )
+        return self.hidden_size // self.num_attention_heads
+
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Saves as in transformers, without `auto_map` entries and pipelines that refer to other code."""
         auto_map = getattr(self, "auto_map", None) or {}
@@ -159,11 +175,6 @@ class SnugBertConfig(PreTrainedConfig):
         for name in ("initializer_range", "layer_norm_eps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must be at least 0, not {getattr(self, name)}.")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"`hidden_size` {self.hidden_size} is not a multiple of `num_attention_heads` "
-                f"{self.num_attention_heads}."
-            )
         if self.problem_type not in (None, *PROBLEM_TYPES):
             raise ValueError(f"Unknown `problem_type` {self.problem_type!r}. Expected {', '.join(PROBLEM_TYPES)}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:

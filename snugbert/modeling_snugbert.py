@@ -185,7 +185,7 @@ class SnugBertSelfAttention(nn.Module):
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.config = config
-        self.head_size = config.hidden_size // config.num_attention_heads
+        self.head_size = config.head_size
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -506,6 +506,9 @@ class SnugBertModel(SnugBertPreTrainedModel):
     Args:
         config: the configuration.
         add_pooling_layer: whether to add a pooler.
+
+    Raises:
+        ValueError: `hidden_size` is not a multiple of `num_attention_heads`.
     """
 
     def __init__(self, config: SnugBertConfig, add_pooling_layer: bool = True):

@@ -150,6 +150,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         if model_args.config_overrides:
             config.update_from_string(model_args.config_overrides)
             config = SnugBertConfig.from_dict(config.to_dict())  # checks the new values
+        _ = config.head_size  # checks that a model can be built
     except InputError:
         raise
     except Exception as error:  # invalid values raise errors of several types
