@@ -1,8 +1,6 @@
 """Writes the model card of a fine-tuning run."""
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +85,10 @@ def write_finetuning_card(
         model_name=name,
         eval_results=eval_results or None,
     )
-    trained_on, scored_on = map(_list_sources, (training_data, itertools.chain(*scored.values())))
+    trained_on = " and ".join(
+        f"{escape(source['name'])} ({format_count(source['num_examples'], 'example')})" for source in training_data
+    )
+    scored_on = " and ".join(dict.fromkeys(escape(source["name"]) for (source,) in scored.values()))
     sections = [
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was fine-tuned on {trained_on} with SnugBERT, starting from "
@@ -138,9 +139,3 @@ def _eval_results(task: FineTuningTask, results: RunResults, settings: dict[str,
             if metric in HUB_METRICS and value is not None and math.isfinite(value)
         ]
     return eval_results
-
-
-def _list_sources(sources: Iterable[Mapping[str, Any]]) -> str:
-    return ", ".join(
-        f"{escape(source['name'])} ({format_count(source['num_examples'], 'example')})" for source in sources
-    )

@@ -76,8 +76,9 @@ def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping
     for set_name, sources in data.items():
         title = "training" if set_name == "train" else set_title(set_name)
         rows += [(title, source["name"], source["num_examples"]) for source in sources]
-        counts = {name: metrics.get(set_name, {}).get(f"{name}_total") for name in ("HasAns", "NoAns")}
-        rows += [(f"{title} {name}", "", count) for name, count in counts.items() if count is not None]
+        for part in ("HasAns", "NoAns"):
+            if (count := metrics.get(set_name, {}).get(f"{part}_total")) is not None:
+                rows.append((f"{title} {part}", sources[0]["name"], count))
     return table(("set", "data", "examples"), rows)
 
 

@@ -82,10 +82,8 @@ def test_metadata_and_text_of_a_card(tmp_path):
         {"name": "more.csv", "split": "train", "num_examples": 1},
     ]
     assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
-    assert "fine-tuned on GLUE MNLI (800 examples), more.csv (1 example) with SnugBERT, starting" in card.text
-    assert (
-        "measured on GLUE MNLI (90 examples), GLUE MNLI (90 examples), my reviews, 2024 (70 examples). " in card.text
-    )
+    assert "fine-tuned on GLUE MNLI (800 examples) and more.csv (1 example) with SnugBERT, starting" in card.text
+    assert "measured on GLUE MNLI and my reviews, 2024. " in card.text
     assert cells(card.text)[:8] == [
         ["set", "data", "examples"],
         ["training", "GLUE MNLI", "800"],

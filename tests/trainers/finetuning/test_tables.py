@@ -41,8 +41,8 @@ def test_scores_have_one_scale_and_are_apart_from_counts():
         ["training", "a.json", "1,000"],
         ["training", "b.json", "1"],
         ["validation", "dev.json", "1,500"],
-        ["validation HasAns", "", "900"],
-        ["validation NoAns", "", "600"],
+        ["validation HasAns", "dev.json", "900"],
+        ["validation NoAns", "dev.json", "600"],
         ["test mismatched", "test.json", "7"],
     ]
     assert results_tables({"predict": {}}, {}, 1) == "" and SCALE not in results_tables({"eval": {"mse": 1.0}}, {}, 1)

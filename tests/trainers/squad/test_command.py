@@ -149,8 +149,10 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
     }
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.datasets is None
-    assert "fine-tuned on amazon_train.jsonl (30 examples), news_train.jsonl (8 examples) with SnugBERT" in card.text
-    assert "measured on xquad_dev.jsonl (9 examples), tydiqa.jsonl (6 examples). " in card.text
+    assert (
+        "fine-tuned on amazon_train.jsonl (30 examples) and news_train.jsonl (8 examples) with SnugBERT" in card.text
+    )
+    assert "measured on xquad_dev.jsonl and tydiqa.jsonl. " in card.text
     hub = SquadDataArguments(dataset_name="google/xquad", dataset_config_name="xquad.en")
     (source,) = describe_sources(hub, "validation", [Question("a", "Who?", "Anna.")] * 9)
     assert source == ("google/xquad (xquad.en)", "validation", 9, "google/xquad", "xquad.en")
