@@ -5,7 +5,29 @@ import itertools
 import numpy as np
 import pytest
 
-from snugbert.trainers.glue.task import make_score, score_baseline
+from snugbert.trainers.glue.arguments import GlueDataArguments
+from snugbert.trainers.glue.data import GlueSplit
+from snugbert.trainers.glue.task import describe_split, make_score, score_baseline
+from snugbert.trainers.splits import DataSource
+
+
+def test_each_split_is_named_from_its_own_source(tmp_path):
+    """MNLI from the Hub, from a folder, and from a folder of which one file is replaced."""
+
+    def name(split, in_dataset=None, **arguments):
+        return describe_split(GlueDataArguments(**arguments), split, GlueSplit("", None, None, (), in_dataset), 7)
+
+    glue = {"num_examples": 7, "hub_id": "nyu-mll/glue", "config_name": "mnli"}
+    for mnli in ({"task_name": "mnli"}, {"task_name": "mnli", "data_dir": str(tmp_path)}):
+        assert name("train", **mnli) == DataSource("GLUE MNLI", "train", **glue)
+        assert name("validation", **mnli) == DataSource("GLUE MNLI", "validation_matched", **glue)
+        assert name("diagnostic", **mnli) == DataSource("GLUE diagnostic", "test", 7, "nyu-mll/glue", "ax")
+    (tmp_path / "own.tsv").touch()
+    own = {**mnli, "validation_file": str(tmp_path / "own.tsv")}
+    assert name("validation", **own) == DataSource("own.tsv", "validation", 7)
+    assert name("validation_mismatched", **own) == DataSource("GLUE MNLI", "validation_mismatched", **glue)
+    hub = DataSource("nyu-mll/multi_nli", "validation_matched", 7, "nyu-mll/multi_nli")
+    assert name("validation", "validation_matched", dataset_name="nyu-mll/multi_nli") == hub
 
 
 def test_f1_does_not_depend_on_the_order_of_labels():
