@@ -72,7 +72,8 @@ class FineTuningArguments(TrainingArguments):
         default=False, metadata={"help": "Evaluate on the validation examples. Default: see --do_train."}
     )
     do_predict: bool = field(default=False, metadata={"help": "Predict the test examples. Default: see --do_train."})
-    learning_rate: float | None = field(  # type: ignore[assignment]  # see `choose_learning_rate`
+    # `choose_learning_rate` replaces None before it is used.
+    learning_rate: float = field(  # type: ignore[assignment]
         default=None, metadata={"help": "Peak learning rate. Default: by the size of the model."}
     )
     num_train_epochs: float = field(default=3.0, metadata={"help": "Number of passes over the training examples."})
