@@ -124,7 +124,8 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     table = [f"  {left:<{width}}  {right}" for left, right in lines]
-    return "\n".join([title, *table, *results.get("shortfalls", [])])
+    shortfalls = results.get("shortfalls", [])
+    return "\n".join([title, *table, *([""] if shortfalls else []), *shortfalls])
 
 
 def contains_model(output_dir: Path) -> bool:
