@@ -1,6 +1,6 @@
 """The plots of a fine-tuning run, and their captions.
 
-Classification and tagging metrics are fractions of 1. Question answering metrics are percent.
+All scores are drawn in percent.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from snugbert.card_snugbert import PLOT
 from snugbert.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
-from snugbert.trainers.finetuning.tables import split_name
+from snugbert.trainers.finetuning.tables import is_score, split_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -259,24 +259,33 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
 
 
 def draw_learning_curve(
-    log_history: list[dict[str, Any]], metric: str, final: dict[str, float], baseline: float | None, file: Path
+    log_history: list[dict[str, Any]],
+    metric: str,
+    perfect_score: int,
+    final: dict[str, float],
+    baseline: float | None,
+    file: Path,
 ) -> None:
-    """Draws the loss, and a score on the validation examples, over the steps of a run.
+    """Draws the loss, and a metric on the validation examples, over the steps of a run. Scores are in percent.
 
     Args:
         log_history: `trainer.state.log_history`.
-        metric: name of the score, without "eval_".
-        final: `step` of the final model, and its `loss` and score on the validation examples. Empty: there are none.
-        baseline: the score of the baseline. None: unknown.
+        metric: name of the metric, without "eval_".
+        perfect_score: the value of a perfect score: 1 or 100.
+        final: `step` of the final model, and its `loss` and `metric` on the validation examples. Empty: unknown.
+        baseline: the metric of the baseline. None: unknown.
         file: the plot, a PNG. It is not written if nothing was logged.
     """
+    percent = is_score(metric)
+    factors = {metric: 100 / perfect_score if percent else 1, "loss": 1}
 
-    def curve(name: str) -> Curve:
-        points = [(line["step"], line[name]) for line in log_history if math.isfinite(line.get(name, math.nan))]
-        return [x for x, _ in points], [y for _, y in points]
+    def curve(line_name: str, name: str) -> Curve:
+        lines = [line for line in log_history if math.isfinite(line.get(line_name, math.nan))]
+        return [line["step"] for line in lines], [factors[name] * line[line_name] for line in lines]
 
-    final = {name: value for name, value in final.items() if math.isfinite(value)}
-    curves = {"loss": (curve("loss"), curve("eval_loss")), metric: (([], []), curve(f"eval_{metric}"))}
+    final = {name: factors.get(name, 1) * value for name, value in final.items() if math.isfinite(value)}
+    curves = {"loss": (curve("loss", "loss"), curve("eval_loss", "loss"))}
+    curves[metric] = ([], []), curve(f"eval_{metric}", metric)
     curves = {name: pair for name, pair in curves.items() if pair[0][1] or pair[1][1] or name in final}
     if not curves:
         return
@@ -284,17 +293,19 @@ def draw_learning_curve(
     for panel, (name, (training, validation)) in zip(
         figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
     ):
-        draw_curves(panel, training, validation, ".4g")
+        number = ".2f" if name == metric and percent else ".4f"
+        draw_curves(panel, training, validation, number)
         if name in final:
-            label = f"validation, final model {final[name]:.4g}"
+            label = f"validation, final model {final[name]:{number}}"
             panel.plot([final["step"]], [final[name]], "D", color=INK, markersize=7, zorder=3, label=label)
         if name == metric and baseline is not None and math.isfinite(baseline):
-            panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:.4g}")
+            height = factors[metric] * baseline
+            panel.axhline(height, color=GREY, linestyle=":", label=f"baseline {height:{number}}")
         if name == metric and not validation[1]:  # a single score; a narrow scale would exaggerate differences
             panel.set_ylim(bottom=min(0, *panel.get_ylim()))
         title = name.replace("_", " ").replace("f1", "F1")
         panel.set_title("Loss" if name == "loss" else f"Validation {title}", **TITLE)
-        panel.set_ylabel(title)
+        panel.set_ylabel(f"{title} (percent)" if name == metric and percent else title)
         panel.set_xlabel(f"step ({log_history[-1]['step'] / log_history[-1]['epoch']:,.0f} per epoch)")
         panel.set_xlim(0, 1.04 * log_history[-1]["step"])
         panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)

@@ -361,7 +361,7 @@ def _draw_learning_curve(
         if task.validation_set.baseline is not None:
             baseline = task.validation_set.baseline.metrics.get(metric)
     file = Path(str(args.output_dir)) / "learning_curve.png"
-    draw_learning_curve(state.log_history, metric, final, baseline, file)
+    draw_learning_curve(state.log_history, metric, task.perfect_score, final, baseline, file)
 
 
 def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:

@@ -177,27 +177,29 @@ def test_learning_curve(plot):
     log = training + validation
     # The best model was kept.
     final = {"step": 20, "loss": 0.4, "accuracy": 0.9}
-    loss, accuracy = plot(draw_learning_curve, log, "accuracy", final, 0.25).axes
+    loss, accuracy = plot(draw_learning_curve, log, "accuracy", 1, final, 0.25).axes
     assert [panel.get_title("left") for panel in (loss, accuracy)] == ["Loss", "Validation accuracy"]
-    assert [panel.get_ylabel() for panel in (loss, accuracy)] == ["loss", "accuracy"]
+    assert [panel.get_ylabel() for panel in (loss, accuracy)] == ["loss", "accuracy (percent)"]
     assert loss.get_xlabel() == accuracy.get_xlabel() == "step (10 per epoch)"
     assert list(loss.lines[0].get_xdata()) == [line["step"] for line in training]
     assert list(loss.lines[1].get_ydata()) == [0.5, 0.4]
-    assert list(accuracy.lines[0].get_xdata()) == [10, 20] and list(accuracy.lines[0].get_ydata()) == [0.8, 0.9]
-    ends = ["training, last 0.03333", "validation, last 0.4", "validation, final model 0.4"]
+    assert list(accuracy.lines[0].get_xdata()) == [10, 20] and list(accuracy.lines[0].get_ydata()) == [80, 90]
+    ends = ["training, last 0.0333", "validation, last 0.4000", "validation, final model 0.4000"]
     assert words(loss.get_legend().get_texts()) == ends
-    ends = ["validation, last 0.9", "validation, final model 0.9", "baseline 0.25"]
+    ends = ["validation, last 90.00", "validation, final model 90.00", "baseline 25.00"]
     assert words(accuracy.get_legend().get_texts()) == ends
     assert list(accuracy.lines[1].get_xdata()) == [20]
 
     # Without evaluation during training, the only score is of the final model. Its scale starts at 0.
     end = log[-1:]
-    loss, f1 = plot(draw_learning_curve, training[:1] + end, "f1", {"step": 30, "f1": 88.125}, math.nan).axes
+    loss, f1 = plot(draw_learning_curve, training[:1] + end, "f1", 100, {"step": 30, "f1": 88.125}, math.nan).axes
     assert words(f1.get_legend().get_texts()) == ["validation, final model 88.12"] and f1.get_ylim()[0] == 0
     assert f1.get_title("left") == "Validation F1" and loss.lines[0].get_marker() == "o"
-    # Without validation examples, there is only the loss. An undefined score is left out.
-    assert len(plot(draw_learning_curve, training + end, "accuracy", {}, None).axes) == 1
-    assert len(plot(draw_learning_curve, training + end, "pearson", {"step": 30, "pearson": math.nan}, None).axes) == 1
+    # An error is not a score. Without validation examples, or with an undefined score, there is only the loss.
+    _, error = plot(draw_learning_curve, training + end, "mse", 1, {"step": 30, "mse": 2.5}, 3.0).axes
+    assert words(error.get_legend().get_texts()) == ["validation, final model 2.5000", "baseline 3.0000"]
+    for final in ({}, {"step": 30, "pearson": math.nan}):
+        assert len(plot(draw_learning_curve, training + end, "pearson", 1, final, None).axes) == 1
 
 
 def test_no_plot_without_data(tmp_path):
@@ -206,5 +208,5 @@ def test_no_plot_without_data(tmp_path):
     draw_entity_scores({}, file)
     draw_f1_by_answer_length(none, none, file)
     draw_thresholds(none, none, none, 0.0, file)
-    draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", {}, None, file)
+    draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", 1, {}, None, file)
     assert not file.exists()
