@@ -1126,8 +1126,8 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             start_positions, end_positions: first and last token of the answer. As in stock BERT, positions beyond the
-                row (if packed, beyond the sequence) are ignored, and so is -100. Positions at padding are ignored
-                with a warning. *Shape:* (B,)
+                row (if packed, beyond the sequence) are ignored, and negative ones mean the first column. Unlike in
+                stock BERT, -100 is ignored, and so are positions at padding, with a warning. *Shape:* (B,)
             num_items_in_batch: number of questions in the global batch.
 
         Returns:
@@ -1135,7 +1135,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
             over tokens only. Stock BERT's softmax includes padding, so its loss depends on the amount of padding.
 
         Raises:
-            ValueError: as [`SnugBertModel`]; a position that is negative, except -100.
+            ValueError: as [`SnugBertModel`]; positions of the wrong shape.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
@@ -1170,13 +1170,14 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         if positions.numel() != len(scores):
             check_shape(name, positions, (len(scores),))
         positions = positions.flatten()
-        positions = positions.masked_fill(positions >= row_lengths, IGNORE_INDEX)
+        ignored = (positions >= row_lengths) | (positions == IGNORE_INDEX)
+        positions = positions.clamp(min=0).masked_fill(ignored, IGNORE_INDEX)
         chosen = scores.detach().gather(1, positions.clamp(min=0)[:, None])[:, 0]
         at_padding = (chosen == torch.finfo(scores.dtype).min) & (positions >= 0)
         if is_checkable(at_padding):
             warn_of_padding(name, int(at_padding.sum()))
         positions = positions.masked_fill(at_padding, IGNORE_INDEX)
-        return _classification_loss(scores, positions, num_items_in_batch, "sequence length", name)
+        return _classification_loss(scores, positions, num_items_in_batch, "sequence length")
 
 
 # Auto class -> model. `snugbert` registers these. Saved folders list them in their `auto_map`.

@@ -150,10 +150,12 @@ def test_question_answering_ignores_padding():
     torch.testing.assert_close(output.loss, torch.stack(losses).mean(), atol=2e-6, rtol=1e-5)
 
 
-def test_answers_beyond_the_row_are_ignored():
+def test_answers_outside_the_row():
+    """As in stock BERT, positions beyond the row are ignored, and negative ones mean [CLS]."""
     ours, stock = ours_and_stock("ForQuestionAnswering")
     inputs = ragged_batch("ForQuestionAnswering", ragged=False)
     inputs["end_positions"][:3] = 17
+    inputs["start_positions"][2:4] = inputs["end_positions"][3] = -1
     torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
 
 
