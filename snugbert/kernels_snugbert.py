@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 # Element size in bytes -> integer dtype of the same size. Integer multiplication by 0 or 1 and integer relu are
 # vectorized for every size. torch multiplies floats by booleans one element at a time.
@@ -25,9 +24,14 @@ CHUNK_SIZE = 2**21  # attention scores or logits computed at once
 GROUP_COST = 64 * 64
 
 
+def is_transformed() -> bool:
+    """Whether torch.func transforms the model (`grad`, `vmap`, `jvp`). Only torch's own functions support this."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def is_tracing() -> bool:
-    """Whether the model is being compiled, exported or traced. Shapes must then not depend on values."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    """Whether the model is compiled, exported, traced or transformed. Shapes must then not depend on values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------
@@ -62,9 +66,10 @@ class _Dropout(torch.autograd.Function):
         return _apply_mask(values, keep).mul_(ctx.scale)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         (keep,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives (create_graph)
+            return grad_outputs[0] * keep * ctx.scale, None
         return _apply_mask(grad_outputs[0], keep.view(torch.int8)).mul_(ctx.scale), None
 
 
@@ -276,8 +281,12 @@ class _GroupedAttention(torch.autograd.Function):
         return _ungroup(outputs, groups.query_positions, heads)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                'attn_implementation="sdpa" has only first derivatives. For `create_graph=True`, call '
+                '`model.set_attn_implementation("eager")`.'
+            )
         grad_groups: list[list[torch.Tensor]] = []
         scale = 1 / (1 - ctx.dropout)
         saved = iter(ctx.saved_tensors)
@@ -346,9 +355,11 @@ class _CrossEntropy(torch.autograd.Function):
         return (normalizers - logits.gather(1, targets[:, None]).squeeze(1)).sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets, normalizers = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives (create_graph)
+            one_hot = F.one_hot(targets, logits.shape[1])
+            return (upcast(logits).softmax(1) - one_hot).mul(grad_outputs[0]).to(logits.dtype), None
         grad_logits = torch.empty_like(logits)
         chunks = (tensor.split(ctx.length) for tensor in (logits, targets, normalizers, grad_logits))
         for chunk, target, normalizer, grad_chunk in zip(*chunks, strict=True):

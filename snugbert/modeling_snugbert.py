@@ -41,7 +41,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .card_snugbert import write_model_card
 from .configuration_snugbert import SnugBertConfig
-from .kernels_snugbert import Groups, SnugBertDropout, cross_entropy_sum, grouped_attention, upcast
+from .kernels_snugbert import Groups, SnugBertDropout, cross_entropy_sum, grouped_attention, is_transformed, upcast
 from .packing_snugbert import (
     SnugBertBatch,
     attention_arguments,
@@ -222,6 +222,8 @@ class SnugBertSelfAttention(nn.Module):
         }
         implementation = self.config._attn_implementation
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        if implementation == "sdpa" and is_transformed():
+            attention = eager_attention_forward  # torch's kernels have no second or forward derivatives
         weights = None
         if query_states.shape[1] == 0:  # gives keys and values zero gradients instead of None
             context = query + 0 * (key.sum() + value.sum())
@@ -704,6 +706,11 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
         token_labels = batch.gather_labels(labels, IGNORE_INDEX)[0]
         is_labeled = token_labels != IGNORE_INDEX
+        if is_transformed():  # vmap cannot select labeled tokens
+            outputs = self._encode(batch, **kwargs)
+            logits = self.cls.predictions(outputs.last_hidden_state)
+            loss = F.cross_entropy(upcast(logits[0]), token_labels.long(), ignore_index=IGNORE_INDEX, reduction="sum")
+            return outputs, batch.scatter(logits), loss, is_labeled.sum()
         token_indices = is_labeled.nonzero().squeeze(-1)
         targets = token_labels[token_indices].long()
         check_range("labels", targets, self.config.vocab_size, "vocab_size")

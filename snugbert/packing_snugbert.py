@@ -13,7 +13,7 @@ from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_snugbert import SnugBertConfig
-from .kernels_snugbert import group_by_length, is_tracing
+from .kernels_snugbert import group_by_length, is_tracing, is_transformed
 
 logger = logging.get_logger(__name__)
 
@@ -354,7 +354,7 @@ def _padded_batch(
     elif is_tracing():
         batch.padded = True
         if token_mask is not None:
-            if not torch.compiler.is_exporting():  # an exported model has no alternative
+            if not torch.compiler.is_exporting() and not is_transformed():  # these have no alternative
                 warn_once("A compiled model cannot skip padding. Pass packed batches instead.")
             # One mask row per query, as in transformers' masks. ONNX's Attention does not broadcast masks.
             score_mask = token_mask[:, None, None].expand(-1, -1, L, -1)
@@ -417,7 +417,7 @@ def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor) -> None:
 def is_ragged(config: SnugBertConfig, batch: SnugBertBatch) -> bool:
     """Whether attention runs on sequences without padding. Other implementations need padded sequences."""
     sdpa = config._attn_implementation == "sdpa" and batch.inputs.device.type in ("cpu", "cuda")
-    return not batch.padded and (sdpa or is_flash_attention_requested(config))
+    return not batch.padded and not is_transformed() and (sdpa or is_flash_attention_requested(config))
 
 
 def attention_arguments(

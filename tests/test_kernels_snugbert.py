@@ -282,3 +282,16 @@ def test_flex_attention_is_refused():
         ValueError, match="does not support an attention implementation through torch's flex_attention"
     ):
         ours.set_attn_implementation("flex_attention")
+
+
+def test_second_derivatives_of_dropout_and_cross_entropy():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(5, 7, dtype=torch.float64, generator=generator, requires_grad=True)
+    targets = torch.arange(5)
+
+    def dropped_cubes(values):
+        torch.manual_seed(0)
+        return kernels.SnugBertDropout(0.4)(values**3) ** 2
+
+    torch.autograd.gradgradcheck(dropped_cubes, values)
+    torch.autograd.gradgradcheck(lambda logits: kernels.cross_entropy_sum(logits, targets), values)

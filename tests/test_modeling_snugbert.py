@@ -136,6 +136,42 @@ def test_inputs_embeds_and_explicit_positions():
     torch.testing.assert_close(ours(**inputs).last_hidden_state[real], expected[real], atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_second_derivatives_equal_stock_bert(head):
+    """A gradient penalty with eager attention, and Hessian-vector products and gradients per row with sdpa."""
+    inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")  # stock BERT's softmax includes padding
+    without_mask = {name: value for name, value in inputs.items() if name != "attention_mask"}
+    ours, stock = ours_and_stock(head)
+
+    def loss(model, parameters, inputs):
+        return scalar(torch.func.functional_call(model, parameters, (), inputs))
+
+    def derive(model):
+        parameters = {name: value.detach() for name, value in sorted(model.named_parameters())}
+        generator = torch.Generator().manual_seed(0)
+        vectors = {name: torch.randn(value.shape, generator=generator) for name, value in parameters.items()}
+        gradient = torch.func.grad(lambda some: loss(model, some, inputs))
+        yield torch.func.jvp(gradient, (parameters,), (vectors,))[1]
+        row_gradient = torch.func.grad(
+            lambda some, row: loss(model, some, {name: value[None] for name, value in row.items()})
+        )
+        yield torch.func.vmap(row_gradient, in_dims=(None, 0))(parameters, without_mask)
+        model.set_attn_implementation("eager")
+        gradients = torch.autograd.grad(
+            scalar(model(**inputs)), list(model.parameters()), create_graph=True, allow_unused=True
+        )
+        sum((gradient**2).sum() for gradient in gradients if gradient is not None).backward()
+        yield {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+
+    for mine, theirs in zip(derive(ours.train()), derive(stock.train()), strict=True):
+        rounding = 1e-6 * max(value.norm() for value in theirs.values())  # key biases have exact derivatives of zero
+        for name, value in theirs.items():
+            assert (mine[name] - value).norm() <= 1e-5 * value.norm() + rounding, name
+    ours.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match=r'`model.set_attn_implementation\("eager"\)`'):
+        torch.autograd.grad(scalar(ours(**inputs)), ours.get_input_embeddings().weight, create_graph=True)
+
+
 def test_question_answering_ignores_padding():
     ours, stock = ours_and_stock("ForQuestionAnswering")
     inputs = ragged_batch("ForQuestionAnswering")
