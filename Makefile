@@ -8,7 +8,7 @@ PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Every command and every required package, in a third of the time.
 FAST = -m "not slow"
 
-.PHONY: demo test test-fast test-lowest test-newest check docs release-check clean
+.PHONY: demo test test-fast test-lowest test-newest test-stock check docs release-check clean
 
 demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 7 to 11 minutes
 	$(BIN)/python examples/demo.py demo-output
@@ -24,6 +24,10 @@ test-lowest: .venv-lowest/installed  ## the fast half on the lowest versions tha
 
 test-newest: .venv-newest/installed  ## the fast half on the newest versions
 	.venv-newest/bin/$(PYTEST) $(FAST)
+
+test-stock: .venv/installed-dev  ## transformers' own tests of BERT, on stock BERT and on SnugBERT
+	$(BIN)/$(PIP) --constraint constraints.txt --group stock-suite
+	$(BIN)/python tests/stock_suite.py $(STOCK_SUITE)
 
 check: .venv/installed-dev docs  ## lint, format, types, documentation, and the commands in the documentation
 	$(BIN)/ruff check .
