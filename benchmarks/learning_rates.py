@@ -20,7 +20,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -88,7 +87,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--max_train_samples", type=positive, help="replaces the number of every task")
     parser.add_argument("--report", action="store_true", help="print the table of the finished runs")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if not args.report and (args.data_dir is None or not Path(args.data_dir).is_dir()):
+        raise SystemExit(f"error: --data_dir: no such folder: {args.data_dir}.")
+    return args
 
 
 def build_command(model: str, task: str, factor: float, args: argparse.Namespace) -> list[str]:
@@ -113,18 +115,20 @@ def run(model: str, task: str, factor: float, seed: int, args: argparse.Namespac
     """Runs a command, unless its result is in the output folder.
 
     Raises:
-        SystemExit: the command failed.
+        SystemExit: the command failed, or the result is from a different command.
     """
-    file = args.output_dir / f"{Path(model).name}_{task}_{factor:g}_{seed}.json"
+    command = [*build_command(model, task, factor, args), "--seed", str(seed)]
+    file = args.output_dir / f"{Path(model).name}_{task}_{_count_examples(task, args)}_{factor:g}_{seed}.json"
     if file.exists():
+        if json.loads(file.read_text())["command"] != command:
+            raise SystemExit(f"error: {file} is from a different command. Choose another --output_dir.")
         return
     log = file.with_suffix(".log")
     # Only the scores are kept. The models would need gigabytes.
     with tempfile.TemporaryDirectory() as folder, log.open("w") as stream:
         environment = {**os.environ, "HF_DATASETS_CACHE": f"{folder}/cache"}
-        command = ["-m", "snugbert", *build_command(model, task, factor, args), "--seed", str(seed)]
         process = subprocess.run(
-            [sys.executable, *command, "--output_dir", f"{folder}/run"],
+            [sys.executable, "-m", "snugbert", *command, "--output_dir", f"{folder}/run"],
             env=environment,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -136,6 +140,7 @@ def run(model: str, task: str, factor: float, seed: int, args: argparse.Namespac
     metric, percent = TASKS[task].metric, TASKS[task].percent
     baseline = results["baselines"].get("eval", {}).get(metric)
     result: dict[str, Any] = {
+        "command": command,
         "model": Path(model).name,
         "size": f"{config['num_hidden_layers']} layers, hidden size {config['hidden_size']}",
         "task": task,
@@ -150,32 +155,22 @@ def run(model: str, task: str, factor: float, seed: int, args: argparse.Namespac
 
 
 def make_table(results: list[dict[str, Any]]) -> str:
-    """Returns a Markdown table per checkpoint: a row per task, a column per factor, means over the seeds.
-
-    The last row is the average over the tasks, for the factors that all tasks have.
-    """
+    """Returns a Markdown table per checkpoint: a row per task, a column per factor, means over the seeds."""
     sections = []
     for model in dict.fromkeys(result["model"] for result in results):
         ours = [result for result in results if result["model"] == model]
         factors = sorted({result["factor"] for result in ours})
-        rows = []
-        averages: dict[float, list[float]] = defaultdict(list)
-        for name, task in TASKS.items():
-            runs = [result for result in ours if result["task"] == name]
-            if not runs:
-                continue
-            cells = []
-            for factor in factors:
-                scores = [result["score"] for result in runs if result["factor"] == factor]
-                cells.append(_format_scores(scores))
-                averages[factor] += [mean(scores)] if scores else []
-            baseline = "" if runs[0]["baseline"] is None else f"{runs[0]['baseline']:.1f}"
-            title = f"{task.title}, {task.metric.replace('_', ' ')}"
-            rows.append([title, f"{runs[0]['examples']:,}", f"{task.paper_rate:g}", baseline, *cells])
-        complete = [f"{mean(averages[each]):.1f}" if len(averages[each]) == len(rows) else "" for each in factors]
-        rows.append(["average", "", "", "", *complete])
         header = ["task", "training examples", "paper's rate", "baseline", *(f"x {factor:g}" for factor in factors)]
-        lines = [header, ["---"] * len(header), *rows]
+        lines = [header, ["---"] * len(header)]
+        for (name, task), examples in itertools.product(TASKS.items(), sorted({each["examples"] for each in ours})):
+            runs = [result for result in ours if (result["task"], result["examples"]) == (name, examples)]
+            if runs:
+                cells = [
+                    _format_scores([run["score"] for run in runs if run["factor"] == factor]) for factor in factors
+                ]
+                title, baseline = f"{task.title}, {task.metric.replace('_', ' ')}", runs[0]["baseline"]
+                reference = "" if baseline is None else f"{baseline:.1f}"
+                lines.append([title, f"{examples:,}", f"{task.paper_rate:g}", reference, *cells])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         sections.append(f"{model}: {ours[0]['size']}\n\n{table}\n")
     return "\n".join(sections)

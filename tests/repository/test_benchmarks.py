@@ -414,11 +414,15 @@ def test_learning_rates(data_dir, minilm, tmp_path, capsys, monkeypatch):
     learning_rates.main(argv)
     table = capsys.readouterr().out.partition("model: 1 layers, hidden size 32")[2]
     assert rates == ["3e-05", "0.00012"] * 2
-    scores = [json.loads((tmp_path / f"rates/model_rte_4_{seed}.json").read_text())["score"] for seed in (1, 2)]
+    scores = [json.loads((tmp_path / f"rates/model_rte_8_4_{seed}.json").read_text())["score"] for seed in (1, 2)]
     assert "| RTE, accuracy | 8 | 3e-05 | 52.7 | " in table
     assert f"| {np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f} |\n" in table
 
-    # Finished runs are not repeated.
+    # Finished runs are not repeated, and not used for other settings.
+    learning_rates.main(argv)
+    with pytest.raises(SystemExit, match="is from a different command"):
+        learning_rates.main([*argv, "--model_name_or_path", str(tmp_path / "other/model")])
+    capsys.readouterr()
     learning_rates.main(["--report", "--output_dir", str(tmp_path / "rates")])
     assert table in capsys.readouterr().out and len(rates) == 4
 

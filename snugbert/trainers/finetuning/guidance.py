@@ -24,26 +24,21 @@ def describe_shortfalls(
     Returns:
         Sentences. Empty: every set beats its baseline.
     """
-    name, sentences = task.main_metric, []
+    metric, sentences = task.main_metric, []
     for evaluation_set in task.evaluation_sets:
-        score, baseline = metrics[evaluation_set.name].get(name), evaluation_set.baseline
-        if score is None or baseline is None or _beats(name, score, baseline.metrics.get(name, math.nan)):
+        score, baseline = metrics[evaluation_set.name].get(metric), evaluation_set.baseline
+        if score is None or baseline is None:
             continue
-        title = f"{set_title(evaluation_set.name)}: {name.replace('_', ' ')}"
+        title = f"{set_title(evaluation_set.name).capitalize()}: {metric.replace('_', ' ')}"
+        to_beat, answer = baseline.metrics[metric], baseline.answer
+        if math.isnan(to_beat):  # the correlation of a constant
+            to_beat, answer = 0.0, "the correlation of unrelated numbers"
         if math.isnan(score):
-            sentences.append(f"{title} is undefined, because all predictions are the same.")
-        else:
-            values = (score, baseline.metrics[name])
-            ours, to_beat = (format_metric(name, value, task.perfect_score) for value in values)
-            sentences.append(f"{title} {ours} does not beat the baseline, {to_beat} ({baseline.answer}).")
+            sentences.append(f"{title} is undefined, because all predictions or all correct values are the same.")
+        elif (score >= to_beat) if metric in LOWER_IS_BETTER else (score <= to_beat):
+            ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
+            sentences.append(f"{title} {ours} does not beat the baseline, {theirs} ({answer}).")
     return [*sentences, _suggest(args, trained)] if sentences else []
-
-
-def _beats(metric: str, score: float, baseline: float) -> bool:
-    """Compares a score with the baseline. NaN is the correlation of constant predictions, which is no score."""
-    if math.isnan(score) or math.isnan(baseline):
-        return not math.isnan(score)
-    return score < baseline if metric in LOWER_IS_BETTER else score > baseline
 
 
 def _suggest(args: FineTuningArguments, trained: bool) -> str:
@@ -53,5 +48,5 @@ def _suggest(args: FineTuningArguments, trained: bool) -> str:
     longer = f"--max_steps {3 * steps}" if steps > 0 else f"--num_train_epochs {3 * epochs:g}"
     return (
         f"Try longer training ({longer}), another learning rate (--learning_rate {rate / 3:.0e} or {3 * rate:.0e}), "
-        "more examples, or a larger checkpoint."
+        "more examples, or a larger pretrained checkpoint."
     )

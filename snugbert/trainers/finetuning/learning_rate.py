@@ -21,12 +21,15 @@ def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments) -> N
         config: the configuration of the encoder.
         args: `learning_rate` is None unless the user chose one. With `sweep` "paper", the grid sets the rates.
     """
-    if args.learning_rate is not None or args.sweep == "paper":
-        return
     paper, hidden_size = args.paper_learning_rate, config.hidden_size
     factor = (WIDEST / min(max(hidden_size, NARROWEST), WIDEST)) ** 2
-    args.learning_rate = float(f"{paper * factor:.1e}")
-    reason = f"the BERT paper's {paper:g}"
+    rate = float(f"{paper * factor:.1e}")
+    reason = "from the BERT paper"
     if factor > 1:
-        reason += f", times {factor:.3g} because the encoder is narrow (hidden size {hidden_size})"
-    logger.info("learning rate: %g (%s). --learning_rate sets another.", args.learning_rate, reason)
+        reason = f"{factor:.3g} times the BERT paper's {paper:g}, because the hidden size is {hidden_size}"
+    if args.sweep == "paper":
+        if factor > 1:
+            logger.warning("--sweep paper: its learning rates may be too low. The default is %g (%s).", rate, reason)
+    elif args.learning_rate is None:
+        args.learning_rate = rate
+        logger.info("learning rate: %g (%s). Set --learning_rate to change it.", rate, reason)

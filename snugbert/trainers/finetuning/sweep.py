@@ -24,7 +24,7 @@ from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, format_summary, write_atomically, write_results
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
-from snugbert.trainers.finetuning.tables import sweep_tables
+from snugbert.trainers.finetuning.tables import format_metric, sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.run_lock import LOCK_NAME
@@ -131,7 +131,8 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
             logger.info("run %d of %d: %s", index, len(runs), run.name)
             try:
                 results = fine_tune(task, model_args, _run_arguments(args, run))
-                logger.info("%s: %s %.4f", run.name, metric, results["metrics"][set_name].get(metric, np.nan))
+                score = format_metric(metric, results["metrics"][set_name].get(metric), task.perfect_score)
+                logger.info("%s: %s %s", run.name, metric, score)
             except DivergedError as error:
                 logger.warning("%s: %s", run.name, error)
                 if args.should_save:

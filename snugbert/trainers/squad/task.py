@@ -172,7 +172,7 @@ def make_evaluation_set(
         score=score if has_answers else None,
         write=write,
         predictions_files=(f"{prefix}predictions.json",),
-        baseline=Baseline("always no answer", score_no_answer(questions)) if version_2 and has_answers else None,
+        baseline=score_baseline(questions, version_2) if has_answers else None,
     )
 
 
@@ -186,12 +186,15 @@ def collect_gold_answers(questions: list[Question]) -> dict[str, tuple[str, ...]
     return {question.id: question.answers for question in questions}
 
 
-def score_no_answer(questions: list[Question]) -> dict[str, float]:
-    """Scores "no answer" to every question. Returns exact match and F1 in percent."""
+def score_baseline(questions: list[Question], version_2: bool) -> Baseline:
+    """Scores the whole context as the answer to every question, or "no answer" in v2.0. Metrics are in percent."""
     golds = collect_gold_answers(questions)
+    if not version_2:
+        contexts = {question: each.context for question, each in zip(golds, questions, strict=True)}
+        return Baseline("always the whole context", squad_metrics(*squad_scores(contexts, golds)))
     nothing = dict.fromkeys(golds, "")
-    metrics = squad_v2_metrics(*squad_scores(nothing, golds, version_2=True), nothing, golds)
-    return {name: metrics[name] for name in ("exact", "f1")}
+    metrics = squad_v2_metrics(*squad_scores(nothing, golds, version_2), nothing, golds)
+    return Baseline("always no answer", {name: metrics[name] for name in ("exact", "f1")})
 
 
 def write_answers(answers: dict[str, Answer], folder: Path, prefix: str) -> None:

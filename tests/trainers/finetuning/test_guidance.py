@@ -12,7 +12,7 @@ from snugbert.trainers.finetuning.task import Baseline
 
 ADVICE = (
     "Try longer training (--num_train_epochs 9), another learning rate (--learning_rate 3e-04 or 3e-03), "
-    "more examples, or a larger checkpoint."
+    "more examples, or a larger pretrained checkpoint."
 )
 
 
@@ -20,12 +20,13 @@ ADVICE = (
     ("metric", "score", "baseline", "told"),
     [
         ("accuracy", 0.26, 0.25, None),
-        ("accuracy", 0.25, 0.25, "validation: accuracy 25.00 does not beat the baseline, 25.00 (always 'few')."),
+        ("accuracy", 0.25, 0.25, "Validation: accuracy 25.00 does not beat the baseline, 25.00 (always 'few')."),
         ("mse", 2.0, 2.5, None),
-        ("mse", 3.0, 2.5, "validation: mse 3.0000 does not beat the baseline, 2.5000 (always 'few')."),
+        ("mse", 3.0, 2.5, "Validation: mse 3.0000 does not beat the baseline, 2.5000 (always 'few')."),
         ("pearson", 0.1, math.nan, None),
-        ("pearson", math.nan, math.nan, "validation: pearson is undefined, because all predictions are the same."),
-        ("matthews_correlation", 0.0, 0.0, "validation: matthews correlation 0.00 does not beat"),
+        ("pearson", -0.1, math.nan, "Validation: pearson -10.00 does not beat the baseline, 0.00 (the correlation of"),
+        ("pearson", math.nan, math.nan, "Validation: pearson is undefined, because all predictions or"),
+        ("matthews_correlation", 0.0, 0.0, "Validation: matthews correlation 0.00 does not beat"),
     ],
 )  # fmt: skip
 def test_shortfalls(metric, score, baseline, told, tmp_path):

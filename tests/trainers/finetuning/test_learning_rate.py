@@ -23,7 +23,7 @@ def test_base_and_large_keep_the_papers_rate(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="snugbert"):
         for size in ("base", "large"):
             assert chosen(size, tmp_path) == 3e-5 and chosen(size, tmp_path, SquadTrainingArguments) == 5e-5
-    assert caplog.messages[0] == "learning rate: 3e-05 (the BERT paper's 3e-05). --learning_rate sets another."
+    assert caplog.messages[0] == "learning rate: 3e-05 (from the BERT paper). Set --learning_rate to change it."
 
 
 def test_narrow_encoders_get_a_higher_rate(tmp_path, caplog):
@@ -31,15 +31,20 @@ def test_narrow_encoders_get_a_higher_rate(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="snugbert"):
         rates = [chosen(size, tmp_path) for size in sizes]
     assert rates == [3e-5, 6.8e-5, 1.2e-4, 2.7e-4, 1.1e-3]
-    reason = "the BERT paper's 3e-05, times 4 because the encoder is narrow (hidden size 384)"
-    assert caplog.messages[2] == f"learning rate: 0.00012 ({reason}). --learning_rate sets another."
+    reason = "4 times the BERT paper's 3e-05, because the hidden size is 384"
+    assert caplog.messages[2] == f"learning rate: 0.00012 ({reason}). Set --learning_rate to change it."
     assert chosen("tiny", tmp_path, SquadTrainingArguments) == 1.8e-3
 
 
-def test_the_users_rates_are_kept(tmp_path):
+def test_the_users_rates_are_kept(tmp_path, caplog):
     assert chosen("tiny", tmp_path, learning_rate=1e-5) == 1e-5
     assert chosen("tiny", tmp_path, learning_rate=0.0) == 0.0
-    assert chosen("tiny", tmp_path, sweep="paper") is None  # the grid has its own
+    assert caplog.messages == []
+    assert chosen("base", tmp_path, sweep="paper") is None and caplog.messages == []  # the grid has its own
+    assert chosen("tiny", tmp_path, sweep="paper") is None
+    assert caplog.messages[0].startswith(
+        "--sweep paper: its learning rates may be too low. The default is 0.0011 (36 "
+    )
 
 
 @pytest.mark.parametrize("command", ["glue", "ner", "squad"])

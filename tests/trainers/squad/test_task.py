@@ -1,17 +1,21 @@
-"""The task of `snugbert squad`: the score of "no answer", and the files of answers."""
+"""The task of `snugbert squad`: the baselines, and the files of answers."""
 
 import json
 
+import pytest
+
 from snugbert.question_answering.answers import Answer
 from snugbert.question_answering.windows import Question
-from snugbert.trainers.squad.task import collect_gold_answers, collect_null_odds, score_no_answer, write_answers
+from snugbert.trainers.squad.task import collect_gold_answers, collect_null_odds, score_baseline, write_answers
 
 QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b", "Where?", "Ada Lovelace.")]
 
 
-def test_score_of_no_answer():
+def test_baselines():
     assert collect_gold_answers(QUESTIONS) == {"a": ("Ada",), "b": ()}
-    assert score_no_answer(QUESTIONS) == {"exact": 50.0, "f1": 50.0}
+    assert score_baseline(QUESTIONS, version_2=True) == ("always no answer", {"exact": 50.0, "f1": 50.0})
+    answer, metrics = score_baseline(QUESTIONS[:1], version_2=False)  # 1 of 2 words is right, and 1 of 1 is found
+    assert answer == "always the whole context" and metrics == {"exact_match": 0.0, "f1": pytest.approx(200 / 3)}
 
 
 def test_files_of_answers(tmp_path):
