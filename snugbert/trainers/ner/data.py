@@ -161,7 +161,8 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
     """Reads sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
     An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A line before a sentence that
-    begins with "# " and does not have the columns of a word is a comment. A file with one column has no tags.
+    begins with "# " is a comment if it has another number of columns than words, or if words have tabs and it has
+    none. A file with one column has no tags.
 
     Args:
         lines: the lines of the file.
@@ -175,10 +176,10 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
     text = _column_number("text_column_name", data_args.text_column_name) or 1
     # Other white space, such as a no-break space, can be part of a word.
     stripped = [line.strip("\r\n ") for line in lines]
-    columns = 0  # of the first word
+    columns, tabs = 0, False  # of the first word
     for first, line in enumerate(stripped, start=1):
         if line.strip("\t") and not line.startswith((DOCUMENT_START, COMMENT)):
-            columns = len(split_cells(line)[::2])
+            columns, tabs = len(split_cells(line)[::2]), "\t" in line
             needed = max(text, tag_column(data_args) or 2) if labeled else text
             if columns < needed:
                 raise InputError(
@@ -201,10 +202,11 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
                 document = 0 if document is None else document + 1
             continue
         cells = split_cells(line)[::2]
+        other_form = len(cells) != columns or (tabs and "\t" not in line)
+        if other_form and line.startswith(COMMENT) and not words:
+            comments.append(number)
+            continue
         if len(cells) != columns:
-            if line.startswith(COMMENT) and not words:
-                comments.append(number)
-                continue
             raise InputError(
                 f"{source}, line {number}: expected {format_count(columns, 'column')} as in line {first}, found "
                 f"{len(cells)}: {line!r}."

@@ -35,6 +35,7 @@ SOURCES = {
     "tabs, spaces in words, CRLF, no line end at the end": "New York\tB-X\r\n\u00a0is\tO\r\n\r\n\t\r\nA B\tB-Y",
     "spaces, documents": "-DOCSTART- -X- O O\n\n  Jo   NN  B-X \n.\t.\tO\n\n-DOCSTART- -X- O O\n\na a O\n",
     "comments": "# id 1\tdomain=en\nJo _ _ B-X\n# _ _ O\n\n# id 2\tdomain=en\n\n# _ _ O\n. _ _ B-Y\n\n# end\n",
+    "comments, tabs": "# id = 1\nJo\t_\t_\tB-X\n# 1\t_\t_\tO\n\n# newdoc\n# id\tx\n#\t_\t_\tO\n.\t_\t_\tB-Y\n",
     "byte order mark, form feed": "\ufeffJo B-X\n\fa O\n",
 }
 
@@ -67,6 +68,11 @@ def test_chosen_columns_new_columns_and_limits(tmp_path):
     new_column = {"label_column_name": "3"}
     assert write(tmp_path, "a.txt", b"Jo S\tNN\na\tNN\n", [["B-X", "O"]], "test", **new_column) == (
         "Jo S\tNN\tB-X\na\tNN\tO\n"
+    )
+    # Where words have tabs, a comment has none.
+    source = b"# newdoc\nJo\tNN\n\n# 1\n# 1\tNN\n"
+    assert write(tmp_path, "a.txt", source, [["O"], ["B-X"]], "test", **new_column) == (
+        "# newdoc\nJo\tNN\tO\n\n# 1\n# 1\tNN\tB-X\n"
     )
     # A type that was learned from JSON may contain spaces.
     assert write(tmp_path, "a.txt", b"Jo O\n", [["B-a b"]]) == "Jo B-a_b\n"
