@@ -15,6 +15,7 @@ from datasets import ClassLabel, Dataset
 
 from snugbert.errors import InputError, format_count
 from snugbert.json_files import parse_json
+from snugbert.trainers.splits import uncompressed_name
 from snugbert.trainers.text_lines import (
     LONGEST_LINE_OF_JSON,
     ReadingLog,
@@ -25,15 +26,21 @@ from snugbert.trainers.text_lines import (
 
 logger = logging.getLogger(__name__)
 
+# Of CSV files, by priority.
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads it
+NO_SEPARATOR = "\0"  # lines with this character are refused
+
 
 def read_rows(
     source: Path | Dataset, headerless_columns: Sequence[str] = (), skip_torn_rows: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
-    TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. Commas separate the
-    columns of CSV files, or semicolons or tabs if the first line has no comma. JSON files contain one object per line,
-    or a single list of objects.
+    TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The columns of CSV files
+    are separated by the first of comma, semicolon and tab that the first line has, or by the character that a first
+    line such as "sep=;" names. If it has none, there is one column. JSON files contain one object per line, or a
+    single list of objects.
 
     Args:
         source: the dataset, or an existing file.
@@ -53,11 +60,17 @@ def read_rows(
     if isinstance(source, Dataset):
         return _read_dataset_rows(source)
     file = source
-    suffix = file.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+    suffix = uncompressed_name(file).rpartition(".")[2]
     if suffix == "tsv":
-        return _name_cells(file, _read_tsv_rows(file), headerless_columns, skip_torn_rows)
+        advice = "Tabs separate columns."
+        return _name_cells(file, _read_tsv_rows(file), advice, headerless_columns, skip_torn_rows)
     if suffix == "csv":
-        return _name_cells(file, _read_csv_rows(file), headerless_columns, skip_torn_rows)
+        separator = _find_separator(file)
+        advice = (
+            f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain it. If it is "
+            "wrong, name the right one in a first line such as sep=;"
+        )
+        return _name_cells(file, _read_csv_rows(file, separator), advice, headerless_columns, skip_torn_rows)
     if suffix in ("json", "jsonl"):
         return read_json_rows(file)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
@@ -74,7 +87,11 @@ def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _name_cells(
-    file: Path, table: Iterable[tuple[int, list[str]]], headerless_columns: Sequence[str], skip_torn_rows: bool
+    file: Path,
+    table: Iterable[tuple[int, list[str]]],
+    advice: str,
+    headerless_columns: Sequence[str],
+    skip_torn_rows: bool,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     header: list[str] = []
     torn = []
@@ -89,7 +106,7 @@ def _name_cells(
             torn.append(row)
         else:
             columns = format_count(len(header), "column")
-            raise content_error(file, f", row {row}: expected {columns}, found {len(cells)}.")
+            raise content_error(file, f", row {row}: expected {columns}, found {len(cells)}. {advice}")
     if torn:
         skipped = format_count(len(torn), "row")
         logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
@@ -101,21 +118,31 @@ def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
             yield row, line.split("\t")
 
 
-def _read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    lines = read_text_lines(file)
-    header = next(lines, "")
-    unquoted = re.sub(r'"[^"]*"', "", header)
+def _find_separator(file: Path) -> str:
+    first = next(read_text_lines(file), "")
+    if named := SEPARATOR_LINE.match(first):
+        return named[1]
+    unquoted = re.sub(r'"[^"]*"', "", first)
     # Spreadsheets write semicolons where the comma is the decimal point.
-    separator = next((separator for separator in ",;\t" if separator in unquoted), ",")
-    row = 0
+    found = next((separator for separator in SEPARATORS if separator in unquoted), None)
+    # After an open quote, the first row goes on in the next line.
+    return found or ("," if '"' in unquoted else NO_SEPARATOR)
+
+
+def _read_csv_rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    lines = read_text_lines(file)
+    first = next(lines, "")
+    named = SEPARATOR_LINE.match(first) is not None
+    row = int(named)
     try:
         # Without `strict`, a quote that is never closed would silently swallow the rest of the file.
-        table = csv.reader(chain([header], lines), delimiter=separator, strict=True)
-        for row, cells in enumerate(table, start=1):
+        table = csv.reader(lines if named else chain([first], lines), delimiter=separator, strict=True)
+        for row, cells in enumerate(table, start=1 + named):
             if cells:
                 yield row, cells
     except csv.Error as error:
-        raise content_error(file, f", row {row + 1}: not CSV ({error}).") from error
+        problem = str(error).replace(f"'{NO_SEPARATOR}'", "line end")
+        raise content_error(file, f", row {row + 1}: not CSV ({problem}).") from error
 
 
 def read_json_rows(file: Path, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:

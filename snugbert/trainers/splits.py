@@ -132,6 +132,11 @@ def describe_dataset(name: str) -> str:
 
 def describe_file(file: Path) -> str:
     """The name of a file in results and cards: its stem, or the folder's name if the stem is `train` or the like."""
-    stem = re.sub(r"(\.(json|jsonl|csv|tsv|txt|conll))?(\.(gz|zst))?$", "", file.name)
+    stem = re.sub(r"\.(json|jsonl|csv|tsv|txt|conll)$", "", uncompressed_name(file))
     generic = ("train", "training", "dev", "development", "valid", "validation", "test")
     return file.resolve().parent.name if stem.lower() in generic else stem
+
+
+def uncompressed_name(file: Path) -> str:
+    """The name of a file without a last .gz or .zst."""
+    return re.sub(r"\.(gz|zst)$", "", file.name)

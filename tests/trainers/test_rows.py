@@ -7,6 +7,7 @@ import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
+from snugbert.errors import InputError
 from snugbert.trainers.rows import read_rows
 
 ROWS = [{"text": "a, b", "label": "yes"}, {"text": 'c "d"', "label": "no"}]
@@ -40,6 +41,28 @@ def test_a_comma_in_the_header_separates_unless_it_is_quoted(tmp_path):
         assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a, b": "1,5", "c": "2"})]
     (tmp_path / "a.csv").write_text("a;b,c;d\n1;2,3;4\n")
     assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a;b": "1;2", "c;d": "3;4"})]
+    (tmp_path / "a.csv").write_text('"a\nb",c\n1,2\n')  # the first row has two lines
+    assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a\nb": "1", "c": "2"})]
+    (tmp_path / "a.csv").write_text("a (b, c);d\n1;2\n")
+    message = r"row 2: expected 2 columns, found 1\. The separator is a comma\. Quote .* first line such as sep=;$"
+    with pytest.raises(InputError, match=message):
+        list(read_rows(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("first", ["sep=;\r\n", '\ufeff"SEP=;"\n'])
+def test_the_first_line_can_name_the_separator(tmp_path, first):
+    (tmp_path / "a.csv").write_bytes(f"{first}a (b, c);d\n1;2\n".encode())
+    assert list(read_rows(tmp_path / "a.csv")) == [(3, {"a (b, c)": "1", "d": "2"})]
+
+
+@pytest.mark.parametrize("header", ["a", '"a"', '"a, b"'])
+def test_a_header_without_separator_is_one_column(tmp_path, header):
+    (tmp_path / "a.csv").write_text(header + '\nGood, nice; "x"\n\n"Two\nlines, ""y"""\n')
+    cells = [(2, 'Good, nice; "x"'), (4, 'Two\nlines, "y"')]
+    assert [(row, *values.values()) for row, values in read_rows(tmp_path / "a.csv")] == cells
+    (tmp_path / "a.csv").write_text('a\n"b" c\n')
+    with pytest.raises(InputError, match=r"row 2: not CSV \(line end expected after '\"'\)\."):
+        list(read_rows(tmp_path / "a.csv"))
 
 
 def test_class_labels_of_a_dataset_become_names():

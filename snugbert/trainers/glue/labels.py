@@ -68,15 +68,17 @@ def choose_labels(
 
 def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:
     """Whether the labels, which are not all integers, are numbers to predict. If not, they are class names."""
-    with_comma = next((label for label in labels if "," in label), None)
-    if with_comma is not None and all(NUMBER.fullmatch(label.replace(",", ".")) for label in labels):
+    numbers = [label for label in labels if NUMBER.fullmatch(label.replace(",", "."))]
+    # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
+    if len(labels) >= 2 * len(numbers):
+        return False
+    with_comma = next((label for label in numbers if "," in label), None)
+    if with_comma is not None:
         raise InputError(
             f"{train.source}: labels such as {with_comma!r} are numbers with a comma. Use a decimal point. If the "
             "labels are names of classes, set --do_regression false."
         )
-    numbers = [label for label in labels if NUMBER.fullmatch(label)]
-    # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
-    if len(numbers) < len(labels) < 2 * len(numbers) and not all(INTEGER.fullmatch(label) for label in numbers):
+    if len(numbers) < len(labels) and not all(INTEGER.fullmatch(label) for label in numbers):
         rows = zip(train.data["row"][:], labels, strict=True)
         row, label = next((row, label) for row, label in rows if not NUMBER.fullmatch(label))
         raise InputError(

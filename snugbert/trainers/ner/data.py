@@ -17,7 +17,7 @@ from snugbert.entity_tags import SCHEMES, TAG, convert_tags, decode_tags, encode
 from snugbert.errors import InputError, format_count
 from snugbert.trainers.ner.arguments import DOCUMENT_COLUMNS, NerDataArguments
 from snugbert.trainers.rows import read_rows
-from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
+from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits, uncompressed_name
 from snugbert.trainers.text_lines import LONGEST_LINE, LONGEST_LINE_OF_JSON, find_encoding, read_text_lines
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def _load_dataset_splits(data_args: NerDataArguments, **download: Any) -> dict[s
 def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) -> NerSplit:
     source = str(data) if isinstance(data, Path) else f"{data_args.dataset_name} ({name})"
     labeled = name != "test"
-    stem = data.name.removesuffix(".gz").removesuffix(".zst") if isinstance(data, Path) else ""
+    stem = uncompressed_name(data) if isinstance(data, Path) else ""
     one_word_per_line = isinstance(data, Path) and not stem.endswith((".json", ".jsonl"))
     lines: list[str] = []
     if one_word_per_line or name != "train":

@@ -13,6 +13,7 @@ from pathlib import Path
 from snugbert.json_files import locate_values
 from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ner.data import DOCUMENT_START, NerSplit, Tags, split_cells, tag_columns, tag_index
+from snugbert.trainers.splits import uncompressed_name
 
 
 def predictions_file(stem: str, data: Path | None) -> str:
@@ -24,7 +25,7 @@ def predictions_file(stem: str, data: Path | None) -> str:
     """
     if data is None:
         return f"{stem}.jsonl"
-    return stem + (Path(data.name.removesuffix(".gz").removesuffix(".zst")).suffix or ".txt")
+    return stem + (Path(uncompressed_name(data)).suffix or ".txt")
 
 
 def write_predictions(file: Path, split: NerSplit, tags: Tags, data_args: NerDataArguments) -> None:

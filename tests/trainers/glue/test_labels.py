@@ -36,8 +36,10 @@ def test_labels_of_your_own_data(tmp_path):
     with pytest.raises(InputError, match=message):
         labels([0.5, 1, "n/a", 0.5, "?"])
     assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
-    with pytest.raises(InputError, match=r"train.jsonl: labels such as '3,5' are numbers with a comma\. Use a dec"):
-        labels(["2", "3,5", "-1,0"])
+    for values in (["2", "3,5", "-1,0"], ["3,5", "n/a", "2,5", "1"]):
+        with pytest.raises(InputError, match=r"train.jsonl: labels such as '3,5' are numbers with a comma\. Use a "):
+            labels(values)
+    assert labels(["3,5", "n/a", "2,5", "?"]) == (["2,5", "3,5", "?", "n/a"], [1, 3, 0, 2])
     assert labels(["2", "3,5"], regression=False) == (["2", "3,5"], [0, 1])
     assert labels(["2,x", "3,5"]) == (["2,x", "3,5"], [0, 1])
     with pytest.raises(InputError, match=r"row 2: 'n/a' is not a finite number"):
