@@ -68,6 +68,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         super().__init__(*args, **kwargs)
         self.data_collator = IgnorePadding(self.data_collator)
         self.command_settings: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
         self.changes: list[str] = []
         self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         move_hub_token(self.args)
@@ -171,17 +172,21 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             super().create_model_card(*args, **kwargs)
 
     def save_state(self) -> None:
-        """As in Trainer, but stores only the name of the best checkpoint."""
+        """As in Trainer, with the settings of the run, and only the name of the best checkpoint."""
+        self._store_settings()
         best = self.state.best_model_checkpoint
         self.state.best_model_checkpoint = best and Path(best).name
         super().save_state()
         self.state.best_model_checkpoint = best
 
+    def _store_settings(self) -> None:
+        # The command may have added settings during the run.
+        record = {"settings": self._settings | self.command_settings, "changes": self.changes}
+        self.state.stateful_callbacks |= {SETTINGS_NAME: record}  # type: ignore[operator]
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         output_dir = Path(self._get_output_dir(trial))
-        self.state.stateful_callbacks |= {  # type: ignore[operator]
-            SETTINGS_NAME: {"settings": self._settings, "changes": self.changes}
-        }
+        self._store_settings()
         super()._save_checkpoint(model, trial)
         locate_best(self.state, output_dir)
         if self.args.push_to_hub:

@@ -1,7 +1,6 @@
 """One fine-tuning run: train, score, predict, and write the results into the output folder."""
 
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -32,6 +31,7 @@ from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.guidance import LOWER_IS_BETTER, describe_shortfalls
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, contains_model, write_results
+from snugbert.trainers.finetuning.tables import set_title
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer
 from snugbert.trainers.output_folder import (
@@ -48,7 +48,6 @@ from snugbert.trainers.run_settings import (
     check_max_steps,
     check_training_settings,
     collect_training_settings,
-    describe_change,
 )
 from snugbert.trainers.splits import describe_dataset
 from snugbert.trainers.stopping import raise_if_interrupted
@@ -119,32 +118,34 @@ def read_finished_run(args: FineTuningArguments) -> RunResults | None:
     def read() -> Any:
         resumes = str(args.resume_from_checkpoint).lower() == "true" and not args.overwrite_output_dir
         if args.process_index == 0 and resumes and not list_checkpoints(output_dir):
-            return read_json(output_dir / RESULTS) if (output_dir / RESULTS).exists() else None
+            results = read_json(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
+            return results if results.get("training") else None  # a run that only scores has no training
         return None
 
     (results,) = broadcast_object_list([raise_together(read)])
     return results
 
 
-def _check_finished_run(
-    finished: RunResults, task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
-) -> None:
-    """Raises an [`InputError`] if the settings are not those of the finished run."""
-    now = {
-        "model": find_base_model(model_args.model_name_or_path)[1],
-        "examples": {s.name: s.num_examples for s in task.evaluation_sets},
-        **task.settings,
-        **collect_settings(args),
-    }
-    now = json.loads(json.dumps(now))
-    before = {**finished, **finished.get("settings", {})}
-    changes = [c for name, value in now.items() for c in describe_change(name, before.get(name), value)]
-    if changes:
-        raise InputError(
-            f"--resume_from_checkpoint true: the run in {args.output_dir} is finished and has no checkpoints, but "
-            f"settings changed: {'; '.join(changes)}. Start a new run from its model: --model_name_or_path "
-            f"{args.output_dir}, with another --output_dir."
-        )
+def _check_finished_run(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+    """Compares the settings with those of the finished run. With `push_to_hub`, uploads its folder.
+
+    Raises:
+        InputError: a setting changed.
+    """
+    trainer = make_trainer(task, args)
+    trainer.command_settings = _finished_settings(task, model_args, args)
+
+    def compare() -> None:
+        if args.process_index == 0:  # machines may share no disk
+            trainer.compare_settings(str(args.output_dir))
+
+    try:
+        raise_together(compare)
+    except InputError as error:
+        raise InputError(f"{error} The run in {args.output_dir} is finished and has no checkpoints.") from error
+    logger.info("%s contains this run, and it is finished. Nothing was computed.", args.output_dir)
+    if args.push_to_hub:  # an earlier upload may have failed
+        trainer.upload_output_dir()
 
 
 def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
@@ -190,8 +191,7 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     choose_metric(task, args)
     finished = read_finished_run(args) if task.train_features is not None else None
     if finished is not None:
-        _check_finished_run(finished, task, model_args, args)
-        logger.info("%s contains this run, and it is finished. Nothing was computed.", args.output_dir)
+        _check_finished_run(task, model_args, args)
         return finished
     checkpoint = check_output_dir(args, args.overwrite_output_dir) if task.train_features is not None else None
     set_seed(args.seed)
@@ -208,7 +208,7 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
                 remove_plots(output_dir)
         trainer.command_settings = _compared_settings(task, model_args, args)
         trainer.write_card = lambda: _write_interim_card(task, model_args, trainer)
-        training = train(trainer, checkpoint)
+        training = train(trainer, checkpoint, _finished_settings(task, model_args, args))
     metrics, losses = {}, {}
     for evaluation_set in task.evaluation_sets:
         metrics[evaluation_set.name], losses[evaluation_set.name] = evaluate(trainer, evaluation_set)
@@ -304,14 +304,18 @@ def class_weights(text: str, task: FineTuningTask) -> torch.Tensor:
     return torch.tensor(list(weights.values()))
 
 
-def train(trainer: FineTuningTrainer, checkpoint: str | None) -> dict[str, float]:
-    """Trains from `checkpoint` or from the start, saves model, tokenizer and metrics, and returns the metrics."""
+def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str, Any]) -> dict[str, float]:
+    """Trains from `checkpoint` or from the start, saves model, tokenizer and metrics, and returns the metrics.
+
+    The settings `finished` are stored with the others, for [`read_finished_run`].
+    """
     result = trainer.train(resume_from_checkpoint=checkpoint)
     raise_if_interrupted(trainer)
     trainer.save_model(_internal_call=True)  # an external call would push before the card is written
     samples = len(trainer.train_dataset)  # type: ignore[arg-type]
     metrics = {**result.metrics, "train_samples": samples, "train_steps": trainer.state.global_step}
     trainer.save_metrics("train", metrics)
+    trainer.command_settings |= finished
     trainer.save_state()
     return metrics
 
@@ -437,6 +441,16 @@ def _compared_settings(
         "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
         "data": {name: digest_features(features) for name, features in data.items() if features is not None},
     }
+
+
+def _finished_settings(
+    task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
+) -> dict[str, Any]:
+    """Returns the settings that must not change once a run is finished. They also determine its results."""
+    settings = _compared_settings(task, model_args, args)
+    settings["data"] |= {f"the {set_title(s.name)} data": digest_features(s.features) for s in task.evaluation_sets}
+    steps = {"--num_train_epochs": args.num_train_epochs, "--max_steps": args.max_steps}
+    return {**settings, **steps, **task.settings}
 
 
 def digest_features(dataset: Dataset) -> str:

@@ -115,20 +115,44 @@ class FineTuningTrainer(SharedTrainer):
             ]
         return optimizer
 
-    def push_to_hub(self) -> None:  # type: ignore[override]
-        """Uploads the finished run as Trainer does, except for `NOT_UPLOADED`."""
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Saves the model and uploads the output folder as Trainer does, except for `NOT_UPLOADED`."""
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:  # without `args.push_to_hub`
+            self.args.hub_private_repo = self.args.hub_private_repo if private is None else private
+            self.init_hf_repo(token=token)
         self.save_model(_internal_call=True)
         if self.is_world_process_zero():
-            self.create_model_card(model_name=str(self.hub_model_id).rpartition("/")[-1])
-            self._finish_current_push()
-            HfApi(token=self.args.hub_token).upload_folder(
-                repo_id=str(self.hub_model_id),
-                revision=self.args.hub_revision,
-                folder_path=str(self.args.output_dir),
-                commit_message="End of training",
-                ignore_patterns=NOT_UPLOADED,
-            )
+            self.create_model_card(**{"model_name": str(self.hub_model_id).rpartition("/")[-1]} | kwargs)
+        return self.upload_output_dir(commit_message, blocking, token, revision)
+
+    def upload_output_dir(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+    ) -> Any:
+        """Uploads the output folder as it is, except for `NOT_UPLOADED`. Arguments and result: as in `push_to_hub`."""
+        if not self.is_world_process_zero():
+            return None
+        self._finish_current_push()
+        return HfApi(token=token or self.args.hub_token).upload_folder(
+            repo_id=str(self.hub_model_id),
+            revision=revision or self.args.hub_revision,
+            folder_path=str(self.args.output_dir),
+            commit_message=commit_message,
+            ignore_patterns=NOT_UPLOADED,
+            run_as_future=not blocking,
+        )
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 

@@ -62,6 +62,10 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     task.train_features = None
     fine_tune(task, model_args, arguments(folder, do_eval=True))
     assert (folder / "results.json").read_bytes() == before
+    # Without a training, it is not a finished run.
+    fine_tune(task, model_args, arguments(tmp_path / "scored", do_eval=True))
+    with pytest.raises(InputError, match="contains a model or results, but no whole checkpoint"):
+        fine_tune(make_task(tokenizer), model_args, arguments(tmp_path / "scored", resume_from_checkpoint="true"))
 
 
 def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monkeypatch, caplog):
@@ -87,20 +91,45 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
     assert {path.name for path in folder.glob("*checkpoint*")} == {"checkpoint-9", "checkpoint-notes"}
     (folder / "checkpoint-9").rmdir()
 
-    # The same command again changes nothing.
+    # The same command again changes nothing, but repeats the upload, which may have failed.
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    monkeypatch.setattr("snugbert.trainers.finetuning.run.make_trainer", None)
+    uploads = []
+    monkeypatch.setattr(FineTuningTrainer, "train", None)
+    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **upload: uploads.append(upload["folder_path"]))
     check_early(model_args, arguments(folder, resume_from_checkpoint="true"))
-    assert run(resume_from_checkpoint="true") == json.loads(json.dumps(results))
+    assert run(resume_from_checkpoint="true") == json.loads(json.dumps(results)) and not uploads
+    run(resume_from_checkpoint="true", push_to_hub=True)
+    assert uploads == [str(folder)]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert f"{folder} contains this run, and it is finished." in caplog.text
     finished = load_file(folder / "model.safetensors")
     assert all(torch.equal(straight[name], finished[name]) for name in straight)
-    message = (
-        r"the run in .* is finished and has no checkpoints, but settings changed: weight_decay was 0\.01 and is 0"
-    )
-    with pytest.raises(InputError, match=message):
-        run(resume_from_checkpoint="true", weight_decay=0.0)
+
+    # What a checkpoint compares, and what determines the results.
+    def relabeled(features):
+        return features.map(lambda row, index: {"label": 2 - row["label"] if index == 0 else row["label"]}, True)
+
+    other_train, other_eval = make_task(tokenizer), make_task(tokenizer)
+    other_train.train_features = relabeled(task.train_features)
+    other_eval.evaluation_sets[0].features = relabeled(task.evaluation_sets[0].features)
+    for changed, settings, message in (
+        (
+            task,
+            {"weight_decay": 0.0, "max_grad_norm": 2},
+            "--weight_decay was 0.01 and is 0.0; --max_grad_norm was 1.0",
+        ),
+        (task, {"class_weights": "few=2"}, '--class_weights was null and is "few=2"'),
+        (task, {"num_train_epochs": 2}, "--num_train_epochs was 1 and is 2"),
+        (other_train, {}, "the training data has changed"),
+        (other_eval, {}, "the validation data has changed"),
+    ):
+        with pytest.raises(InputError) as error:
+            settings = {"num_train_epochs": 1, "resume_from_checkpoint": "true", **settings}
+            fine_tune(changed, model_args, arguments(folder, **settings))
+        start = f"--resume_from_checkpoint: settings changed since {folder}: {message}"
+        assert str(error.value).startswith(start), error.value
+        assert str(error.value).endswith("is finished and has no checkpoints.")
     with pytest.raises(InputError, match="already contains a run"):
         run()
 
