@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE = COLORS["training"], COLORS["validation"]
 INK, BARS = "#222222", "#8fb3d9"
+SMALLEST_RANGE = 1.0  # percentage points; equal scores would get an axis of a tenth of that
 FEW_LABELS = 30  # up to this many, the cells of a confusion matrix have room for two lines of text
 SMALLEST_TYPE = 4.5  # points; smaller text is left out
 # Groups of answers by their number of words. The last group has no upper limit.
@@ -297,12 +298,16 @@ def draw_learning_curve(
         draw_curves(panel, training, validation, number)
         if name in final:
             label = f"validation, final model {final[name]:{number}}"
-            panel.plot([final["step"]], [final[name]], "D", color=INK, markersize=7, zorder=3, label=label)
+            diamond: dict[str, Any] = {"marker": "D", "markersize": 7, "color": INK, "clip_on": False, "zorder": 3}
+            panel.plot([final["step"]], [final[name]], linestyle="", label=label, **diamond)
         if name == metric and baseline is not None and math.isfinite(baseline):
             height = factors[metric] * baseline
             panel.axhline(height, color=GREY, linestyle=":", label=f"baseline {height:{number}}")
         if name == metric and not validation[1]:  # a single score; a narrow scale would exaggerate differences
             panel.set_ylim(bottom=min(0, *panel.get_ylim()))
+        if name == metric and percent:
+            low, high = panel.get_ylim()
+            panel.set_ylim(top=max(high, low + SMALLEST_RANGE))
         title = name.replace("_", " ").replace("f1", "F1")
         panel.set_title("Loss" if name == "loss" else f"Validation {title}", **TITLE)
         panel.set_ylabel(f"{title} (percent)" if name == metric and percent else title)

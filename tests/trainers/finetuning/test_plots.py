@@ -195,6 +195,10 @@ def test_learning_curve(plot):
     loss, f1 = plot(draw_learning_curve, training[:1] + end, "f1", 100, {"step": 30, "f1": 88.125}, math.nan).axes
     assert words(f1.get_legend().get_texts()) == ["validation, final model 88.12"] and f1.get_ylim()[0] == 0
     assert f1.get_title("left") == "Validation F1" and loss.lines[0].get_marker() == "o"
+    assert not f1.lines[0].get_clip_on()  # the mark of a perfect score would be cut
+    # All scores are 0.
+    _, f1 = plot(draw_learning_curve, training + end, "f1", 100, {"step": 30, "f1": 0.0}, 0.0).axes
+    assert f1.get_ylim()[1] - f1.get_ylim()[0] == pytest.approx(1)
     # An error is not a score. Without validation examples, or with an undefined score, there is only the loss.
     _, error = plot(draw_learning_curve, training + end, "mse", 1, {"step": 30, "mse": 2.5}, 3.0).axes
     assert words(error.get_legend().get_texts()) == ["validation, final model 2.5000", "baseline 3.0000"]
