@@ -82,7 +82,7 @@ def read_state(checkpoint: str | Path) -> TrainerState:
 
 
 def read_settings(checkpoint: str) -> dict[str, Any]:
-    """Returns the `settings` and the `changes` that a checkpoint stores. Empty for checkpoints of other trainers."""
+    """Returns the record of `SETTINGS_NAME` in a checkpoint. Empty for checkpoints of other trainers."""
     callbacks: Any = read_state(checkpoint).stateful_callbacks
     return callbacks.get(SETTINGS_NAME, {})
 

@@ -58,10 +58,12 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         write_card: writes a model card with the current metrics into the output folder.
         command_settings: further settings that must not change on resume.
         changes: what changed when the run resumed, for the model card.
+        keeps_checkpoints: whether the checkpoints stay when the run is finished. Stays true on resume.
     """
 
     write_card: Callable[[], None] | None = None
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
+    keeps_checkpoints = True
     push_in_progress: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -134,6 +136,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             check_training_settings(checkpoint, self._settings)
             record = read_settings(checkpoint)
             self.changes = record.get("changes", [])
+            self.keeps_checkpoints |= record.get("keeps_checkpoints", True)
             if not record:
                 logger.warning("%s stores no settings, so none were compared.", checkpoint)
 
@@ -181,8 +184,13 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def _store_settings(self) -> None:
         # The command may have added settings during the run.
-        record = {"settings": self._settings | self.command_settings, "changes": self.changes}
-        self.state.stateful_callbacks |= {SETTINGS_NAME: record}  # type: ignore[operator]
+        self.state.stateful_callbacks |= {  # type: ignore[operator]
+            SETTINGS_NAME: {
+                "settings": self._settings | self.command_settings,
+                "changes": self.changes,
+                "keeps_checkpoints": self.keeps_checkpoints,
+            }
+        }
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         output_dir = Path(self._get_output_dir(trial))

@@ -172,7 +172,8 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
 
     Writes into the output folder: the model, `<set>_results.json` as Trainer does, the predictions and plots of each
     evaluation set, `learning_curve.png`, `results.md`, `results.json` and the model card. With `push_to_hub`, uploads
-    the folder at the end. Then removes the checkpoints, unless `args.keeps_checkpoints`. If the run is finished
+    the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or, before a
+    resume, in an earlier one (`args.keeps_checkpoints`). If the run is finished
     already, returns its results.
 
     Args:
@@ -221,10 +222,12 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         write_results(output_dir, results)  # last: it marks the run as complete
     if args.push_to_hub:
         trainer.push_to_hub()
-    if training and args.should_save and not args.keeps_checkpoints:
-        # Last, so that a run that is stopped before this can be resumed. As in training, later steps stay.
-        checkpoints = list_checkpoints(output_dir)
-        remove_checkpoints([folder for folder in checkpoints if step_of(folder) <= trainer.state.global_step])
+    if training and args.should_save and not trainer.keeps_checkpoints:
+        # Last, so that a run that is stopped before this can be resumed. As in training, later steps stay, and so does
+        # a checkpoint that the user names.
+        reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= trainer.state.global_step]
+        named = Path(str(args.resume_from_checkpoint)).resolve()
+        remove_checkpoints([folder for folder in reached if folder.resolve() != named])
     return results
 
 

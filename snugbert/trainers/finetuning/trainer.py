@@ -75,6 +75,7 @@ class FineTuningTrainer(SharedTrainer):
         **kwargs: Any,
     ):
         self._token_outputs = token_outputs
+        self.keeps_checkpoints = args.keeps_checkpoints
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
         if args.freezes:
             frozen = _frozen_parameters(model, args)

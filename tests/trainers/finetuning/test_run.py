@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.run import check_early, class_weights, fine_tune
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+from snugbert.trainers.manifest import write_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -132,6 +134,24 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
         assert str(error.value).endswith("is finished and has no checkpoints.")
     with pytest.raises(InputError, match="already contains a run"):
         run()
+
+
+def test_checkpoints_that_the_user_wants_stay_on_resume(tokenizer, model_args, tmp_path):
+    folder, task = tmp_path / "run", make_task(tokenizer)
+    fine_tune(task, model_args, arguments(folder, num_train_epochs=2, save_steps=2))
+    named = tmp_path / "named" / "checkpoint-2"
+    shutil.copytree(folder / "checkpoint-2", named)
+    fine_tune(task, model_args, arguments(folder, num_train_epochs=3, resume_from_checkpoint="true"))
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
+
+    # Named, but not asked for.
+    state = json.loads((named / "trainer_state.json").read_text())
+    state["stateful_callbacks"]["RunSettings"]["keeps_checkpoints"] = False
+    (named / "trainer_state.json").write_text(json.dumps(state))
+    write_manifest(named)
+    run = {"num_train_epochs": 2, "resume_from_checkpoint": str(named)}
+    fine_tune(task, model_args, arguments(named.parent, **run))
+    assert {path.name for path in named.parent.glob("checkpoint-*")} == {"checkpoint-2"}
 
 
 def test_named_class_weights():
