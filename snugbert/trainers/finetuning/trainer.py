@@ -146,13 +146,14 @@ class FineTuningTrainer(SharedTrainer):
         if not self.is_world_process_zero():
             return None
         self._finish_current_push()
+        as_future: Any = not blocking
         return HfApi(token=token or self.args.hub_token).upload_folder(
             repo_id=str(self.hub_model_id),
             revision=revision or self.args.hub_revision,
             folder_path=str(self.args.output_dir),
             commit_message=commit_message,
             ignore_patterns=NOT_UPLOADED,
-            run_as_future=not blocking,
+            run_as_future=as_future,
         )
 
     # --- evaluation ---------------------------------------------------------------------------------------------
