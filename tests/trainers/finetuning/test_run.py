@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.run import check_early, class_weights, fine_tune
+from snugbert.trainers.finetuning.run import check_early, class_weights, fine_tune, make_trainer
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.manifest import write_manifest
@@ -68,6 +68,19 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     fine_tune(task, model_args, arguments(tmp_path / "scored", do_eval=True))
     with pytest.raises(InputError, match="contains a model or results, but no whole checkpoint"):
         fine_tune(make_task(tokenizer), model_args, arguments(tmp_path / "scored", resume_from_checkpoint="true"))
+
+
+def test_saving_a_model_pushes_as_trainer_does(tokenizer, tmp_path, monkeypatch):
+    uploads = []
+    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **upload: uploads.append(upload))
+    args = arguments(tmp_path, push_to_hub=True, metric_for_best_model="accuracy")
+    trainer = make_trainer(make_task(tokenizer), args)
+    trainer.write_card = lambda: None
+    trainer.save_model()
+    trainer.push_to_hub("second", blocking=False, revision="trial", tags=["mine"])
+    sent = [(upload["commit_message"], upload["revision"], upload["run_as_future"]) for upload in uploads]
+    assert sent == [("Model save", None, False), ("second", "trial", True)]
 
 
 def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monkeypatch, caplog):
