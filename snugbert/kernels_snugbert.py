@@ -22,6 +22,10 @@ CHUNK_SIZE = 2**21  # attention scores or logits computed at once
 # A group may spend this many scores on padding before a new group starts. docs/explanation/performance.md has the
 # measurements.
 GROUP_COST = 64 * 64
+SECOND_DERIVATIVE = (
+    'attn_implementation="sdpa" has only first derivatives. For second ones, call '
+    '`model.set_attn_implementation("eager")`.'
+)
 
 
 def is_transformed() -> bool:
@@ -282,17 +286,22 @@ class _GroupedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                'attn_implementation="sdpa" has only first derivatives. For `create_graph=True`, call '
-                '`model.set_attn_implementation("eager")`.'
-            )
+        with torch.no_grad():
+            gradients = _GroupedAttention._differentiate(ctx, grad_outputs[0])
+        if torch.is_grad_enabled():  # a second derivative fails, as with `once_differentiable`, but names the remedy
+            fail = torch._C._functions.DelayedError(SECOND_DERIVATIVE, len(gradients))
+            gradients = fail(*[gradient.requires_grad_() for gradient in gradients])
+        return *gradients, None, None, None
+
+    @staticmethod
+    def _differentiate(ctx: Any, grad_outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns the gradients of queries, keys and values."""
         grad_groups: list[list[torch.Tensor]] = []
         scale = 1 / (1 - ctx.dropout)
         saved = iter(ctx.saved_tensors)
         for group in ctx.groups.groups:
             tensors = [next(saved) for _ in range(3)]
-            grad_output = _gather_group(grad_outputs[0], group.query_indices, group.size, group.query_padding)
+            grad_output = _gather_group(grad_outputs, group.query_indices, group.size, group.query_padding)
             grad_groups.append([torch.empty_like(tensor) for tensor in tensors])
             length = chunk_length(*tensors[:2])
             chunks = (tensor.split(length) for tensor in (*tensors, grad_output, *grad_groups[-1]))
@@ -312,9 +321,6 @@ class _GroupedAttention(torch.autograd.Function):
             _ungroup(grad_queries, ctx.groups.query_positions, ctx.heads),
             _ungroup(grad_keys, ctx.groups.key_positions, ctx.heads),
             _ungroup(grad_values, ctx.groups.key_positions, ctx.heads),
-            None,
-            None,
-            None,
         )
 
 
