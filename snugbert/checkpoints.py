@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_pt_utils import safe_globals
 
 import snugbert
-from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 
@@ -418,7 +418,7 @@ def _convert_config(kind: str, values: dict[str, Any], head: str, file: Path) ->
                 fields |= {"pooler_act": "relu", "classifier_dropout": fields["seq_classif_dropout"]}
             values = {name: fields[name] for name in fields.keys() - DISTILBERT_ONLY}
         config = SnugBertConfig.from_dict(values)
-        _ = config.head_size  # checks that a model can be built
+        compute_head_size(config)  # checks that a model can be built
         return config
     except (ValueError, StrictDataclassError) as error:
         raise InputError(f"{file}: unsupported configuration. {' '.join(str(error).split())}") from error

@@ -133,21 +133,6 @@ class SnugBertConfig(PreTrainedConfig):
         }
         return cls(**{**fields, **overrides})
 
-    @property
-    def head_size(self) -> int:
-        """Dimensions of an attention head.
-
-        Raises:
-            ValueError: `hidden_size` is not a multiple of `num_attention_heads`. No model can be built. The
-                configuration is allowed, as in stock BERT, because tools set one of the two first.
-        """
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"`hidden_size` {self.hidden_size} is not a multiple of `num_attention_heads` "
-                f"{self.num_attention_heads}."
-            )
-        return self.hidden_size // self.num_attention_heads
-
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Saves as in transformers, without `auto_map` entries and pipelines that refer to other code."""
         auto_map = getattr(self, "auto_map", None) or {}
@@ -189,6 +174,22 @@ class SnugBertConfig(PreTrainedConfig):
             )
         if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(f"Sinusoidal positions need an even `hidden_size`, not {self.hidden_size}.")
+
+
+# Not an attribute of the configuration, because a file may have a field of any name.
+def compute_head_size(config: SnugBertConfig) -> int:
+    """Computes the dimensions of an attention head.
+
+    Raises:
+        ValueError: `hidden_size` is not a multiple of `num_attention_heads`. No model can be built. The configuration
+            is allowed, as in stock BERT, because tools set one of the two first.
+    """
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"`hidden_size` {config.hidden_size} is not a multiple of `num_attention_heads` "
+            f"{config.num_attention_heads}."
+        )
+    return config.hidden_size // config.num_attention_heads
 
 
 __all__ = ["SnugBertConfig"]

@@ -40,7 +40,7 @@ from transformers.utils.generic import can_return_tuple, is_flash_attention_requ
 from transformers.utils.output_capturing import capture_outputs
 
 from .card_snugbert import write_model_card
-from .configuration_snugbert import SnugBertConfig
+from .configuration_snugbert import SnugBertConfig, compute_head_size
 from .kernels_snugbert import Groups, SnugBertDropout, cross_entropy_sum, grouped_attention, is_transformed, upcast
 from .packing_snugbert import (
     SnugBertBatch,
@@ -185,7 +185,7 @@ class SnugBertSelfAttention(nn.Module):
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.config = config
-        self.head_size = config.head_size
+        self.head_size = compute_head_size(config)
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.checkpoints import is_uncased, read_weights, shorten
-from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.configuration_snugbert import SIZES, SnugBertConfig, compute_head_size
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
@@ -150,7 +150,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         if model_args.config_overrides:
             config.update_from_string(model_args.config_overrides)
             config = SnugBertConfig.from_dict(config.to_dict())  # checks the new values
-        _ = config.head_size  # checks that a model can be built
+        compute_head_size(config)  # checks that a model can be built
     except InputError:
         raise
     except Exception as error:  # invalid values raise errors of several types

@@ -68,6 +68,11 @@ def test_heads_must_divide_the_hidden_size_of_a_model():
         SnugBertModel(config)
 
 
+def test_fields_of_other_models_are_kept(tmp_path):
+    BertConfig(head_size=8).save_pretrained(tmp_path)
+    assert SnugBertConfig.from_pretrained(tmp_path).head_size == 8
+
+
 def test_values_of_the_wrong_type_are_refused():
     with pytest.raises(Exception, match="hidden_size"):
         SnugBertConfig(hidden_size="768")
