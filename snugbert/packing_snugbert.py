@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.data import get_worker_info
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
@@ -33,19 +34,22 @@ _warned: set[str] = set()  # arguments whose labels at padding were reported
 
 
 def warn_of_padding(name: str, count: int) -> None:
-    """Warns once for each argument that it has labels at padding.
+    """Warns once for each argument that it has labels or positions at padding. Only one data worker warns.
 
     Args:
         name: argument name.
-        count: number of labels at padding in this batch. 0 gives no warning.
+        count: number of labels or positions at padding in this batch. 0 gives no warning.
     """
-    if count and name not in _warned:
+    worker = get_worker_info()
+    if count and name not in _warned and (worker is None or worker.id == 0):
         _warned.add(name)
         logger.warning(
-            "`%s` has %d labels at padding in this batch. The loss ignores them, here and in later batches. Set them "
-            "to -100.",
-            name,
+            "In this batch, %d %s of `%s` %s to padding. The loss ignores such values, here and in later batches. Use "
+            "-100 instead.",
             count,
+            "value" if count == 1 else "values",
+            name,
+            "belongs" if count == 1 else "belong",
         )
 
 

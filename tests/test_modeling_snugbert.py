@@ -209,12 +209,13 @@ def test_labels_at_padding_are_ignored_with_one_warning(head, monkeypatch, caplo
     expected = ragged_batch(head)
     padding = expected["attention_mask"] == 0
     if head == "ForQuestionAnswering":
-        name, count = "start_positions", 2
+        name, count, values = "start_positions", 1, "1 value of `start_positions` belongs"
         rows = padding.any(1).nonzero()[:count, 0]
         wrong = expected[name].index_copy(0, rows, padding[rows].long().argmax(1))
         expected[name][rows] = -100
     else:
         name, count = "labels", int(padding.sum())
+        values = f"{count} values of `labels` belong"
         wrong = expected[name].masked_fill(padding, 1)
     inputs = expected | {name: wrong}
     rows = [{key: value[row].numpy() for key, value in inputs.items()} for row in range(len(padding))]
@@ -235,8 +236,8 @@ def test_labels_at_padding_are_ignored_with_one_warning(head, monkeypatch, caplo
         run().loss.backward()
         for parameter, gradient in zip(ours.parameters(), gradients, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
-        warnings = [record.getMessage() for record in caplog.records if "at padding" in record.getMessage()]
-        message = f"`{name}` has {count} labels at padding in this batch. The loss ignores them"
+        warnings = [record.getMessage() for record in caplog.records if "to padding" in record.getMessage()]
+        message = f"In this batch, {values} to padding. The loss ignores such values"
         assert [warning.startswith(message) for warning in warnings] == [True] * (form != "compiled")
     if name == "labels":  # no label is left
         inputs["labels"] = torch.where(padding, 1, -100)

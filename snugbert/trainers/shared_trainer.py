@@ -3,7 +3,7 @@
 import logging
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -274,10 +274,14 @@ class IgnorePadding:
         self.tokenizer = getattr(collate, "tokenizer", None)  # Trainer saves it
 
     def __call__(self, features: Any) -> Any:
-        """Returns the batch of `collate`. Warns once about labels at padding."""
+        """Returns the batch of `collate`. Warns once about labels at padding. Other types stay unchanged."""
         batch = self.collate(features)
+        if not isinstance(batch, Mapping):
+            return batch
         labels, mask = batch.get("labels"), batch.get("attention_mask")
-        if labels is not None and mask is not None and labels.shape == mask.shape and not labels.is_floating_point():
+        if not isinstance(labels, torch.Tensor) or not isinstance(mask, torch.Tensor):
+            return batch
+        if labels.shape == mask.shape and not labels.is_floating_point():
             at_padding = (labels != IGNORE_INDEX) & (mask == 0)
             warn_of_padding("labels", int(at_padding.sum()))
             batch["labels"] = labels.masked_fill(at_padding, IGNORE_INDEX)

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import stat
+from types import SimpleNamespace
 
 import torch
 from parity import CONFIG
@@ -11,7 +12,7 @@ from torch.utils.data import TensorDataset
 from transformers import TrainingArguments
 
 import snugbert
-from snugbert.trainers.shared_trainer import SharedTrainer
+from snugbert.trainers.shared_trainer import IgnorePadding, SharedTrainer
 
 
 def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, caplog, monkeypatch):
@@ -48,3 +49,21 @@ def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, capl
     assert {"loss", "grad_norm", "learning_rate", "epoch", "step"} <= trainer.state.log_history[-2].keys()
     state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     assert [line["step"] for line in state["log_history"]] == [1, 2, 3, 4]
+
+
+def test_batches_without_token_labels_stay_as_they_are():
+    mask = torch.ones(1, 2)
+    for batch in ([torch.ones(2)], {"labels": [[1, 2]], "attention_mask": mask}, {"labels": torch.ones(1, 2).long()}):
+        assert IgnorePadding(lambda rows: rows)(batch) is batch
+
+
+def test_only_the_first_data_worker_warns_of_labels_at_padding(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    for worker, warnings in ((1, 0), (0, 1)):
+        monkeypatch.setattr("snugbert.packing_snugbert._warned", set())
+        monkeypatch.setattr(
+            "snugbert.packing_snugbert.get_worker_info", lambda number=worker: SimpleNamespace(id=number)
+        )
+        batch = {"labels": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 0]])}
+        assert IgnorePadding(lambda rows: rows)(batch)["labels"].tolist() == [[1, -100]]
+        assert caplog.text.count("1 value of `labels` belongs to padding") == warnings
