@@ -3,7 +3,7 @@
 import logging
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -276,7 +276,7 @@ class IgnorePadding:
     def __call__(self, features: Any) -> Any:
         """Returns the batch of `collate`. Warns once about labels at padding. Other types stay unchanged."""
         batch = self.collate(features)
-        if not isinstance(batch, Mapping):
+        if not isinstance(batch, MutableMapping):
             return batch
         labels, mask = batch.get("labels"), batch.get("attention_mask")
         if not isinstance(labels, torch.Tensor) or not isinstance(mask, torch.Tensor):
