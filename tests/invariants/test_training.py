@@ -309,6 +309,24 @@ class KeepGradients(TrainerCallback):
         self.gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
+def one_step(folder, size: int, total: int, arguments=TrainingArguments, **settings) -> TrainingArguments:
+    """Arguments of one step on `total` examples in batches of `size`, without clipping, at a learning rate of 0."""
+    return arguments(
+        str(folder),
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=total // size,
+        max_steps=1,
+        max_grad_norm=0,
+        learning_rate=0,
+        logging_steps=1,
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **settings,
+    )
+
+
 @pytest.mark.parametrize("collate", ["packed", "padded"])
 def test_a_plain_list_of_features_is_exact(tmp_path, collate):
     """One batch of 32 = 8 accumulated batches of 4 = stock BERT on the whole batch, with ragged labels and pairs."""
@@ -345,19 +363,7 @@ def test_a_plain_list_of_features_is_exact(tmp_path, collate):
         keeper = KeepGradients()
         trainer = snugbert.PretrainingTrainer(
             model=copy.deepcopy(model),
-            args=snugbert.PretrainingArguments(
-                str(tmp_path / str(size)),
-                per_device_train_batch_size=size,
-                gradient_accumulation_steps=32 // size,
-                per_device_eval_batch_size=5,
-                max_steps=1,
-                max_grad_norm=0,  # no clipping
-                learning_rate=0,
-                logging_steps=1,
-                save_strategy="no",
-                use_cpu=True,
-                disable_tqdm=True,
-            ),
+            args=one_step(tmp_path / str(size), size, 32, snugbert.PretrainingArguments, per_device_eval_batch_size=5),
             train_dataset=features,
             eval_dataset=features,
             data_collator=snugbert.SnugBertDataCollatorWithPacking() if collate == "packed" else pad,
@@ -416,19 +422,7 @@ def test_labels_at_padding_are_consistent_under_accumulation(tmp_path, trainer_c
     loss.backward()
     for size in (8, 2):
         keeper = KeepGradients()
-        arguments = TrainingArguments(
-            str(tmp_path / str(size)),
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=8 // size,
-            max_steps=1,
-            max_grad_norm=0,  # no clipping
-            learning_rate=0,
-            logging_steps=1,
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
+        arguments = one_step(tmp_path / str(size), size, 8)
         run = trainer_class(copy.deepcopy(model), arguments, train_dataset=rows, callbacks=[keeper])
         run.train()
         assert run.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)

@@ -127,7 +127,7 @@ def read_finished_run(args: FineTuningArguments) -> RunResults | None:
 
 
 def _check_finished_run(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
-    """Compares the settings with those of the finished run. With `push_to_hub`, uploads its folder.
+    """Checks that the settings have not changed since the run finished. With `push_to_hub`, uploads its folder again.
 
     Raises:
         InputError: a setting changed.
@@ -172,9 +172,8 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
 
     Writes into the output folder: the model, `<set>_results.json` as Trainer does, the predictions and plots of each
     evaluation set, `learning_curve.png`, `results.md`, `results.json` and the model card. With `push_to_hub`, uploads
-    the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or, before a
-    resume, in an earlier one (`args.keeps_checkpoints`). If the run is finished
-    already, returns its results.
+    the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the one
+    that it resumes. If the run is already finished, returns its results.
 
     Args:
         task: the task.

@@ -1,7 +1,7 @@
 """Writes tagged sentences in the form of their source. Only the tags change.
 
 A CoNLL file keeps its separators, line ends, other columns, comments and -DOCSTART- lines. A JSON file keeps its other
-values as they were written. If all tags equal those of the source, the two files are equal.
+values as they were written. If no tag changes, the file equals its source.
 """
 
 import json
