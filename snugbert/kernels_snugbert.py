@@ -19,6 +19,8 @@ from torch import nn
 # vectorized for every size. torch multiplies floats by booleans one element at a time.
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK_SIZE = 2**21  # attention scores or logits computed at once
+# Device types on which our kernels run. Tests and benchmarks empty it, to run on a CPU what a GPU would run.
+OWN_KERNELS = {"cpu"}
 # A group may spend this many scores on padding before a new group starts. docs/explanation/performance.md has the
 # measurements.
 GROUP_COST = 64 * 64
@@ -36,6 +38,11 @@ def is_transformed() -> bool:
 def is_tracing() -> bool:
     """Whether the model is compiled, exported, traced or transformed. Shapes must then not depend on values."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
+
+
+def has_own_kernels(values: torch.Tensor) -> bool:
+    """Whether our kernels run on the device of `values`, the CPU. Reading a value is free there."""
+    return values.device.type in OWN_KERNELS
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------
@@ -85,7 +92,7 @@ class SnugBertDropout(nn.Dropout):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Drops values in training. *Shape:* (...) -> (...)"""
-        cheap = values.device.type == "cpu" and values.is_floating_point() and not is_tracing()
+        cheap = has_own_kernels(values) and values.is_floating_point() and not is_tracing()
         if not (self.training and cheap and 0 < self.p < 1):
             return super().forward(values)
         return _Dropout.apply(values, self.p)
@@ -385,6 +392,6 @@ def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     Returns:
         The sum. For M = 0 it is 0 and has a gradient. *Shape:* ()
     """
-    if is_tracing() or logits.device.type != "cpu" or len(targets) == 0:
+    if is_tracing() or not has_own_kernels(logits) or len(targets) == 0:
         return F.cross_entropy(upcast(logits), targets, reduction="sum")
     return _CrossEntropy.apply(logits, targets)

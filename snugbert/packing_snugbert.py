@@ -14,7 +14,7 @@ from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_snugbert import SnugBertConfig
-from .kernels_snugbert import group_by_length, is_tracing, is_transformed
+from .kernels_snugbert import group_by_length, has_own_kernels, is_tracing, is_transformed
 
 logger = logging.get_logger(__name__)
 
@@ -27,7 +27,7 @@ def warn_once(message: str) -> None:
 
 def is_checkable(values: torch.Tensor) -> bool:
     """Whether values can be read at no cost: on the CPU, outside of tracing. Reading from an accelerator stalls it."""
-    return values.device.type == "cpu" and not is_tracing()
+    return has_own_kernels(values) and not is_tracing()
 
 
 _warned: set[str] = set()  # arguments whose labels at padding were reported
@@ -457,7 +457,7 @@ def attention_arguments(
     if not is_tracing():
         starts = starts.unique_consecutive()  # some kernels refuse sequences without tokens
     query_starts = starts if query_indices is None else torch.searchsorted(query_indices, starts, out_int32=True)
-    if batch.inputs.device.type == "cpu" and config._attn_implementation == "sdpa":
+    if has_own_kernels(batch.inputs) and config._attn_implementation == "sdpa":
         return {"groups": group_by_length(query_starts, starts, config.num_attention_heads)}
     return {
         "cu_seq_lens_q": query_starts,
