@@ -3,9 +3,8 @@
     python benchmarks/finetuning.py --glue_dir glue --conll_file conll2003/train.jsonl --squad_file squad/train.jsonl
 
 Tasks: SST-2 and MRPC (sentence and pair classification), CoNLL-2003 (tagging), SQuAD (answers in windows of 384
-tokens). Batches are random and padded to their longest example. A step is zero_grad, forward and backward under
-autocast. `--optimizer` adds the update, which is the same for both sides. `side_by_side.py` describes the
-measurements.
+tokens). Batches are random. A step is zero_grad, forward and backward under autocast. `--optimizer` adds the update,
+which is the same for both sides. `side_by_side.py` describes the measurements.
 
 The files have the formats of `snugbert ner` and `snugbert squad`.
 """
@@ -13,17 +12,18 @@ The files have the formats of `snugbert ner` and `snugbert squad`.
 import argparse
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import transformers
-from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, report
+from side_by_side import Batch, Work, argument_parser, default_checkpoint, examples_needed, make_batches, report
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering import windows as squad_windows
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.data import load_splits
@@ -71,9 +71,13 @@ def make_works(args: argparse.Namespace) -> Iterator[Work]:
         features, num_labels = make_task_features(task, examples_needed(args), tokenizer, args)
         yield Work(
             name=f"{task}, {args.dtype}, dropout {args.dropout:g}",
-            batches=collate(features, task, tokenizer, args.batch_size),
             steps=args.steps,
             trains=True,
+            **make_batches(
+                features,
+                args.batch_size,
+                {"ours": SnugBertDataCollatorWithPacking(), "stock": make_padding_collator(task, tokenizer)},
+            ),
             **load(model_args, tokenizer, HEADS[task], num_labels, args.seed),
         )
 
@@ -125,13 +129,11 @@ def glue_features(
     return make_features(examples, labels, tokenizer, MAX_LENGTH, number).to_list()
 
 
-def collate(
-    features: list[dict[str, Any]], task: str, tokenizer: PreTrainedTokenizerBase, batch_size: int
-) -> list[dict[str, Any]]:
-    """Makes batches, padded to their longest example."""
+def make_padding_collator(task: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Batch]:
+    """Returns transformers' collator for a task. It pads to the longest example."""
     tagged = HEADS[task] == "TokenClassification"
     collator = (DataCollatorForTokenClassification if tagged else DataCollatorWithPadding)(tokenizer)
-    return [dict(collator(features[i : i + batch_size])) for i in range(0, len(features), batch_size)]
+    return lambda features: dict(collator(features))
 
 
 def main(argv: list[str]) -> None:

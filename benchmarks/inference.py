@@ -10,8 +10,8 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from finetuning import HEADS, collate, glue_features, load
-from side_by_side import Work, argument_parser, default_checkpoint, report
+from finetuning import HEADS, glue_features, load, make_padding_collator
+from side_by_side import SIDES, Work, argument_parser, default_checkpoint, make_batches, report
 
 from snugbert.models import ModelArguments, load_tokenizer
 
@@ -32,12 +32,13 @@ def make_works(args: argparse.Namespace) -> Iterator[Work]:
     tokenizer = load_tokenizer(model_args)
     for task in args.tasks:
         features = glue_features(task, args.glue_dir, "validation", tokenizer, args.max_samples, seed=None)
-        batches = collate(features, task, tokenizer, args.batch_size)
+        features = [{name: value for name, value in feature.items() if name != "label"} for feature in features]
+        batches = make_batches(features, args.batch_size, dict.fromkeys(SIDES, make_padding_collator(task, tokenizer)))
         yield Work(
             name=f"{task} dev, {len(features)} examples, {args.dtype}",
-            batches=[{name: values for name, values in batch.items() if name != "labels"} for batch in batches],
-            steps=len(batches),
+            steps=len(batches["batches"]["stock"]),
             trains=False,
+            **batches,
             **load(model_args, tokenizer, HEADS[task], 2, args.seed),
         )
 

@@ -11,10 +11,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import torch
 import transformers
-from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, report
+from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, make_batches, report
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
@@ -52,22 +52,23 @@ def make_work(args: argparse.Namespace) -> Iterator[Work]:
     assert isinstance(config, SnugBertConfig)  # all named sizes are
     if not 5 <= args.max_seq_length <= config.max_position_embeddings:
         raise InputError(f"--max_seq_length must be from 5 to {config.max_position_embeddings}.")
-    batches = make_batches(args, tokenizer)
+    collate = SnugBertDataCollatorForPretraining(tokenizer)
+    collators = {"ours": collate, "stock": lambda examples: pad_batch(collate(examples), tokenizer.pad_token_id)}
+    batches = make_batches(read_examples(args, tokenizer), args.batch_size, collators)
     transformers.set_seed(args.seed)
     yield Work(
         name=f"{args.size}, length {args.max_seq_length}, {args.dtype}, dropout {args.dropout:g}",
         head="PreTraining",
         config=config,
         weights=load_model(transformers.AutoModelForPreTraining, model_args, config).state_dict(),
-        batches=batches,
         steps=args.steps,
         trains=True,
+        **batches,
     )
 
 
-def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
-    """Makes masked batches, padded to their longest pair."""
-    collate = SnugBertDataCollatorForPretraining(tokenizer)
+def read_examples(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """Returns sentence pairs of `--train_file`. Their masks do not depend on the batch or the side."""
     needed = examples_needed(args)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -80,11 +81,7 @@ def make_batches(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
         )
         if len(dataset) < needed:
             raise InputError(f"--train_file: {len(dataset)} sentence pairs, but {needed} are needed. Add text.")
-        examples = [dataset[index] for index in range(needed)]
-    return [
-        pad_batch(collate(examples[start : start + args.batch_size]), tokenizer.pad_token_id)
-        for start in range(0, needed, args.batch_size)
-    ]
+        return [dataset[index] for index in range(needed)]
 
 
 def main(argv: list[str]) -> None:

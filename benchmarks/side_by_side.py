@@ -1,8 +1,10 @@
 """Compares SnugBERT and stock BERT on the same weights and batches in one process. Shared by the benchmarks.
 
 `compare` first checks that both sides compute the same. Then it times pairs of runs. Both runs of a pair use the same
-batches, and the side that goes first alternates. Ratios are computed within pairs. Batches are padded to their longest
-sequence, as by Trainer's collators. SnugBERT's time includes the removal of padding.
+examples, and the side that goes first alternates. Ratios are computed within pairs. Each side trains on batches of the
+collator that its users have: packed for SnugBERT, padded to the longest sequence for stock BERT. In inference both get
+the padded batch, and SnugBERT's time includes the removal of padding. Collators are not timed. A GPU is waited for at
+the end of a run, not after each of its `--steps` batches.
 
 Results in addition to the ratio (stock's time / ours):
 
@@ -41,12 +43,13 @@ import snugbert
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.pretraining.throughput import TRAINING_COST, encoder_flops, matmul_rate, pretraining_flops
 
+Batch = dict[str, Any]
 SIDES = ("ours", "stock")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Float32: allows for a different order of summation. Bfloat16 has 8 bits, and the sides may round in different places.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 GRADIENT_TOLERANCE = 1e-3  # float32: norm of the difference, relative to the norm
-CHECKED_ROWS = 8  # of a batch, because training steps in float32 are slow
+CHECKED_EXAMPLES = 8  # because training steps in float32 are slow
 HEADER = (
     "| work | fill | ratio: median (min-max) | tokens/s ours | tokens/s stock | MFU ours | MFU stock "
     "| peak MB ours / stock | matmul GFLOP/s |\n|" + " --- |" * 9
@@ -62,7 +65,9 @@ class Work:
         head: the models are SnugBertFor<head> and BertFor<head>.
         config: our configuration. Stock BERT's is derived from it.
         weights: initial weights of both sides; None: random.
-        batches: padded batches, as keyword arguments of the model.
+        batches: batches of each side, as keyword arguments of the model, from the same examples. Stock BERT's are
+            padded.
+        checked: a batch of each side, to compare their results.
         steps: number of batches that each side runs in a pair. The next pair uses the next batches.
         trains: forward and backward in training mode. Otherwise forward in evaluation mode, without labels.
     """
@@ -71,13 +76,34 @@ class Work:
     head: str
     config: snugbert.SnugBertConfig
     weights: dict[str, torch.Tensor] | None
-    batches: list[dict[str, torch.Tensor]]
+    batches: dict[str, list[Batch]]
+    checked: dict[str, Batch]
     steps: int
     trains: bool
 
-    def select_batches(self, pair: int) -> list[dict[str, torch.Tensor]]:
-        """Returns the batches of a pair. The first pairs are for warmup."""
-        return [self.batches[(pair * self.steps + step) % len(self.batches)] for step in range(self.steps)]
+    def select_batches(self, side: str, pair: int) -> list[Batch]:
+        """Returns a side's batches of a pair. The first pairs are for warmup."""
+        batches = self.batches[side]
+        return [batches[(pair * self.steps + step) % len(batches)] for step in range(self.steps)]
+
+
+def make_batches(
+    examples: list[Any], batch_size: int, collators: dict[str, Callable[[list[Any]], Batch]]
+) -> dict[str, Any]:
+    """Returns `batches` and `checked` of a [`Work`]. `collators` has one collator per side."""
+    starts = range(0, len(examples), batch_size)
+    return {
+        "batches": {
+            side: [collate(examples[start : start + batch_size]) for start in starts]
+            for side, collate in collators.items()
+        },
+        "checked": {side: collate(examples[:CHECKED_EXAMPLES]) for side, collate in collators.items()},
+    }
+
+
+def to_device(batch: Batch, device: str) -> Batch:
+    """Moves the tensors of a batch to a device."""
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 # --- arguments --------------------------------------------------------------------------------------------------
@@ -93,9 +119,7 @@ def argument_parser(description: str | None, trains: bool, steps: int = 1) -> ar
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--attention", default="sdpa", help="our attn_implementation")
     parser.add_argument("--stock_attention", default="sdpa", help="stock BERT's attn_implementation")
-    parser.add_argument(
-        "--compile", action="store_true", help="torch.compile on both sides; our time then includes packing"
-    )
+    parser.add_argument("--torch_compile", action="store_true", help="compile the encoder's layers, on both sides")
     parser.add_argument("--seed", type=int, default=42, help="seed of data, weights and dropout")
     parser.add_argument(
         "--skip_memory", action="store_true", help="do not measure memory (takes two processes per row)"
@@ -107,7 +131,12 @@ def argument_parser(description: str | None, trains: bool, steps: int = 1) -> ar
         parser.add_argument(
             "--dropout", type=float, default=0.1, help="dropout of hidden states and attention weights"
         )
-        parser.add_argument("--steps", type=positive, default=steps, help="batches per pair; none is used twice")
+        parser.add_argument(
+            "--steps",
+            type=positive,
+            default=steps,
+            help="batches per pair, none used twice; 10 or more on a GPU, which is waited for once per run",
+        )
         parser.add_argument("--optimizer", action="store_true", help="include a step of fused AdamW")
     parser.set_defaults(optimizer=False)
     return parser
@@ -165,42 +194,35 @@ def autocast(args: argparse.Namespace, dtype: str) -> AbstractContextManager[Any
     return nullcontext() if dtype == "float32" else torch.autocast(args.device, DTYPES[dtype])
 
 
-def make_runner(
-    model: PreTrainedModel, work: Work, args: argparse.Namespace
-) -> Callable[[list[dict[str, torch.Tensor]]], None]:
-    """Returns a function that runs one step per batch, and waits for the device."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True) if args.optimizer else None
-    called: Any = torch.compile(model) if args.compile else model
-    # A compiled model cannot drop padding, because shapes must not depend on values. Ours gets packed batches.
-    packs = args.compile and isinstance(model, snugbert.SnugBertPreTrainedModel)
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compiles each layer of the encoder, as `--torch_compile` of the commands does."""
+    # The number of tokens differs between packed batches. For padded ones, torch's default is as fast or faster.
+    dynamic = True if isinstance(model, snugbert.SnugBertPreTrainedModel) else None
+    for layer in model.base_model.encoder.layer:
+        layer.compile(dynamic=dynamic)
 
-    def run(batches: list[dict[str, torch.Tensor]]) -> None:
-        for batch in map(_packed, batches) if packs else batches:
+
+def make_runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) -> Callable[[list[Batch]], None]:
+    """Returns a function that runs one step per batch, then waits for the device."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True) if args.optimizer else None
+    if args.torch_compile:
+        compile_layers(model)
+
+    def run(batches: list[Batch]) -> None:
+        for batch in batches:
             if not work.trains:
                 with torch.inference_mode(), autocast(args, args.dtype):
-                    called(**batch)
+                    model(**batch)
                 continue
             model.zero_grad(set_to_none=True)
             with autocast(args, args.dtype):
-                loss = called(**batch).loss
+                loss = model(**batch).loss
             loss.backward()
             if optimizer is not None:
                 optimizer.step()
         _wait_for(args.device)
 
     return run
-
-
-def _packed(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
-    real = batch["attention_mask"].bool()
-    lengths = real.sum(-1, dtype=torch.int32)
-    return {
-        **{name: values[real][None] if values.shape == real.shape else values for name, values in batch.items()},
-        "attention_mask": None,
-        "position_ids": torch.arange(real.shape[1], device=real.device).expand_as(real)[real][None],
-        "cu_seq_lens_q": F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
-        "max_length_q": int(lengths.max()),
-    }
 
 
 def _wait_for(device: str) -> None:
@@ -222,23 +244,25 @@ def check_agreement(work: Work, args: argparse.Namespace) -> None:
     # The models stay in training mode, so dropout is disabled in the configuration.
     no_dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0)
     ours, stock = (build(side, work, args, **no_dropout) for side in SIDES)
-    rows = CHECKED_ROWS if work.trains else args.batch_size
-    batch = {name: values[:rows] for name, values in work.batches[0].items()}
+    batches = [to_device(work.checked[side], args.device) for side in SIDES]
     for dtype in dict.fromkeys(("float32", args.dtype)):
         for model, attention in ((ours, args.attention), (stock, args.stock_attention)):
             # Flash attention does not support float32.
             model.set_attn_implementation("sdpa" if dtype == "float32" and "flash" in attention else attention)
         if not work.trains:
             with torch.inference_mode(), autocast(args, dtype):
-                mine, theirs = ours(**batch).logits.float(), stock(**batch).logits.float()
+                mine, theirs = (
+                    model(**batch).logits.float() for model, batch in zip((ours, stock), batches, strict=True)
+                )
             distance = (mine - theirs).abs().max() / theirs.abs().max().clamp(min=1)
             _require(work, "logits", dtype, distance.item(), TOLERANCE[dtype])
             continue
         losses = []
-        for model in (ours, stock):
+        for model, batch in zip((ours, stock), batches, strict=True):
             model.zero_grad()
             with autocast(args, dtype):
-                losses.append(_comparable_loss(work, model(**batch), batch))
+                output = model(**batch)
+                losses.append(output.loss if model is ours else _comparable_loss(work, output, batch))
             losses[-1].backward()
         _require(work, "losses", dtype, (losses[0] / losses[1] - 1).abs().item(), TOLERANCE[dtype])
         if dtype == "float32":
@@ -250,10 +274,11 @@ def _require(work: Work, what: str, dtype: str, distance: float, tolerance: floa
         raise SystemExit(f"{work.name}: {what} of ours and stock differ by {distance:.1e} in {dtype}. Not measured.")
 
 
-def _comparable_loss(work: Work, output: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def _comparable_loss(work: Work, output: Any, batch: Batch) -> torch.Tensor:
+    """Computes the loss that stock BERT must have in common with ours."""
     if work.head != "QuestionAnswering":
         return output.loss
-    # Stock BERT's softmax includes padding, ours does not. This loss excludes padding on both sides.
+    # Stock BERT's softmax includes padding, ours does not. This loss excludes padding.
     padding = batch["attention_mask"] == 0
     start, end = (
         F.cross_entropy(logits.float().masked_fill(padding, torch.finfo(torch.float32).min), batch[positions])
@@ -279,12 +304,12 @@ def _gradient_distance(ours: PreTrainedModel, stock: PreTrainedModel) -> float:
 # --- FLOPs and rates --------------------------------------------------------------------------------------------
 
 
-def count_tokens(batches: Iterable[dict[str, torch.Tensor]]) -> int:
-    """Counts tokens without padding."""
+def count_tokens(batches: Iterable[Batch]) -> int:
+    """Counts the tokens of padded batches, without padding."""
     return sum(int(batch["attention_mask"].sum()) for batch in batches)
 
 
-def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: dict[str, torch.Tensor]) -> int:
+def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: Batch) -> int:
     """Counts the FLOPs of a forward pass that computes only what the loss or the logits depend on.
 
     Only matrix products count, as in the package's `throughput.py`. Padding is free, and the vocabulary projection
@@ -318,13 +343,14 @@ def compare(work: Work, args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         SystemExit: the sides do not agree, or a memory measurement failed.
     """
-    work = replace(work, batches=[{k: v.to(args.device) for k, v in batch.items()} for batch in work.batches])
+    batches = {side: [to_device(batch, args.device) for batch in work.batches[side]] for side in SIDES}
+    work = replace(work, batches=batches)
     check_agreement(work, args)
-    shape = (count_tokens(work.batches) // len(work.batches), work.config, args)
+    shape = (count_tokens(batches["stock"]) // len(batches["stock"]), work.config, args)
     rate = layer_rate(*shape)
     times = time_pairs(work, args)
     rate = max(rate, layer_rate(*shape))
-    measured = [work.select_batches(args.warmup + pair) for pair in range(args.pairs)]
+    measured = [work.select_batches("stock", args.warmup + pair) for pair in range(args.pairs)]
     tokens = [count_tokens(batches) for batches in measured]
     positions = sum(batch["input_ids"].numel() for batches in measured for batch in batches)
     cost = TRAINING_COST if work.trains else 1
@@ -358,21 +384,23 @@ def time_pairs(work: Work, args: argparse.Namespace) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     for pair in range(args.warmup + args.pairs):
         for side in SIDES if pair % 2 else SIDES[::-1]:
+            batches = work.select_batches(side, pair)
             start = time.perf_counter()
-            runs[side](work.select_batches(pair))
+            runs[side](batches)
             seconds[side].append(time.perf_counter() - start)
     return seconds
 
 
 def peak_memory(side: str, work: Work, args: argparse.Namespace) -> float:
     """Measures the peak memory of a side in MB, in a new process that runs [`print_peak_memory`]."""
-    largest = max(work.batches, key=lambda batch: (batch["input_ids"].numel(), count_tokens([batch])))
-    batch = {name: values.cpu() for name, values in largest.items()}
+    padded = work.batches["stock"]
+    largest = max(range(len(padded)), key=lambda i: (padded[i]["input_ids"].numel(), count_tokens([padded[i]])))
+    batch = to_device(work.batches[side][largest], "cpu")
     torch.cuda.empty_cache()  # frees memory for the other process; does nothing without a GPU
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
         # Random weights need the same memory. Reading a file would add to it.
-        job.write_bytes(pickle.dumps((side, replace(work, weights=None, batches=[batch]), args)))
+        job.write_bytes(pickle.dumps((side, replace(work, weights=None, batches={side: [batch]}, checked={}), args)))
         process = subprocess.run(
             # -P: imports the same modules as this process, whatever the current folder.
             [sys.executable, "-P", "-c", f"import side_by_side; side_by_side.print_peak_memory({str(job)!r})"],
@@ -393,7 +421,7 @@ def print_peak_memory(job: str) -> None:
     # transformers imports a model's code on first use. The code must not count.
     _ = getattr(transformers, f"BertFor{work.head}")
     before = 0 if on_gpu else _resident("VmRSS")
-    batch = {name: values.to(args.device) for name, values in work.batches[0].items()}
+    batch = to_device(work.batches[side][0], args.device)
     make_runner(build(side, work, args), work, args)([batch, batch])
     print((torch.cuda.max_memory_allocated() if on_gpu else _resident("VmHWM")) - before)
 

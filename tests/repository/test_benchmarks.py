@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 import torch
-from parity import ours_and_stock, ragged_batch, without_padding
+from parity import ours_and_stock, packed, ragged_batch, without_padding
 from synthetic import make_corpus
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -149,7 +149,8 @@ def test_sides_that_differ_are_not_measured(head, trains, monkeypatch):
     batch = ragged_batch(f"For{head}")
     if not trains:
         del batch["labels"]
-    work = side_by_side.Work("it", head, ours.config, ours.state_dict(), [batch], 1, trains)
+    checked = {"ours": packed(batch) if trains else batch, "stock": batch}
+    work = side_by_side.Work("it", head, ours.config, ours.state_dict(), {}, checked, 1, trains)
     args = side_by_side.argument_parser(None, trains).parse_args([])
     side_by_side.check_agreement(work, args)
 
