@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, seed_worker
 
 from snugbert.errors import InputError, RunStopped
+from snugbert.kernels_snugbert import has_own_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,10 @@ class StoppableTrainer(Trainer):
     - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
-    All processes stop after the same step.
+    All processes stop after the same step. A GPU reports both facts one step late, so that the host never waits for
+    it within a step. A stopped run then takes one step more. A run that diverges has already taken the bad step, so
+    the weights in memory are not finite either. They reach no log line, evaluation or checkpoint, because the host
+    waits for the last report before each of these.
 
     Attributes:
         interrupted: the signal that ended the last call of `train`. None if training is complete.
@@ -51,6 +56,7 @@ class StoppableTrainer(Trainer):
     interrupted: signal.Signals | None = None
     _tr_loss: torch.Tensor
     _received = 0  # the signal that this process received
+    _report: "StepReport | None" = None  # of the last step, if the host has not read it
     _saved_step = 0  # of the last checkpoint that this run wrote or resumed from
     _evaluation_is_due = False  # and left to the resumed run
     _resumed_from: Any = None
@@ -58,7 +64,7 @@ class StoppableTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.add_callback(StopAfterStep(self))
+        self.add_callback(StopWithinEpoch(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Stops on SIGTERM and SIGINT, see `interrupted`.
@@ -68,6 +74,7 @@ class StoppableTrainer(Trainer):
             KeyboardInterrupt: on a second SIGINT.
         """
         self.interrupted, self._received, self._evaluation_is_due = None, 0, False
+        self._report = None
         self._resumed_from, self._random_state = resume_from_checkpoint, None
         with self._note_signals():
             output = super().train(resume_from_checkpoint, *args, **kwargs)
@@ -108,10 +115,12 @@ class StoppableTrainer(Trainer):
         return norm
 
     def _check_step(self, grad_norm: torch.Tensor) -> None:
-        """Raises an error if the step diverged in any process. Sets `interrupted` if any process received a signal.
+        """Reports whether the step diverged in any process, and whether any process received a signal.
 
-        The host waits for the device here, once per step. Several processes exchange two numbers.
+        Several processes exchange these two numbers. On the CPU the report is read at once, on other devices after
+        the next step has been queued: the device then has work while the host waits.
         """
+        self._read_report()
         loss = self._tr_loss  # summed since the last log line; finite before this step
         norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
         if self.accelerator.scaler is not None:
@@ -119,20 +128,33 @@ class StoppableTrainer(Trainer):
         status = torch.stack([(~torch.isfinite(loss + norm)).float(), torch.full_like(loss, self._received)])
         if self.args.world_size > 1:
             dist.all_reduce(status, dist.ReduceOp.MAX)
-        diverged, received = status.tolist()
+        self._report = StepReport.send(self.state.global_step + 1, torch.stack([*status, loss, norm]))
+        if has_own_kernels(loss):
+            self._read_report()
+
+    def _read_report(self) -> None:
+        """Reads the report of the last step, unless that is done. Sets `interrupted` if it contains a signal.
+
+        Raises:
+            DivergedError: the step diverged.
+        """
+        if self._report is None:
+            return
+        report, self._report = self._report, None
+        diverged, received, loss, norm = report.read()
         if diverged:
-            raise DivergedError(self._describe_divergence(loss.item(), norm.item()))
+            raise DivergedError(self._describe_divergence(report.step, loss, norm))
         if received:
             self.interrupted = signal.Signals(int(received))
-            logger.warning("%s: finishing step %d.", self.interrupted.name, self.state.global_step + 1)
+            logger.warning("%s: stopping after this step.", self.interrupted.name)
 
-    def _describe_divergence(self, loss: float, norm: float) -> str:
+    def _describe_divergence(self, step: int, loss: float, norm: float) -> str:
         what = "loss of another process is not finite"
         for name, value in (("gradient norm", norm), ("loss", loss)):
             if not math.isfinite(value):
                 what = f"{name} is {value}"
         last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
-        return f"The {what} in step {self.state.global_step + 1}. {last}{REMEDY}"
+        return f"The {what} in step {step}. {last}{REMEDY}"
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
         """As in Trainer, but a run that resumes after its last step takes no further step."""
@@ -143,7 +165,10 @@ class StoppableTrainer(Trainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """As in Trainer. After a signal, only logs: the checkpoint comes first, see `_finalize_training`."""
+        if self.control.should_log or self.control.should_evaluate or self.control.should_save:
+            self._read_report()  # each of them waits for the device anyway
         if self.interrupted:
+            self.control.should_training_stop = True
             self._evaluation_is_due |= self.control.should_evaluate
             self.control.should_evaluate = self.control.should_save = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -153,6 +178,7 @@ class StoppableTrainer(Trainer):
         self._saved_step = self.state.global_step
 
     def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> TrainOutput:
+        self._read_report()
         self._evaluate_postponed(trial)  # if the run resumed after the last step of an epoch
         if self.interrupted:
             if self._evaluation_is_due:
@@ -211,8 +237,39 @@ class StoppableTrainer(Trainer):
         return functools.partial(_start_worker, **arguments)
 
 
-class StopAfterStep(TrainerCallback):
-    """Ends training after the step in which a signal was received."""
+@dataclass
+class StepReport:
+    """Numbers of a step on their way from the device to the host.
+
+    Attributes:
+        step: the step, counted from 1.
+        values: the numbers, on the CPU. Valid when they have arrived. *Shape:* (count,)
+        arrival: when they have arrived. None: now.
+    """
+
+    step: int
+    values: torch.Tensor
+    arrival: torch.Event | None
+
+    @classmethod
+    def send(cls, step: int, values: torch.Tensor) -> "StepReport":
+        """Starts copying `values` to the host."""
+        if values.device.type == "cpu":
+            return cls(step, values, None)
+        host_values = values.to("cpu", non_blocking=True)  # into pinned memory
+        arrival = torch.Event(values.device)
+        arrival.record()
+        return cls(step, host_values, arrival)
+
+    def read(self) -> list[float]:
+        """Waits for the numbers and returns them."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.values.tolist()
+
+
+class StopWithinEpoch(TrainerCallback):
+    """Skips what is due at the end of an epoch if a signal stops the run within the epoch."""
 
     def __init__(self, trainer: StoppableTrainer):
         self.trainer = trainer
@@ -220,11 +277,6 @@ class StopAfterStep(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""
         self.trainer._saved_step = state.global_step
-
-    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after the optimizer step."""
-        if self.trainer.interrupted:
-            control.should_training_stop = True
 
     def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Trainer also calls this if training stops within an epoch. Then, what is due once per epoch is skipped."""

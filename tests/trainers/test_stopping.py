@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import snugbert
 from snugbert.errors import RunStopped
+from snugbert.trainers import stopping
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.run import fine_tune
 from snugbert.trainers.finetuning.sweep import run_sweep
@@ -57,6 +58,11 @@ def refuse_evaluation_after_signal(monkeypatch) -> None:
         return evaluate(self, *args, **kwargs)
 
     monkeypatch.setattr(FineTuningTrainer, "evaluate", checked)
+
+
+def report_late(monkeypatch) -> None:
+    """Reads the reports of steps as on a GPU."""
+    monkeypatch.setattr(stopping, "has_own_kernels", lambda values: False)
 
 
 def train(folder: Path, **settings) -> None:
@@ -103,6 +109,23 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     resumed = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
     assert log_of(tmp_path) == log
+
+
+# Within an epoch, before its end, at its end, and at the end of the run. Nothing is due after steps 1, 2, 4 and 5.
+@pytest.mark.parametrize(("received", "step"), [(1, 2), (2, 3), (3, 3), (STEPS - 1, STEPS), (STEPS, STEPS)])
+def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path, monkeypatch):
+    report_late(monkeypatch)
+    raise_in_step(monkeypatch, received, signal.SIGTERM)
+    refuse_evaluation_after_signal(monkeypatch)
+    settings = {"logging_steps": 100, "save_strategy": "epoch"}
+    with pytest.raises(RunStopped):
+        train(tmp_path, **settings)
+    assert max(int(folder.name[11:]) for folder in tmp_path.glob("checkpoint-*")) == step
+    train(tmp_path, **settings, resume_from_checkpoint="true")
+    weights, log = straight
+    resumed = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+    assert [line for line in log_of(tmp_path) if line[2] is not None] == [line for line in log if line[2] is not None]
 
 
 def test_a_stopped_run_may_continue_in_another_folder(straight, tmp_path, monkeypatch):
@@ -164,14 +187,16 @@ def test_settings_are_restored(tmp_path, monkeypatch):
     assert (tmp_path / "checkpoint-1/optimizer.pt").exists() and trainer.args.save_only_model
 
 
-def stop_in_the_second_process(folder: Path) -> None:
+def stop_in_the_second_process(folder: Path, received: int, late: bool) -> None:
     """A straight run, and one that stops at an evaluation and continues."""
-    settings = {"per_device_train_batch_size": 2, "save_strategy": "no"}
+    settings = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 3}
     train(folder / "straight", **settings)
     with pytest.MonkeyPatch.context() as patch:
         refuse_evaluation_after_signal(patch)
+        if late:
+            report_late(patch)
         if os.environ["RANK"] == "1":
-            raise_in_step(patch, 3, signal.SIGTERM)
+            raise_in_step(patch, received, signal.SIGTERM)
         with pytest.raises(RunStopped):
             train(folder / "stopped", **settings)
         train(folder / "stopped", **settings, resume_from_checkpoint="true")
@@ -179,9 +204,11 @@ def stop_in_the_second_process(folder: Path) -> None:
 
 # Not with the lowest versions: accelerate 1.10 cannot load an optimizer in several processes on CPUs.
 @pytest.mark.slow
-def test_two_processes_leave_the_same_evaluation(tmp_path):
-    process = forked.run(stop_in_the_second_process, tmp_path, processes=2)
+@pytest.mark.parametrize(("received", "late"), [(3, False), (2, True)])
+def test_two_processes_leave_the_same_evaluation(received, late, tmp_path):
+    process = forked.run(stop_in_the_second_process, tmp_path, received, late, processes=2)
     assert process.returncode == 0, process.stderr
+    assert "stopped after step 3 of 6" in process.stderr
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     assert log_of(straight) == log_of(stopped)
     assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
@@ -244,7 +271,7 @@ class Spoiled(FineTuningTrainer):
 
 
 def spoiled_trainer(folder: Path, what: str, **settings) -> Spoiled:
-    trainer = new_trainer(HEADS[0], make_tokenizer(), folder, max_steps=4, save_steps=2, **settings)
+    trainer = new_trainer(HEADS[0], make_tokenizer(), folder, **{"max_steps": 4, "save_steps": 2} | settings)
     trainer.__class__, trainer.what = Spoiled, what
     return trainer
 
@@ -262,6 +289,27 @@ def test_a_run_that_diverges_stops_before_the_optimizer_step(what, message, clip
     assert all(torch.equal(tensor, saved[name]) for name, tensor in trainer.model.state_dict().items())
 
 
+# Nothing is due after step 3; a log line, an evaluation, a checkpoint or the end.
+@pytest.mark.parametrize(
+    "due",
+    [{}, {"logging_steps": 3}, {"eval_steps": 3}, {"save_steps": 3}, {"max_steps": 3}],
+)
+@pytest.mark.parametrize(("what", "message"), [("loss", "The loss is inf"), ("norm", "The gradient norm is nan")])
+def test_on_a_gpu_a_run_that_diverges_saves_no_weights(due, what, message, tmp_path, monkeypatch):
+    """It notices one step later, but before it logs, evaluates, saves or ends."""
+    report_late(monkeypatch)
+    settings = {"save_strategy": "steps", "logging_steps": 100, "max_steps": 9} | due
+    trainer = spoiled_trainer(tmp_path, what, **settings)
+    trainer.eval_dataset, trainer.args.eval_strategy = trainer.train_dataset, "steps" if "eval_steps" in due else "no"
+    evaluate, evaluated = trainer.evaluate, []
+    trainer.evaluate = lambda *args, **kwargs: evaluated.append(trainer.state.global_step) or evaluate(*args, **kwargs)
+    last = "" if "save_steps" in due else "The last checkpoint is checkpoint-2. "
+    with pytest.raises(DivergedError, match=f"^{message} in step 3. {last}Try"):
+        trainer.train()
+    assert (trainer.state.global_step, trainer.state.log_history, evaluated) == (3, [], [])
+    assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == (["checkpoint-2"] if last else [])
+
+
 def test_fp16_skips_steps_with_infinite_gradients(tmp_path):
     trainer = spoiled_trainer(tmp_path, "norm")
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
@@ -273,7 +321,9 @@ def test_fp16_skips_steps_with_infinite_gradients(tmp_path):
         trainer.train()
 
 
-def sweep_that_diverges_once(folder: Path) -> None:
+def sweep_that_diverges_once(folder: Path, late: bool) -> None:
+    if late:
+        stopping.has_own_kernels = lambda values: False
     training_step = FineTuningTrainer.training_step
 
     def spoiled(self, *args, **kwargs):
@@ -281,12 +331,13 @@ def sweep_that_diverges_once(folder: Path) -> None:
         return training_step(self, *args, **kwargs) + (math.inf if diverges else 0.0)
 
     FineTuningTrainer.training_step = spoiled
-    train(folder, seeds=2, per_device_train_batch_size=2)
+    train(folder, seeds=2, per_device_train_batch_size=2, logging_steps=100)
 
 
-def test_all_processes_stop_if_one_diverges(tmp_path):
+@pytest.mark.parametrize("late", [False, True])
+def test_all_processes_stop_if_one_diverges(late, tmp_path):
     """They stop after the same step, so that a sweep continues with its next run."""
-    process = forked.run(sweep_that_diverges_once, tmp_path, processes=2)
+    process = forked.run(sweep_that_diverges_once, tmp_path, late, processes=2)
     assert process.returncode == 0, process.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["seed"] == 43

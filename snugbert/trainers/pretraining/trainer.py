@@ -72,9 +72,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
       padding.
-    - On SIGTERM, which clusters send before they stop a machine, and on SIGINT (Ctrl-C), training finishes the step,
-      writes a checkpoint and ends. A second SIGINT ends it at once.
-    - A loss or gradient norm that is not finite is an error, before the optimizer step.
+    - On SIGTERM, which clusters send before they stop a machine, and on SIGINT (Ctrl-C), training finishes the step
+      (on a GPU, also the next), writes a checkpoint and ends. A second SIGINT ends it at once.
+    - A loss or gradient norm that is not finite is an error. No checkpoint contains that step.
 
     Example:
 
