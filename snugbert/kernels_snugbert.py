@@ -24,6 +24,10 @@ OWN_KERNELS = {"cpu"}
 # A group may spend this many scores on padding before a new group starts. docs/explanation/performance.md has the
 # measurements.
 GROUP_COST = 64 * 64
+# torch's flash attention: dtypes, largest head size, and the multiple that head sizes need.
+FLASH_DTYPES = {torch.float16, torch.bfloat16}
+FLASH_HEAD_SIZE = 256
+HEAD_SIZE_MULTIPLE = 8
 SECOND_DERIVATIVE = (
     'attn_implementation="sdpa" has only first derivatives. For second ones, call '
     '`model.set_attn_implementation("eager")`.'
@@ -348,6 +352,91 @@ def grouped_attention(
         The weighted values. *Shape:* (queries, heads, D)
     """
     return _GroupedAttention.apply(query, key, value, groups, scaling, dropout)
+
+
+# --- attention on a GPU ------------------------------------------------------------------------------------------
+
+
+@torch.compiler.assume_constant_result
+def _has_flash_attention(device: torch.device) -> bool:
+    """Whether torch has flash attention for a device: an NVIDIA Ampere GPU or newer, or an AMD GPU."""
+    if device.type != "cuda":  # a CPU that runs what a GPU would run, see `OWN_KERNELS`
+        return True
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _attention_in_float64(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """Masks the tokens of other sequences. It computes Q x T scores, which is enough for tests and comparisons."""
+    query_sequences, key_sequences = (
+        torch.searchsorted(starts[1:], torch.arange(len(tokens), device=tokens.device), right=True)
+        for tokens, starts in ((query, cu_seq_lens_q), (key, cu_seq_lens_k))
+    )
+    context = F.scaled_dot_product_attention(
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
+        attn_mask=query_sequences[:, None] == key_sequences,
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return context.transpose(0, 1)
+
+
+def ragged_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    scaling: float,
+    dropout: float,
+    **kwargs,
+) -> torch.Tensor:
+    """Computes attention within each sequence of a packed batch, on a GPU.
+
+    Calls the kernels of `F.scaled_dot_product_attention`: flash attention for 16 bits, on GPUs that have it, and
+    memory-efficient attention otherwise. Both accept sequences without tokens, but no queries without keys. No kernel
+    computes in float64, so a mask is used there.
+
+    Args:
+        query: at least one query. *Shape:* (Q, heads, D)
+        key, value: *Shape:* (T, heads, D)
+        cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,),
+            int32
+        max_length_q, max_length_k: largest number of queries and of keys in a sequence, or upper bounds.
+        scaling: multiplies the scores.
+        dropout: dropout probability of the attention weights, below 1.
+        kwargs: ignored.
+
+    Returns:
+        The weighted values. *Shape:* (Q, heads, D)
+    """
+    if query.dtype == torch.float64:
+        return _attention_in_float64(query, key, value, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout)
+    head_size = query.shape[-1]
+    if padding := -head_size % HEAD_SIZE_MULTIPLE:  # zeros change no score, and their outputs are cut
+        query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
+    # The kernels refuse bounds above the number of tokens. Unlike min, sym_min adds no condition to a compiled model.
+    longest = torch.sym_min(max_length_q, len(query)), torch.sym_min(max_length_k, len(key))
+    boundaries = (cu_seq_lens_q, cu_seq_lens_k, *longest, dropout)
+    if query.dtype in FLASH_DTYPES and head_size <= FLASH_HEAD_SIZE and _has_flash_attention(query.device):
+        flash = torch.ops.aten._flash_attention_forward.default
+        context = flash(query, key, value, *boundaries, False, False, scale=scaling)[0]
+    else:
+        efficient = torch.ops.aten._efficient_attention_forward.default
+        tensors = (query[None], key[None], value[None], None)
+        context = efficient(*tensors, *boundaries, 0, torch.is_grad_enabled(), scale=scaling)[0].squeeze(0)
+    return context[..., :head_size]
 
 
 # --- cross entropy ----------------------------------------------------------------------------------------------

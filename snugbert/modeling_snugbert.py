@@ -41,7 +41,15 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .card_snugbert import write_model_card
 from .configuration_snugbert import SnugBertConfig, compute_head_size
-from .kernels_snugbert import Groups, SnugBertDropout, cross_entropy_sum, grouped_attention, is_transformed, upcast
+from .kernels_snugbert import (
+    Groups,
+    SnugBertDropout,
+    cross_entropy_sum,
+    grouped_attention,
+    is_transformed,
+    ragged_attention,
+    upcast,
+)
 from .packing_snugbert import (
     SnugBertBatch,
     attention_arguments,
@@ -136,47 +144,6 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2), weights
 
 
-def nested_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_lens_q: torch.Tensor,
-    cu_seq_lens_k: torch.Tensor,
-    max_length_q: int,
-    max_length_k: int,
-    scaling: float,
-    dropout: float,
-    **kwargs,
-) -> torch.Tensor:
-    """Computes attention on a ragged batch with nested tensors. On CUDA it runs SDPA's fused kernels.
-
-    Args:
-        query: *Shape:* (Q, heads, D)
-        key, value: *Shape:* (T, heads, D)
-        cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,)
-        max_length_q, max_length_k: largest number of queries and of keys in a sequence.
-        scaling: multiplies the scores.
-        dropout: dropout probability of the weights.
-        kwargs: ignored.
-
-    Returns:
-        *Shape:* (Q, heads, D)
-    """
-
-    def nested(tokens: torch.Tensor, cu_seq_lens: torch.Tensor, max_length: int) -> torch.Tensor:
-        jagged = torch.nested.nested_tensor_from_jagged(tokens, cu_seq_lens, min_seqlen=1, max_seqlen=max_length)
-        return jagged.transpose(1, 2)
-
-    context = F.scaled_dot_product_attention(
-        nested(query, cu_seq_lens_q, max_length_q),
-        nested(key, cu_seq_lens_k, max_length_k),
-        nested(value, cu_seq_lens_k, max_length_k),
-        dropout_p=dropout,
-        scale=scaling,
-    )
-    return context.transpose(1, 2).values()
-
-
 class SnugBertSelfAttention(nn.Module):
     """Multi-head attention within each sequence."""
 
@@ -243,7 +210,7 @@ class SnugBertSelfAttention(nn.Module):
             context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
-            context = nested_attention(query, key, value, **options, **kwargs)
+            context = ragged_attention(query, key, value, **options, **kwargs)
         else:
             tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             context, weights = attention(self, *tensors, None, **options, **kwargs)

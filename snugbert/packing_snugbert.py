@@ -454,8 +454,6 @@ def attention_arguments(
             "attention_mask": mask.view(shape)[:, None, None],
         }
     starts = batch.cu_seq_lens
-    if not is_tracing():
-        starts = starts.unique_consecutive()  # some kernels refuse sequences without tokens
     query_starts = starts if query_indices is None else torch.searchsorted(query_indices, starts, out_int32=True)
     if has_own_kernels(batch.inputs) and config._attn_implementation == "sdpa":
         return {"groups": group_by_length(query_starts, starts, config.num_attention_heads)}

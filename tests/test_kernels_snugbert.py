@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from parity import assert_same_gradients, ours_and_stock, packed, ragged_batch
+from reference_kernels import acting_as_gpu
 from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 
 from snugbert import kernels_snugbert as kernels
-from snugbert.modeling_snugbert import nested_attention
 
 pytestmark = pytest.mark.slow
 
@@ -51,41 +51,56 @@ def attention_alone(query, key, value, lengths, kept=None):
     return torch.cat(outputs)
 
 
+def assert_attention_on_each_sequence(attention, lengths, dtype):
+    """Compares `attention(query, key, value, dropout)` and its gradients, with and without dropout."""
+    tensors = make_inputs(lengths, dtype)
+    for dropout in (0.0, DROPOUT):
+        kept = None
+        if dropout:
+            # With the identity as values, the output is the attention weights. Dropped weights are 0.
+            longest = -(-max(8, *lengths[1]) // 8) * 8
+            query, key = (F.pad(tensor, (0, longest - 8)) for tensor in tensors[:2])
+            identity = torch.cat([torch.eye(longest, dtype=dtype)[:length] for length in lengths[1]])
+            kept = attention(query, key, identity[:, None].expand(-1, 3, -1).contiguous(), dropout) > 0
+            scores = sum(3 * queries * keys for queries, keys in zip(*lengths, strict=True))
+            assert 0 < len(kept[kept]) < scores
+        output, expected = attention(*tensors, dropout), attention_alone(*tensors, lengths, kept)
+        torch.testing.assert_close(output, expected)
+        weights = torch.randn_like(output)
+        for mine, theirs in zip(
+            torch.autograd.grad((output * weights).sum(), tensors),
+            torch.autograd.grad((expected * weights).sum(), tensors),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("group_cost", [0, 30, 10**6])
 @pytest.mark.parametrize("case", LENGTHS)
 def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monkeypatch):
     monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
-    tensors = make_inputs(LENGTHS[case])
     groups = kernels.group_by_length(*sequence_starts(LENGTHS[case]), heads=3)
-    output = kernels.grouped_attention(*tensors, groups, 0.3, 0.0)
-    expected = attention_alone(*tensors, LENGTHS[case])
-    torch.testing.assert_close(output, expected)
-    weights = torch.randn_like(output)
-    for mine, theirs in zip(
-        torch.autograd.grad((output * weights).sum(), tensors),
-        torch.autograd.grad((expected * weights).sum(), tensors),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs)
 
-    def with_dropout(*tensors):
+    def attention(query, key, value, dropout):
         torch.manual_seed(1)
-        return kernels.grouped_attention(*tensors, groups, 0.3, DROPOUT)
+        return kernels.grouped_attention(query, key, value, groups, 0.3, dropout)
 
-    # With the identity as values, the output is the attention weights. Dropped weights are 0.
-    longest = max(8, *LENGTHS[case][1])
-    query, key = (F.pad(tensor, (0, longest - 8)) for tensor in tensors[:2])
-    identity = torch.cat([torch.eye(longest, dtype=query.dtype)[:length] for length in LENGTHS[case][1]])
-    kept = with_dropout(query, key, identity[:, None].expand(-1, 3, -1)) > 0
-    output, expected = with_dropout(*tensors), attention_alone(*tensors, LENGTHS[case], kept)
-    torch.testing.assert_close(output, expected)
-    for mine, theirs in zip(
-        torch.autograd.grad((output * weights).sum(), tensors),
-        torch.autograd.grad((expected * weights).sum(), tensors),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs)
-    assert 0 < len(kept[kept]) < sum(3 * queries * keys for queries, keys in zip(*LENGTHS[case], strict=True))
+    assert_attention_on_each_sequence(attention, LENGTHS[case], torch.float64)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@pytest.mark.parametrize("case", LENGTHS)
+def test_ragged_attention_is_attention_on_each_sequence(case, kernel):
+    """A GPU's path. The bounds of the lengths are larger than the batch, as for a batch that was padded."""
+    starts = sequence_starts(LENGTHS[case])
+
+    def attention(query, key, value, dropout):
+        torch.manual_seed(1)
+        return kernels.ragged_attention(query, key, value, *starts, 10**6, 10**6, scaling=0.3, dropout=dropout)
+
+    with acting_as_gpu(kernel) as calls:
+        assert_attention_on_each_sequence(attention, LENGTHS[case], torch.float32)
+    assert set(calls) == {f"_{kernel}_attention_{direction}" for direction in ("forward", "backward")}
 
 
 def test_groups_waste_little_on_padding():
@@ -188,20 +203,32 @@ def test_cross_entropy_equals_torch(dtype, monkeypatch):
     torch.testing.assert_close(*(torch.autograd.grad(3 * value, logits)[0] for value in (loss, expected)))
 
 
-@pytest.mark.parametrize("case", ["ragged", "few queries", "even"])
-def test_nested_attention_is_attention_on_each_sequence(case):
-    """The CUDA path, run here with torch's slow CPU implementation."""
-    lengths = LENGTHS[case]
-    tensors = make_inputs(lengths, torch.float32)
-    output = nested_attention(
-        *tensors, *sequence_starts(lengths), max(lengths[0]), max(lengths[1]), scaling=0.3, dropout=0.0
-    )
-    expected = attention_alone(*tensors, lengths)
-    torch.testing.assert_close(output, expected)
-    for mine, theirs in zip(
-        torch.autograd.grad(output.sum(), tensors), torch.autograd.grad(expected.sum(), tensors), strict=True
-    ):
-        torch.testing.assert_close(mine, theirs)
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "kernel"),
+    [
+        (torch.bfloat16, 64, "flash"),
+        (torch.float16, 12, "flash"),
+        (torch.bfloat16, 264, "efficient"),
+        (torch.float32, 5, "efficient"),
+        (torch.float64, 5, None),
+    ],
+)
+def test_ragged_attention_chooses_the_kernel_by_dtype_and_head_size(dtype, head_size, kernel):
+    lengths = [4, 1, 0, 6]
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(11, 2, head_size, dtype=dtype, generator=generator).requires_grad_() for _ in range(3)]
+    with acting_as_gpu() as calls:
+        output = kernels.ragged_attention(*tensors, *sequence_starts((lengths, lengths)), 6, 6, 0.3, 0.0)
+        output.sum().backward()
+    assert calls == ([f"_{kernel}_attention_{direction}" for direction in ("forward", "backward")] if kernel else [])
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    expected = attention_alone(*exact, (lengths, lengths))
+    expected.sum().backward()
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-5}
+    assert output.dtype == dtype and output.shape == tensors[0].shape
+    torch.testing.assert_close(output.double(), expected, **tolerance)
+    for mine, theirs in zip(tensors, exact, strict=True):
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, **tolerance)
 
 
 def test_flash_attention_receives_the_boundaries():

@@ -1,0 +1,82 @@
+"""What the model runs on a GPU, on a CPU with reference kernels, against what it runs on a CPU."""
+
+import pytest
+import torch
+from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
+from reference_kernels import acting_as_gpu
+
+pytestmark = pytest.mark.slow
+
+
+def hard_batch(head: str) -> dict[str, torch.Tensor]:
+    """A padded batch with an empty row, a row of one token, and a full row."""
+    inputs = ragged_batch(head)
+    mask = inputs["attention_mask"].flatten(0, -2)
+    mask[1], mask[2], mask[2, 0], mask[3] = 0, 0, 1, 1
+    for name in ("start_positions", "end_positions"):
+        if name in inputs:
+            inputs[name][1:3] = torch.tensor([-100, 0])
+    if "labels" in inputs and inputs["labels"].shape == inputs["attention_mask"].shape:
+        inputs["labels"].masked_fill_(inputs["attention_mask"] == 0, -100)
+    return inputs
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_equals_the_cpu(head, layout, kernel):
+    on_cpu, on_gpu = (ours_and_stock(head)[0].train() for _ in range(2))
+    inputs = hard_batch(head)
+    inputs = packed(inputs) if layout == "packed" else inputs
+    expected = on_cpu(**inputs)
+    scalar(expected).backward()
+    with acting_as_gpu(kernel) as calls:
+        outputs = on_gpu(**inputs)
+        scalar(outputs).backward()
+    directions = [f"_{kernel}_attention_{direction}" for direction in ("forward", "backward")]
+    assert [calls.count(name) for name in directions] == [3, 3] and len(calls) == 6  # three layers
+    for name, value in expected.items():
+        torch.testing.assert_close(outputs[name], value, atol=1e-5, rtol=1e-5)
+    assert_same_gradients(on_gpu, on_cpu)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing_changes_nothing(use_reentrant):
+    """The dropout masks are the same, too."""
+    gradients = []
+    for checkpointing in (False, True):
+        ours, _ = ours_and_stock("ForPreTraining", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+        if checkpointing:
+            # transformers 5.23 renamed it; 5.17 has the old name only.
+            enable = getattr(ours, "activation_checkpointing_enable", None) or ours.gradient_checkpointing_enable
+            enable({"use_reentrant": use_reentrant})
+        with acting_as_gpu() as calls:
+            torch.manual_seed(3)
+            ours.train()(**packed(ragged_batch("ForPreTraining"))).loss.backward()
+        assert calls.count("_efficient_attention_forward") == 3 * (1 + checkpointing)
+        gradients.append([parameter.grad for parameter in ours.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+def test_inference_mode_equals_training_without_dropout():
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = packed(ragged_batch("ForPreTraining"))
+    with acting_as_gpu():
+        expected = ours.eval()(**inputs)
+        with torch.inference_mode():
+            outputs = ours(**inputs)
+    for name, value in expected.items():
+        torch.testing.assert_close(outputs[name], value)
+
+
+def test_autocast_runs_flash_attention():
+    ours, _ = ours_and_stock("ForPreTraining")
+    inputs = packed(ragged_batch("ForPreTraining"))
+    expected = ours.train()(**inputs).loss
+    with acting_as_gpu() as calls:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = ours(**inputs).loss
+        loss.backward()
+    assert set(calls) == {"_flash_attention_forward", "_flash_attention_backward"} and len(calls) == 6
+    torch.testing.assert_close(loss, expected, atol=0, rtol=5e-3)
+    assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
