@@ -19,13 +19,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from transformers import PreTrainedConfig
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
+from snugbert.trainers.pretraining.training_log import count_batch
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]
+COUNTS = "counts_for_the_log"  # key in a batch, for the result of `count_batch`
 
 
 class SizedDataset(Protocol):
@@ -242,17 +245,21 @@ class RunBatches(torch.utils.data.Dataset):
     state of Python, NumPy or torch. It then draws the same numbers for the same batch, in any data worker and after
     resuming.
 
+    Each batch contains its counts for the log under the key `COUNTS`, unless it has no labels.
+
     Args:
         phases: phases of the run.
         collator: makes a batch from a list of examples.
         seed: seed of the order, and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its
             own seed.
+        config: configuration of the model, for the counts.
     """
 
-    def __init__(self, phases: Sequence[Phase], collator: Collator, seed: int):
+    def __init__(self, phases: Sequence[Phase], collator: Collator, seed: int, config: PreTrainedConfig):
         self.phases = phases
         self.collator = collator
         self.seed = seed
+        self.config = config
         self._ends = list(accumulate(phase.steps * phase.batch_size for phase in phases))
 
     def __len__(self) -> int:
@@ -264,7 +271,10 @@ class RunBatches(torch.utils.data.Dataset):
         start = self._ends[index - 1] if index else 0
         with seed_random_state(f"{self.seed} {numbers[0]}"):
             examples = self._get_examples(self.phases[index].dataset, [number - start for number in numbers])
-            return self.collator(examples)
+            batch = self.collator(examples)
+        if "labels" in batch:
+            batch[COUNTS] = count_batch(batch, self.phases[index].max_seq_length, self.config)
+        return batch
 
     def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:
         places = [divmod(number, len(dataset)) for number in numbers]

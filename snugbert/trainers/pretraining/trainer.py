@@ -31,6 +31,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
 from snugbert.trainers.pretraining.batches import (
+    COUNTS,
     Batch,
     BatchSampler,
     Phase,
@@ -38,7 +39,6 @@ from snugbert.trainers.pretraining.batches import (
     SizedDataset,
     check_processes,
     count_epochs,
-    find_phase,
     plan_phases,
     seed_random_state,
 )
@@ -151,9 +151,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
-        self.training_log = TrainingLog(
-            self._model_config, self.args.device, self.is_world_process_zero(), self.accelerator.reduce
-        )
+        self.training_log = TrainingLog(self.args.device, self.is_world_process_zero(), self.accelerator.reduce)
         if record := read_record(state):
             self.training_log.load_state_dict(record)
         self._first_step = state.global_step
@@ -206,7 +204,10 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         )
         return torch.utils.data.DataLoader(
             RunBatches(
-                self.phases, self._get_collator_with_removed_columns(self.data_collator), self.args.examples_seed
+                self.phases,
+                self._get_collator_with_removed_columns(self.data_collator),
+                self.args.examples_seed,
+                self._model_config,
             ),
             sampler=sampler,
             batch_size=None,  # an item is a batch already
@@ -226,18 +227,18 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         """Returns the batches of a step, and its labeled tokens over all processes."""
         self.training_log.start_step()
         batches = list(islice(epoch_iterator, num_batches))
-        max_seq_length = find_phase(self.phases, self.state.global_step).max_seq_length
-        counts = []
         for batch in batches:
             if "labels" not in batch:
                 raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
-            counts.append(self.training_log.add_batch(batch, max_seq_length))
+            self.training_log.add_batch(batch[COUNTS])
+        # The counts travel with the batch. The data loader pins its memory, so that the copy does not wait.
+        batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
         # Integers, because FSDP2 would round floats to 16 bits.
-        in_step = torch.tensor(counts, dtype=torch.long).sum(0).to(device, non_blocking=True)
+        in_step = torch.stack([batch.pop(COUNTS) for batch in batches]).sum(0)
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
-        labeled, self._step_pairs = in_step.unbind()
-        return [send_to_device(batch, device, non_blocking=True) for batch in batches], labeled
+        labeled, self._step_pairs = in_step[:2].unbind()
+        return batches, labeled
 
     def compute_loss(
         self,

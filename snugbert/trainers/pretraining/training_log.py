@@ -27,11 +27,33 @@ MODEL_SUMS = ("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct")
 DATA_SUMS = ("labeled", "pairs", "tokens", "positions", "flops")
 
 
+def count_batch(batch: Mapping[str, Any], max_seq_length: int | None, config: PreTrainedConfig) -> torch.Tensor:
+    """Counts what the log needs of a batch. Data workers call it, so it takes no time of training.
+
+    Args:
+        batch: packed or padded, on the CPU, see [`count_tokens`].
+        max_seq_length: the length to which a packed batch would be padded, for `padding`. None: the longest sequence
+            of the batch.
+        config: configuration of the model, for its FLOPs.
+
+    Returns:
+        The numbers of `DATA_SUMS`: labeled tokens, labeled sentence pairs, tokens, positions with padding, and FLOPs.
+        *Shape:* (5,), int64
+    """
+    lengths, labeled = count_tokens(batch)
+    pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
+    positions = batch["input_ids"].numel()
+    if "cu_seq_lens_q" in batch:
+        positions = len(lengths) * (max_seq_length or int(lengths.max()))
+    flops = training_flops(config, batch)
+    counts = [labeled.sum().item(), pairs.item(), lengths.sum().item(), positions, flops.item()]
+    return torch.tensor(counts, dtype=torch.int64)
+
+
 class TrainingLog:
     """Counts what a training run logs.
 
     Args:
-        config: configuration of the model.
         device: device of this process.
         is_main_process: whether this process keeps the sums over all processes once they are collected.
         reduce: adds up a tensor over all processes.
@@ -44,12 +66,10 @@ class TrainingLog:
 
     def __init__(
         self,
-        config: PreTrainedConfig,
         device: torch.device,
         is_main_process: bool,
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ):
-        self._config = config
         self._is_main_process = is_main_process
         self._reduce = reduce
         self.peak_flops = math.nan
@@ -76,26 +96,9 @@ class TrainingLog:
         if self._window_start is not None:
             self._window_start += seconds
 
-    def add_batch(self, batch: Mapping[str, Any], max_seq_length: int | None) -> tuple[int, int]:
-        """Counts a batch that is still on the CPU.
-
-        Args:
-            batch: packed or padded, see [`count_tokens`].
-            max_seq_length: the length to which a packed batch would be padded, for `padding`. None: the
-                longest sequence of the batch.
-
-        Returns:
-            The numbers of labeled tokens and of labeled sentence pairs.
-        """
-        lengths, labeled = count_tokens(batch)
-        pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
-        positions = batch["input_ids"].numel()
-        if "cu_seq_lens_q" in batch:
-            positions = len(lengths) * (max_seq_length or int(lengths.max()))
-        flops = training_flops(self._config, batch)
-        sums = [labeled.sum().item(), pairs.item(), lengths.sum().item(), positions, flops.item()]
-        self._data_sums += np.array(sums, dtype=np.float64)
-        return int(labeled.sum()), int(pairs)
+    def add_batch(self, counts: torch.Tensor) -> None:
+        """Adds the result of [`count_batch`], on the CPU. *Shape:* (5,)"""
+        self._data_sums += counts.numpy()
 
     def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
         """Adds the losses and correct predictions of a batch. The losses are its share of the losses of the step."""

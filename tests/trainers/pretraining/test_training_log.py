@@ -6,11 +6,11 @@ import pytest
 import torch
 from synthetic import RandomExamples, packed, tiny_model
 
-from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog
+from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, count_batch
 
 
 def make_log() -> TrainingLog:
-    log = TrainingLog(tiny_model().config, torch.device("cpu"), is_main_process=True, reduce=lambda tensor: tensor)
+    log = TrainingLog(torch.device("cpu"), is_main_process=True, reduce=lambda tensor: tensor)
     log.peak_flops = 1e12
     return log
 
@@ -19,8 +19,9 @@ def add_step(log: TrainingLog, first: int) -> int:
     model, dataset = tiny_model(), RandomExamples(8)
     batch = packed([dataset[index] for index in range(first, first + 2)])
     log.start_step()
-    labeled, pairs = log.add_batch(batch, max_seq_length=20)
-    assert (labeled, pairs) == (int((batch["labels"] >= 0).sum()), 2)
+    counts = count_batch(batch, 20, model.config)
+    assert counts[:4].tolist() == [(batch["labels"] >= 0).sum(), 2, batch["input_ids"].numel(), 2 * 20]
+    log.add_batch(counts)
     log.add_outputs(model(**batch), batch)
     return batch["input_ids"].numel()
 
@@ -46,7 +47,9 @@ def test_padding_of_a_padded_batch():
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     labels = torch.tensor([[-100, 5, 6, -100], [-100, 7, -100, -100]])
     batch = {"input_ids": mask, "attention_mask": mask, "labels": labels}
-    assert log.add_batch(batch, max_seq_length=None) == (3, 0)
+    counts = count_batch(batch, None, tiny_model().config)
+    assert counts[:4].tolist() == [3, 0, 6, 8]
+    log.add_batch(counts)
     assert log.next_line()["padding"] == pytest.approx(2 / 8)
 
 
