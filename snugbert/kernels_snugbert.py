@@ -5,9 +5,10 @@ intermediate tensors are computed in chunks that fit the processor's cache. Only
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import repeat
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +111,7 @@ class Group(NamedTuple):
 
     Attributes:
         size: number of sequences, n.
+        longest_query, longest_key: largest number of queries (at least 1) and of keys in a sequence.
         query_indices, key_indices: token index of each padded position. Padding repeats the sequence's last token. A
             slice if the sequences are adjacent and have the same length. *Shape:* (n x longest,)
         query_padding: padded positions that hold no query; None if there are none. *Shape:* (positions,)
@@ -117,15 +119,16 @@ class Group(NamedTuple):
     """
 
     size: int
+    longest_query: int
+    longest_key: int
     query_indices: torch.Tensor | slice
     key_indices: torch.Tensor | slice
     query_padding: torch.Tensor | None
     mask: torch.Tensor | None
 
 
-@dataclass
-class Groups:
-    """All sequences of a packed batch, in groups. Not a tuple, because torch.compile would recompile for each batch.
+class Groups(NamedTuple):
+    """All sequences of a packed batch, in groups.
 
     Attributes:
         groups: the groups.
@@ -138,7 +141,6 @@ class Groups:
     key_positions: torch.Tensor | None
 
 
-@torch.compiler.disable
 def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, heads: int) -> Groups:
     """Groups sequences of similar length, so that attention spends almost nothing on padding.
 
@@ -146,7 +148,13 @@ def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, he
         cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,)
         heads: number of attention heads. Each head has a row in the masks.
     """
-    query_lengths, key_lengths = cu_seq_lens_q.diff().tolist(), cu_seq_lens_k.diff().tolist()
+    return _group(tuple(cu_seq_lens_q.tolist()), tuple(cu_seq_lens_k.tolist()), heads, GROUP_COST)
+
+
+@lru_cache(maxsize=8)  # a batch needs two entries: one for most layers and one for the last
+def _group(query_starts: tuple[int, ...], key_starts: tuple[int, ...], heads: int, group_cost: int) -> Groups:
+    query_lengths = [after - before for before, after in pairwise(query_starts)]
+    key_lengths = [after - before for before, after in pairwise(key_starts)]
     order = sorted(
         (index for index, length in enumerate(key_lengths) if length),
         key=lambda index: (key_lengths[index], query_lengths[index], -index),
@@ -158,16 +166,17 @@ def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, he
         longest_key = key_lengths[members[-1][0]] if members else 0
         longest_query = max(longest_query, query_lengths[index])
         padding += longest_query * longest_key - query_lengths[index] * key_lengths[index]
-        if not members or padding > GROUP_COST:
+        if not members or padding > group_cost:
             members.append([])
             padding, longest_query = 0, query_lengths[index]
         members[-1].append(index)
-    query_starts, key_starts = cu_seq_lens_q.tolist(), cu_seq_lens_k.tolist()
     queries = [_padded_indices(query_starts, query_lengths, group) for group in members]
     keys = [_padded_indices(key_starts, key_lengths, group) for group in members]
     groups = [
         Group(
             size=len(group),
+            longest_query=max(1, *(query_lengths[index] for index in group)),
+            longest_key=max(key_lengths[index] for index in group),
             query_indices=query_indices,
             key_indices=key_indices,
             query_padding=None if query_mask is None else (~query_mask).nonzero().squeeze(1),
@@ -184,7 +193,7 @@ def _score_mask(token_mask: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _padded_indices(
-    starts: list[int], lengths: Sequence[int], group: list[int]
+    starts: Sequence[int], lengths: Sequence[int], group: list[int]
 ) -> tuple[torch.Tensor | slice, torch.Tensor | None]:
     """Returns the token index of each padded position, and a mask of the tokens (None without padding)."""
     sizes = torch.tensor([lengths[index] for index in group], device="cpu")
@@ -218,14 +227,22 @@ def _invert(padded: list[tuple[torch.Tensor | slice, torch.Tensor | None]], toke
 
 
 def _gather_group(
-    tokens: torch.Tensor, indices: torch.Tensor | slice, size: int, padding: torch.Tensor | None = None
+    tokens: torch.Tensor,
+    indices: torch.Tensor | slice,
+    size: int,
+    padding: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Gathers a group's tokens, zero at `padding`. *Shape:* (T, heads, D) -> (size x heads, longest, D)"""
     heads, head_size = tokens.shape[1:]
     gathered = tokens[indices] if isinstance(indices, slice) else tokens.flatten(1).index_select(0, indices)
     if padding is not None:
         gathered.index_fill_(0, padding, 0)
-    return gathered.view(size, -1, heads, head_size).transpose(1, 2).reshape(size * heads, -1, head_size)
+    gathered = gathered.view(size, -1, heads, head_size).transpose(1, 2)
+    if out is None:
+        return gathered.reshape(size * heads, -1, head_size)
+    out.view(gathered.shape).copy_(gathered)
+    return out
 
 
 def _ungroup(groups: Sequence[torch.Tensor], positions: torch.Tensor | None, heads: int) -> torch.Tensor:
@@ -251,12 +268,95 @@ def chunk_length(query: torch.Tensor, key: torch.Tensor) -> int:
     return math.ceil(matrices / chunks)
 
 
-class _GroupedAttention(torch.autograd.Function):
+def _saved_shapes(groups: Groups, heads: int, head_size: int) -> list[tuple[int, ...]]:
+    """Shapes of what the backward pass needs: queries, keys, values and softmax of each group."""
+    shapes: list[tuple[int, ...]] = []
+    for group in groups.groups:
+        matrices, queries, keys = group.size * heads, group.longest_query, group.longest_key
+        shapes += [(matrices, queries, head_size), *[(matrices, keys, head_size)] * 2, (matrices, queries, keys)]
+    return shapes
+
+
+def _split_saved(saved: torch.Tensor, shapes: list[tuple[int, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yields queries, keys, values and softmax of each group, as views of `saved`."""
+    parts = saved.split([math.prod(shape) for shape in shapes])
+    views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    yield from zip(*(views[index::4] for index in range(4)), strict=True)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    groups: Groups,
+    scaling: float,
+    dropout: float,
+    saves: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(Q K' x scaling) V with dropout on the softmax, group by group and a chunk of heads at a time.
 
-    Queries, keys, values and the softmax are saved for the backward pass. A minus sign marks dropped weights.
+    Returns:
+        The output, and what the backward pass needs, in one tensor (empty unless `saves`). There, a minus sign marks
+        dropped weights. *Shape:* (queries, heads, D), (values,)
     """
+    heads = query.shape[1]
+    shapes = _saved_shapes(groups, *query.shape[1:]) if saves else []
+    saved = query.new_empty(sum(map(math.prod, shapes)))
+    outputs: list[torch.Tensor] = []
+    all_parts = _split_saved(saved, shapes) if saves else repeat((None,) * 4)
+    for group, (saved_q, saved_k, saved_v, saved_weights) in zip(groups.groups, all_parts, strict=False):
+        q = _gather_group(query, group.query_indices, group.size, out=saved_q)
+        k = _gather_group(key, group.key_indices, group.size, out=saved_k)
+        v = _gather_group(value, group.key_indices, group.size, out=saved_v)
+        outputs.append(torch.empty_like(q))
+        length = chunk_length(q, k)
+        chunks = (tensor.split(length) for tensor in (q, k, v, outputs[-1]))
+        kept = repeat(None) if saved_weights is None else saved_weights.split(length)
+        masks = repeat(None) if group.mask is None else group.mask.to(q.dtype).split(length)
+        for q, k, v, output, weights, mask in zip(*chunks, kept, masks, strict=False):
+            weights = _scaled_bmm(q, k.transpose(1, 2), scaling, out=weights)
+            if mask is not None:
+                weights.add_(mask)
+            torch.softmax(weights, -1, out=weights)
+            if dropout:
+                signs = _draw_mask(weights.numel(), dropout).sub_(1).to(INTEGERS[weights.element_size()])
+                weights.copysign_(signs.view(weights.dtype).view(weights.shape))
+            _scaled_bmm(_drop_negative(weights) if dropout else weights, v, 1 / (1 - dropout), out=output)
+    return _ungroup(outputs, groups.query_positions, heads), saved
 
+
+def _differentiate(
+    grad_output: torch.Tensor, saved: torch.Tensor, groups: Groups, scaling: float, dropout: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the gradients of queries, keys and values, from the tensor that [`_attend`] saved."""
+    heads = grad_output.shape[1]
+    scale = 1 / (1 - dropout)
+    grad_groups: list[list[torch.Tensor]] = []
+    all_parts = _split_saved(saved, _saved_shapes(groups, *grad_output.shape[1:]))
+    for group, parts in zip(groups.groups, all_parts, strict=True):
+        grad_o = _gather_group(grad_output, group.query_indices, group.size, group.query_padding)
+        grad_groups.append([torch.empty_like(tensor) for tensor in parts[:3]])
+        length = chunk_length(*parts[:2])
+        chunks = (tensor.split(length) for tensor in (*parts, grad_o, *grad_groups[-1]))
+        for q, k, v, weights, grad_o, grad_q, grad_k, grad_v in zip(*chunks, strict=True):
+            kept = _drop_negative(weights) if dropout else weights
+            _scaled_bmm(kept.transpose(1, 2), grad_o, scale, out=grad_v)
+            grad_weights = _scaled_bmm(grad_o, v.transpose(1, 2), scale)
+            if dropout:
+                grad_weights = torch.ops.aten.threshold_backward(grad_weights, weights, 0)
+                weights = weights.abs()
+            grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            _scaled_bmm(grad_scores, k, scaling, out=grad_q)
+            _scaled_bmm(grad_scores.transpose(1, 2), q, scaling, out=grad_k)
+    grad_queries, grad_keys, grad_values = zip(*grad_groups, strict=True)
+    return (
+        _ungroup(grad_queries, groups.query_positions, heads),
+        _ungroup(grad_keys, groups.key_positions, heads),
+        _ungroup(grad_values, groups.key_positions, heads),
+    )
+
+
+class _GroupedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -267,91 +367,110 @@ class _GroupedAttention(torch.autograd.Function):
         scaling: float,
         dropout: float,
     ) -> torch.Tensor:
-        heads = query.shape[1]
-        outputs: list[torch.Tensor] = []
-        saved: list[torch.Tensor] = []
-        needs_grad = any(ctx.needs_input_grad)
-        for group in groups.groups:
-            q = _gather_group(query, group.query_indices, group.size)
-            k, v = (_gather_group(tensor, group.key_indices, group.size) for tensor in (key, value))
-            outputs.append(torch.empty_like(q))
-            if needs_grad:
-                saved += [q, k, v]
-            length = chunk_length(q, k)
-            chunks = (tensor.split(length) for tensor in (q, k, v, outputs[-1]))
-            masks = repeat(None) if group.mask is None else group.mask.to(q.dtype).split(length)
-            for q, k, v, output, mask in zip(*chunks, masks, strict=False):
-                weights = _scaled_bmm(q, k.transpose(1, 2), scaling)
-                if mask is not None:
-                    weights.add_(mask)
-                torch.softmax(weights, -1, out=weights)
-                if dropout:
-                    signs = _draw_mask(weights.numel(), dropout).sub_(1).to(INTEGERS[weights.element_size()])
-                    weights.copysign_(signs.view(weights.dtype).view(weights.shape))
-                _scaled_bmm(_drop_negative(weights) if dropout else weights, v, 1 / (1 - dropout), out=output)
-                if needs_grad:
-                    saved.append(weights)
-        ctx.save_for_backward(*saved)
-        ctx.groups, ctx.scaling, ctx.dropout, ctx.heads = groups, scaling, dropout, heads
-        return _ungroup(outputs, groups.query_positions, heads)
+        output, saved = _attend(query, key, value, groups, scaling, dropout, saves=any(ctx.needs_input_grad))
+        ctx.save_for_backward(saved)
+        ctx.options = groups, scaling, dropout
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         with torch.no_grad():
-            gradients = _GroupedAttention._differentiate(ctx, grad_outputs[0])
+            gradients: tuple[torch.Tensor, ...] = _differentiate(grad_outputs[0], *ctx.saved_tensors, *ctx.options)
         if torch.is_grad_enabled():  # a second derivative fails, as with `once_differentiable`, but names the remedy
             fail = torch._C._functions.DelayedError(SECOND_DERIVATIVE, len(gradients))
             gradients = fail(*[gradient.requires_grad_() for gradient in gradients])
         return *gradients, None, None, None
 
-    @staticmethod
-    def _differentiate(ctx: Any, grad_outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns the gradients of queries, keys and values."""
-        grad_groups: list[list[torch.Tensor]] = []
-        scale = 1 / (1 - ctx.dropout)
-        saved = iter(ctx.saved_tensors)
-        for group in ctx.groups.groups:
-            tensors = [next(saved) for _ in range(3)]
-            grad_output = _gather_group(grad_outputs, group.query_indices, group.size, group.query_padding)
-            grad_groups.append([torch.empty_like(tensor) for tensor in tensors])
-            length = chunk_length(*tensors[:2])
-            chunks = (tensor.split(length) for tensor in (*tensors, grad_output, *grad_groups[-1]))
-            for q, k, v, grad_o, grad_q, grad_k, grad_v in zip(*chunks, strict=True):
-                weights = next(saved)
-                kept = _drop_negative(weights) if ctx.dropout else weights
-                _scaled_bmm(kept.transpose(1, 2), grad_o, scale, out=grad_v)
-                grad_weights = _scaled_bmm(grad_o, v.transpose(1, 2), scale)
-                if ctx.dropout:
-                    grad_weights = torch.ops.aten.threshold_backward(grad_weights, weights, 0)
-                    weights = weights.abs()
-                grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-                _scaled_bmm(grad_scores, k, ctx.scaling, out=grad_q)
-                _scaled_bmm(grad_scores.transpose(1, 2), q, ctx.scaling, out=grad_k)
-        grad_queries, grad_keys, grad_values = zip(*grad_groups, strict=True)
-        return (
-            _ungroup(grad_queries, ctx.groups.query_positions, ctx.heads),
-            _ungroup(grad_keys, ctx.groups.key_positions, ctx.heads),
-            _ungroup(grad_values, ctx.groups.key_positions, ctx.heads),
-        )
+
+# torch.compile cannot look into the functions above, so it gets them as operators. Their names contain the module's
+# name, because a process can import several copies of this file, for example one from the Hub.
+_NAMESPACE = re.sub(r"\W", "_", __name__)
+_operator = partial(torch.library.custom_op, mutates_args=(), device_types="cpu")
 
 
-@torch.compiler.disable
+@_operator(f"{_NAMESPACE}::attend", tags=torch.Tag.nondeterministic_seeded)
+def _attend_operator(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    scaling: float,
+    dropout: float,
+    saves: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = group_by_length(cu_seq_lens_q, cu_seq_lens_k, query.shape[1])
+    return _attend(query, key, value, groups, scaling, dropout, saves)
+
+
+@_attend_operator.register_fake
+def _(query, key, value, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout, saves):  # type: ignore[no-untyped-def]
+    size = torch.library.get_ctx().new_dynamic_size() if saves else 0
+    return torch.empty_like(query, memory_format=torch.contiguous_format), query.new_empty(size)
+
+
+@_operator(f"{_NAMESPACE}::differentiate")
+def _differentiate_operator(
+    grad_output: torch.Tensor,
+    saved: torch.Tensor,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    tokens: int,
+    scaling: float,
+    dropout: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    groups = group_by_length(cu_seq_lens_q, cu_seq_lens_k, grad_output.shape[1])
+    return _differentiate(grad_output, saved, groups, scaling, dropout)
+
+
+@_differentiate_operator.register_fake
+def _(grad_output, saved, cu_seq_lens_q, cu_seq_lens_k, tokens, scaling, dropout):  # type: ignore[no-untyped-def]
+    grad_key, grad_value = (grad_output.new_empty(tokens, *grad_output.shape[1:]) for _ in range(2))
+    return grad_output.new_empty(grad_output.shape), grad_key, grad_value
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    _, key, _, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout, _ = inputs
+    ctx.save_for_backward(output[1], cu_seq_lens_q, cu_seq_lens_k)
+    ctx.options = key.shape[0], scaling, dropout
+
+
+def _backward(ctx: Any, grad_output: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    gradients = _differentiate_operator(grad_output, *ctx.saved_tensors, *ctx.options)
+    return *gradients, None, None, None, None, None
+
+
+_attend_operator.register_autograd(_backward, setup_context=_remember)
+
+
 def grouped_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, groups: Groups, scaling: float, dropout: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    scaling: float,
+    dropout: float,
+    **kwargs: Any,
 ) -> torch.Tensor:
     """Computes attention within each sequence of a packed batch, on the CPU.
 
     Args:
         query: at least one query. *Shape:* (queries, heads, D)
         key, value: keys and values. *Shape:* (tokens, heads, D)
-        groups: the sequences, from [`group_by_length`].
+        cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,)
         scaling: multiplies the scores.
         dropout: dropout probability of the attention weights, below 1. Rounded to a multiple of 2^-16.
+        kwargs: ignored.
 
     Returns:
         The weighted values. *Shape:* (queries, heads, D)
     """
-    return _GroupedAttention.apply(query, key, value, groups, scaling, dropout)
+    tensors, boundaries = (query, key, value), (cu_seq_lens_q, cu_seq_lens_k)
+    if torch.compiler.is_compiling():
+        saves = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        return _attend_operator(*tensors, *boundaries, scaling, dropout, saves)[0]
+    return _GroupedAttention.apply(*tensors, group_by_length(*boundaries, query.shape[1]), scaling, dropout)
 
 
 # --- attention on a GPU ------------------------------------------------------------------------------------------

@@ -42,10 +42,10 @@ from transformers.utils.output_capturing import capture_outputs
 from .card_snugbert import write_model_card
 from .configuration_snugbert import SnugBertConfig, compute_head_size
 from .kernels_snugbert import (
-    Groups,
     SnugBertDropout,
     cross_entropy_sum,
     grouped_attention,
+    has_own_kernels,
     is_transformed,
     ragged_attention,
     upcast,
@@ -163,7 +163,6 @@ class SnugBertSelfAttention(nn.Module):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         batch_size: int | None = None,
-        groups: Groups | None = None,
         padded_shape: tuple[int, int] | None = None,
         token_indices: torch.Tensor | None = None,
         **kwargs,
@@ -173,7 +172,7 @@ class SnugBertSelfAttention(nn.Module):
         Args:
             query_states: tokens whose output is needed. *Shape:* (1, Q, H)
             hidden_states: all tokens. *Shape:* (1, T, H)
-            attention_mask, batch_size, groups, padded_shape, token_indices, kwargs: from [`attention_arguments`].
+            attention_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
 
         Returns:
             The output (1, Q, H), and the attention weights (N, heads, L, L) if the implementation returns them.
@@ -194,8 +193,6 @@ class SnugBertSelfAttention(nn.Module):
         weights = None
         if query_states.shape[1] == 0:  # gives keys and values zero gradients instead of None
             context = query + 0 * (key.sum() + value.sum())
-        elif groups is not None:
-            context = grouped_attention(query, key, value, groups, **options)
         elif batch_size is not None:
             tensors = (tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value))
             if attention_mask is not None and attention_mask.dim() == 4:
@@ -210,7 +207,8 @@ class SnugBertSelfAttention(nn.Module):
             context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
-            context = ragged_attention(query, key, value, **options, **kwargs)
+            attend = grouped_attention if has_own_kernels(query) else ragged_attention
+            context = attend(query, key, value, **options, **kwargs)
         else:
             tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             context, weights = attention(self, *tensors, None, **options, **kwargs)

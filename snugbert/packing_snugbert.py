@@ -14,7 +14,7 @@ from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_snugbert import SnugBertConfig
-from .kernels_snugbert import group_by_length, has_own_kernels, is_tracing, is_transformed
+from .kernels_snugbert import has_own_kernels, is_tracing, is_transformed
 
 logger = logging.get_logger(__name__)
 
@@ -435,11 +435,10 @@ def attention_arguments(
         query_indices: sorted indices of the tokens whose output is needed; all if None. *Shape:* (Q,)
 
     Returns:
-        One of four sets of arguments:
+        One of three sets of arguments:
 
         - `batch_size` and `attention_mask`, for a batch that keeps its padding.
         - `token_indices`, `padded_shape` and `attention_mask`, for implementations that need padded sequences.
-        - `groups`, for sdpa on the CPU.
         - `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as in transformers' flash attention,
           for all others.
     """
@@ -455,8 +454,6 @@ def attention_arguments(
         }
     starts = batch.cu_seq_lens
     query_starts = starts if query_indices is None else torch.searchsorted(query_indices, starts, out_int32=True)
-    if has_own_kernels(batch.inputs) and config._attn_implementation == "sdpa":
-        return {"groups": group_by_length(query_starts, starts, config.num_attention_heads)}
     return {
         "cu_seq_lens_q": query_starts,
         "cu_seq_lens_k": starts,

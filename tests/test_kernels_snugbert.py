@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from parity import assert_same_gradients, ours_and_stock, packed, ragged_batch
 from reference_kernels import acting_as_gpu
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AttentionInterface
 
 from snugbert import kernels_snugbert as kernels
@@ -79,11 +79,11 @@ def assert_attention_on_each_sequence(attention, lengths, dtype):
 @pytest.mark.parametrize("case", LENGTHS)
 def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monkeypatch):
     monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
-    groups = kernels.group_by_length(*sequence_starts(LENGTHS[case]), heads=3)
+    starts = sequence_starts(LENGTHS[case])
 
     def attention(query, key, value, dropout):
         torch.manual_seed(1)
-        return kernels.grouped_attention(query, key, value, groups, 0.3, dropout)
+        return kernels.grouped_attention(query, key, value, *starts, 0.3, dropout)
 
     assert_attention_on_each_sequence(attention, LENGTHS[case], torch.float64)
 
@@ -118,12 +118,12 @@ def test_scores_are_computed_in_chunks(monkeypatch):
     """A chunk holds at most `CHUNK_SIZE` scores, or one matrix. The chunk size changes no result."""
     monkeypatch.setattr(kernels, "GROUP_COST", 10**6)
     tensors = make_inputs(LENGTHS["few queries"])
-    groups = kernels.group_by_length(*sequence_starts(LENGTHS["few queries"]), heads=3)
+    starts = sequence_starts(LENGTHS["few queries"])
     results, lengths = [], []
     for size in (10**6, 200, 1):
         monkeypatch.setattr(kernels, "CHUNK_SIZE", size)
         lengths.append(kernels.chunk_length(torch.empty(18, 7, 8), torch.empty(18, 12, 8)))
-        output = kernels.grouped_attention(*tensors, groups, 0.3, 0.0)
+        output = kernels.grouped_attention(*tensors, *starts, 0.3, 0.0)
         results.append([output, *torch.autograd.grad((output**2).sum(), tensors)])
     assert lengths == [18, 2, 1]  # 6 sequences of 3 heads, 7 x 12 scores each
     for result in results[1:]:
@@ -140,8 +140,7 @@ def test_nan_stays_in_its_sequence(bad):
     with torch.no_grad():
         for tensor in tensors:
             tensor[start] = torch.nan
-    groups = kernels.group_by_length(*sequence_starts((lengths, lengths)), heads=3)
-    output = kernels.grouped_attention(*tensors, groups, 0.3, 0.1)
+    output = kernels.grouped_attention(*tensors, *sequence_starts((lengths, lengths)), 0.3, 0.1)
     real = output.isfinite().flatten(1).all(1)
     assert real.equal(torch.cat([torch.full((length,), row != bad) for row, length in enumerate(lengths)]))
     gradients = torch.autograd.grad(output[real].sum(), tensors)
@@ -153,11 +152,11 @@ def test_nan_stays_in_its_sequence(bad):
 def test_attention_dropout_has_the_given_probability(dtype):
     """Zero queries give uniform weights. With the identity as values, the output is 0 or 1 / (L (1 - p))."""
     length, heads, dropout = 64, 250, 0.1
-    groups = kernels.group_by_length(*sequence_starts(([length], [length])), heads)
+    starts = sequence_starts(([length], [length]))
     zeros = torch.zeros(length, heads, length, dtype=dtype)
     values = torch.eye(length, dtype=dtype)[:, None].expand(-1, heads, -1).clone().requires_grad_()
     torch.manual_seed(0)
-    weights = kernels.grouped_attention(zeros, zeros, values, groups, 1.0, dropout)
+    weights = kernels.grouped_attention(zeros, zeros, values, *starts, 1.0, dropout)
     kept = weights > 0
     assert abs(1 - kept.double().mean() - dropout) < 5 * (0.1 * 0.9 / kept.numel()) ** 0.5
     torch.testing.assert_close(
@@ -270,9 +269,9 @@ def test_other_attention_implementations_receive_padded_sequences_and_a_mask(com
 def test_attention_uses_the_configured_dropout(monkeypatch):
     seen = []
 
-    def spy(query, key, value, groups, scaling, dropout):
+    def spy(*tensors, scaling, dropout, **kwargs):
         seen.append((scaling, dropout))
-        return kernels.grouped_attention(query, key, value, groups, scaling, dropout)
+        return kernels.grouped_attention(*tensors, scaling=scaling, dropout=dropout, **kwargs)
 
     monkeypatch.setattr("snugbert.modeling_snugbert.grouped_attention", spy)
     ours, _ = ours_and_stock("ForMaskedLM", attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.2)
@@ -290,17 +289,44 @@ def test_inference_saves_nothing_for_backward():
     assert not kept
 
 
-def test_packed_batches_of_new_sizes_do_not_recompile():
-    ours, _ = ours_and_stock("ForSequenceClassification")
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("case", ["ragged", "few queries"])
+def test_grouped_attention_as_an_operator(case, gradients):
+    """torch's own checks of operators, and the same results as without compilation."""
+    starts = sequence_starts(LENGTHS[case])
+    tensors = [tensor.detach().requires_grad_(gradients) for tensor in make_inputs(LENGTHS[case])]
+    torch.library.opcheck(kernels._attend_operator, (*tensors, *starts, 0.3, 0.0, gradients))
+
+    def attend(*tensors):
+        return kernels.grouped_attention(*tensors, *starts, 0.3, DROPOUT)
+
     torch._dynamo.reset()
-    counter = CompileCounter()
-    compiled = torch.compile(ours.eval(), backend=counter, dynamic=True)
+    results = []
+    for function in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(1)
+        results.append(function(*tensors))
+    assert torch.equal(*results)
+    if gradients:
+        pairs = (torch.autograd.grad((result**2).sum(), tensors) for result in results)
+        assert all(torch.equal(*pair) for pair in zip(*pairs, strict=True))
+
+
+def test_packed_batches_of_new_sizes_do_not_recompile():
+    ours, _ = ours_and_stock("ForSequenceClassification", problem_type="single_label_classification")
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(ours.train(), backend=counter, dynamic=True, fullgraph=True)
     graphs = []
-    for size in range(3, 13):
+    for size in range(3, 10):
         inputs = packed(ragged_batch("ForSequenceClassification", batch=size))
-        torch.testing.assert_close(compiled(**inputs).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
+        gradients = []
+        for model in (compiled, ours):
+            ours.zero_grad()
+            model(**inputs).loss.backward()
+            gradients.append([parameter.grad for parameter in ours.parameters()])
+        torch.testing.assert_close(*gradients, atol=2e-6, rtol=1e-5)
         graphs.append(counter.frame_count)
-    assert graphs[-1] == graphs[2], graphs
+    assert graphs[-1] == graphs[0], graphs
 
 
 def test_flex_attention_is_refused():
