@@ -20,7 +20,6 @@ TRAINING_HELP = {
     "learning_rate": "Peak learning rate.",
     "lr_scheduler_type": "Schedule after warmup: linear, cosine, constant_with_warmup, ...",
     "gradient_accumulation_steps": "Batches per optimizer step.",
-    "bf16": "Compute in bfloat16. Weights stay in float32.",
     "torch_compile": "Compile the model with torch.compile.",
     "eval_strategy": "When to evaluate during training: no, steps or epoch.",
     "eval_steps": "Steps between evaluations. Default: --logging_steps (fine-tuning: 500 if below 1).",

@@ -246,9 +246,10 @@ def load_model(
     if trained and name is None:
         raise InputError("--model_name_or_path is missing. Random weights (--config_name) must be trained first.")
     try:
+        # float32 even if the configuration or the file has 16 bits, because 16-bit weights would lose AdamW's small
+        # steps.
         if name is None:
-            return auto_class.from_config(config)
-        # float32 even if the file has 16 bits, because 16-bit weights would lose AdamW's small steps.
+            return auto_class.from_config(config, dtype=torch.float32)
         with _no_load_report():
             model, info = auto_class.from_pretrained(
                 name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub

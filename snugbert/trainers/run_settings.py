@@ -102,8 +102,11 @@ def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> Non
     both = [name for name in settings if name in before]
     changes = [change for name in both for change in describe_change(name, before[name], settings[name])]
     if changes:
+        # Two devices have two defaults, so the user may not have given the flag that changed.
+        device = "--bf16" in both and before["--bf16"] != settings["--bf16"]
+        restore = f"Restore them (--bf16 {json.dumps(before['--bf16'])})" if device else "Restore them"
         raise InputError(
-            f"--resume_from_checkpoint: settings changed since {checkpoint}: {'; '.join(changes)}. Restore them, or "
+            f"--resume_from_checkpoint: settings changed since {checkpoint}: {'; '.join(changes)}. {restore}, or "
             f"start a new run from its weights: --model_name_or_path {checkpoint}, with another --output_dir."
         )
 

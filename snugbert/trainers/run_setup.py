@@ -11,9 +11,10 @@ from transformers import TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from snugbert.errors import InputError
+from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments
 
 
-def set_up(training_args: TrainingArguments) -> None:
+def set_up(training_args: DeviceArguments) -> None:
     """Sets up logging and one GPU per process, and checks the login to the Hub.
 
     The main process logs to standard error. The others log only errors.
@@ -28,6 +29,7 @@ def set_up(training_args: TrainingArguments) -> None:
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     use_one_gpu(training_args)
+    logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])
     if not torch.accelerator.is_available():
         training_args.dataloader_pin_memory = False  # without a device torch warns in every epoch
     move_hub_token(training_args)
@@ -35,7 +37,7 @@ def set_up(training_args: TrainingArguments) -> None:
         _check_hub(training_args.hub_token)
 
 
-def use_one_gpu(training_args: TrainingArguments) -> None:
+def use_one_gpu(training_args: DeviceArguments) -> None:
     """Makes a process use one GPU.
 
     With several, Trainer would split every batch over them in one process. That is slow, and losses would be inexact.

@@ -21,6 +21,7 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
 from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
+from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
 from snugbert.trainers.output_folder import find_checkpoint, list_checkpoints, remove_checkpoints, step_of
@@ -54,6 +55,9 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
     only folders named `checkpoint-<step>`, up to the current step. A run resumes with its original settings. Only the
     number of steps may change. Labels at padding are ignored, as in the models.
 
+    Raises:
+        InputError: weights to train have 16 bits.
+
     Attributes:
         write_card: writes a model card with the current metrics into the output folder.
         command_settings: further settings that must not change on resume.
@@ -68,6 +72,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        check_weights(self.model)  # type: ignore[arg-type]
         self.data_collator = IgnorePadding(self.data_collator)
         self.command_settings: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
@@ -79,6 +84,11 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         self.add_callback(LogLines)
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(ProgressBar)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As in Trainer. TF32 is on or off as the arguments say."""
+        super().create_accelerator_and_postprocess()
+        apply_tf32(self.args)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Locks the output folder, verifies the checkpoint, and logs how many are kept.
@@ -286,6 +296,21 @@ class IgnorePadding:
             warn_of_padding("labels", int(at_padding.sum()))
             batch["labels"] = labels.masked_fill(at_padding, IGNORE_INDEX)
         return batch
+
+
+def check_weights(model: torch.nn.Module) -> None:
+    """Checks that the weights to train have at least 32 bits. 16 bits would lose AdamW's small steps to rounding.
+
+    Raises:
+        InputError: a weight has 16 bits.
+    """
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and weight.dtype in (torch.bfloat16, torch.float16):
+            dtype = str(weight.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{name} is {dtype}, but 16-bit weights would lose the small steps of training. Call model.float() "
+                "first. To compute in 16 bits, set bf16=True or fp16=True in the arguments."
+            )
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -48,6 +48,7 @@ def test_a_changed_setting_is_refused_by_name(checkpoint, tmp_path, changes, mes
         trainer.train(resume_from_checkpoint=checkpoint)
     text = str(error.value)
     assert text.startswith(f"--resume_from_checkpoint: settings changed since {checkpoint}: {message}")
+    assert ("Restore them (--bf16 false), or" in text) == ("bf16" in changes)
     assert f"--model_name_or_path {checkpoint}" in text and [file.name for file in tmp_path.iterdir()] == [LOCK_NAME]
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments
+from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
 
@@ -45,7 +45,7 @@ class ExampleLimits:
 
 
 @dataclass
-class FineTuningArguments(TrainingArguments):
+class FineTuningArguments(DeviceArguments):
     """`TrainingArguments` with the paper's fine-tuning settings as defaults.
 
     Devlin et al. (2018), section 4.1: 3 epochs, batches of 32, and the best learning rate of 5e-5, 4e-5, 3e-5 and 2e-5

@@ -72,8 +72,7 @@ SETTINGS = (
     "early_stopping_patience",
     "label_smoothing_factor",
     "optim",
-    "bf16",
-    "fp16",
+    "precision",
     "seed",
 )
 # All settings that affect the outcome. They must not change when a sweep continues.

@@ -6,10 +6,9 @@
 import re
 from dataclasses import dataclass, field
 
-from transformers import TrainingArguments
-
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.arguments import PreparationArguments
+from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
@@ -18,7 +17,7 @@ OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of tran
 
 
 @dataclass
-class PretrainingArguments(TrainingArguments):
+class PretrainingArguments(DeviceArguments):
     """`TrainingArguments` with the paper's pretraining settings as defaults.
 
     Devlin et al. (2018), appendix A.2: learning rate 1e-4 with warmup over the first 1 % of the steps and linear

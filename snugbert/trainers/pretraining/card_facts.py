@@ -90,7 +90,7 @@ def _describe_training(
         "schedule": _name(args.lr_scheduler_type),
         "warmup steps": args.get_warmup_steps(state.max_steps),
         "dropout": f"hidden {config.hidden_dropout_prob:g}, attention {config.attention_probs_dropout_prob:g}",
-        "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        "precision": args.precision,
         "seed": args.seed,
         "processes": args.world_size,
         **changes,

@@ -33,7 +33,7 @@ CARD = {
     },
     "perfect_score": 1,
     "settings": {
-        **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "bf16": False, "class_weights": None},
+        **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "precision": "float32", "class_weights": None},
         **{"train_file": "/home/ada/train.csv", "max_eval_samples": 90},
     },
     "metrics": {
@@ -94,11 +94,12 @@ def test_metadata_and_text_of_a_card(tmp_path):
         ["set", "metric", "this model", "baseline"],
         ["validation", "accuracy", "84.12", "35.45 (always 'entailment')"],
     ]
-    assert cells(card.text)[-5:] == [
+    assert cells(card.text)[-6:] == [
         ["setting", "value"],
         ["learning rate", "3e-05"],
         ["seed", "0"],
         ["weight decay", "0"],
+        ["precision", "float32"],
         ["max eval samples", "90"],
     ]
     assert re.findall(r"!\[(.+)\]\((.+)\)", card.text) == [

@@ -355,6 +355,18 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         torch.testing.assert_close(trained[name], weight, atol=1e-4, rtol=1e-3)
 
 
+def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
+    """A 16-bit checkpoint does, too: see the test above."""
+    weights = []
+    for dtype in ("float32", "bfloat16"):
+        SnugBertConfig.from_size("tiny", num_hidden_layers=1, dtype=dtype).save_pretrained(tmp_path / dtype)
+        changes = {"config_name": tmp_path / dtype, "config_overrides": None, "max_steps": 3}
+        glue.main(arguments(workshop, tmp_path / f"trained-{dtype}", **changes))
+        weights.append(load_file(tmp_path / f"trained-{dtype}" / "model.safetensors"))
+    assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
 # --- bad input --------------------------------------------------------------------------------------------------
 
 

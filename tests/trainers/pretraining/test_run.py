@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from pretraining_command import run
+from safetensors.torch import load_file
 from synthetic import make_trainer
 from transformers import AutoTokenizer, BertForPreTraining
 
@@ -49,6 +51,30 @@ def test_a_run_learns_and_writes_a_model(small_run, tmp_path, capsys):
             assert line["tokens_per_second"] > 0 and 0 <= line["mlm_accuracy"] <= 1 and 0 <= line["nsp_accuracy"] <= 1
     assert history[-1]["epoch"] > 3  # passes over the corpus
     assert type(snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path)).__name__ == "SnugBertForMaskedLM"
+
+
+def test_a_16_bit_configuration_or_checkpoint_trains_float32_weights(small_run, tmp_path):
+    """The same weights as from the same start in float32."""
+    config = snugbert.SnugBertConfig.from_size("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    for dtype in ("float32", "bfloat16"):
+        config.dtype = dtype
+        config.save_pretrained(tmp_path / f"config-{dtype}")
+    run(small_run | {"config_name": tmp_path / "config-float32", "max_steps": 1}, output_dir=tmp_path / "one step")
+    model = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path / "one step").bfloat16()
+    for dtype in (torch.bfloat16, torch.float32):  # the same values
+        model.to(dtype).save_pretrained(tmp_path / f"start-{str(dtype).removeprefix('torch.')}")
+
+    for start in ({"config_name": "config"}, {"config_name": None, "model_name_or_path": "start"}):
+        weights = []
+        for dtype in ("float32", "bfloat16"):
+            folder = {name: value and tmp_path / f"{value}-{dtype}" for name, value in start.items()}
+            output_dir = tmp_path / f"{start}-{dtype}"
+            assert run(small_run | folder, output_dir=output_dir, do_eval="false") == 0
+            assert json.loads((output_dir / "config.json").read_text())["dtype"] == "float32"
+            weights.append(load_file(output_dir / "model.safetensors"))
+        assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
+        assert weights[0].keys() == weights[1].keys()
+        assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
 def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):

@@ -1,0 +1,95 @@
+"""`TrainingArguments` whose defaults fit the device.
+
+`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+from transformers import TrainingArguments
+from transformers.utils import strtobool
+
+# Names of the precisions, and what the log says about them.
+PRECISIONS = {
+    "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
+    "float16": "float16 autocast, weights in float32 (--bf16: bfloat16)",
+    "TF32": "TF32, weights in float32 (--tf32 false: float32)",
+    "float32": "float32 (--bf16: bfloat16 autocast)",
+}
+
+
+@dataclass
+class DeviceArguments(TrainingArguments):
+    """`TrainingArguments` whose precision fits the device by default.
+
+    The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
+    The arguments `bf16` and `tf32` are booleans after `__init__`.
+    """
+
+    # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
+    bf16: bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs.",
+        },
+    )
+
+    def __post_init__(self):
+        if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
+            launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
+            self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
+        self.bf16, self.tf32 = choose_precision(self.bf16, self.fp16, self.tf32, self.uses_cuda)
+        super().__post_init__()
+        # Trainer would use the precision of the launcher even with `--bf16 false`.
+        self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
+
+    @property
+    def uses_cuda(self) -> bool:
+        """Whether the run uses a CUDA GPU. Unlike `device`, this does not set up the device."""
+        on_cpu = self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false"))
+        return torch.cuda.is_available() and not on_cpu
+
+    @property
+    def precision(self) -> str:
+        """The precision of matrix products, one of `PRECISIONS`."""
+        return "bfloat16" if self.bf16 else "float16" if self.fp16 else "TF32" if self.tf32 else "float32"
+
+
+def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda: bool) -> tuple[bool, bool]:
+    """Chooses the precision that the user did not give.
+
+    - `bf16`: true on GPUs that compute in bfloat16 (Ampere and newer), unless the user gives `fp16` or `tf32`.
+    - `tf32`: true on GPUs with TF32 (Ampere and newer), with `fp16`. `bf16=False` alone means float32, without TF32.
+
+    Args:
+        bf16, fp16, tf32: the user's arguments. None: not given.
+        uses_cuda: whether the run uses a CUDA GPU. Elsewhere, nothing is chosen.
+
+    Returns:
+        `bf16` and `tf32`. Returns its own results unchanged.
+    """
+    if uses_cuda and tf32 is None:
+        if bf16 is None:
+            bf16 = not fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
+            tf32 = not bf16 and has_tf32()
+        else:
+            tf32 = fp16 and has_tf32()
+    return bool(bf16), bool(tf32)
+
+
+def has_tf32() -> bool:
+    """Whether the GPU computes in TF32: NVIDIA's compute capability 8.0 and newer."""
+    return torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def apply_tf32(args: TrainingArguments) -> None:
+    """Turns TF32 on or off for float32 products on the GPU.
+
+    Trainer and accelerate turn it on for `torch_compile`, and Trainer in a way that makes torch's compiler fail: it
+    sets torch's new setting without the old one. This function sets both.
+    """
+    if isinstance(args, DeviceArguments) and args.uses_cuda:
+        torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
