@@ -42,18 +42,27 @@ def train(runs: list[dict]) -> None:
             (folder / "report.json").write_text(json.dumps(report))
 
 
-def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool) -> None:
-    """Log, weights, optimizer and evaluation agree within float32's rounding."""
+def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool, bf16: bool = False) -> None:
+    """Log, weights, optimizer and evaluation agree within float32's rounding.
+
+    In bfloat16, only the first step does. The gradient norm is added up in another order, which changes the last bits
+    of the new weights. So some of them are rounded to another bfloat16, and a few predictions change.
+    """
     ours, theirs = (json.loads((path / "report.json").read_text()) for path in (folder, expected))
     assert (ours["processes"], ours["sharded"]) == (processes, sharded)
     assert len(ours["log"]) == len(theirs["log"]) == STEPS
-    for line, expected_line in zip(ours["log"], theirs["log"], strict=True):
-        assert line == pytest.approx(expected_line, rel=2e-5)
-    assert ours["evaluation"] == pytest.approx(theirs["evaluation"], rel=2e-5)
+    assert ours["log"][0] == pytest.approx(theirs["log"][0], rel=2e-6)
+    tolerance = 5e-4 if bf16 else 2e-5
+    for line, expected_line in zip(
+        [*ours["log"], ours["evaluation"]], [*theirs["log"], theirs["evaluation"]], strict=True
+    ):
+        for name in line:
+            if not (bf16 and name.endswith("accuracy")):
+                assert line[name] == pytest.approx(expected_line[name], rel=tolerance), name
     weights, expected_weights = (load_file(path / "model.safetensors") for path in (folder, expected))
     assert weights.keys() == expected_weights.keys()
     for name, tensor in weights.items():
-        torch.testing.assert_close(tensor, expected_weights[name], atol=2e-5, rtol=0, msg=name)
+        torch.testing.assert_close(tensor, expected_weights[name], atol=tolerance, rtol=0, msg=name)
     states = [
         torch.load(path / f"checkpoint-{STEPS}/optimizer.pt", weights_only=True)["state"]
         for path in (folder, expected)
@@ -61,19 +70,20 @@ def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool)
     assert states[0].keys() == states[1].keys()
     for name, state in states[0].items():
         for key, value in state.items():
-            torch.testing.assert_close(value, states[1][name][key], atol=2e-5, rtol=0, msg=f"{name}: {key}")
+            torch.testing.assert_close(value, states[1][name][key], atol=tolerance, rtol=0, msg=f"{name}: {key}")
 
 
 def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     """With gradient accumulation, and a list as the dataset of one run. World size and sharding are as requested."""
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
-    bf16 = {"bf16": True, "gradient_accumulation_steps": 1}
+    bf16 = {"bf16": True, "per_device_train_batch_size": 35, "gradient_accumulation_steps": 2}
     muon = {"optim": "muon"}
     train(
         [
             {"folder": tmp_path / "one"},
-            {"folder": tmp_path / "one-bf16", "per_device_train_batch_size": 140} | bf16,
+            # The same batches: bfloat16 rounds the gradient of each.
+            {"folder": tmp_path / "one-bf16"} | bf16 | {"gradient_accumulation_steps": 4},
             {"folder": tmp_path / "one-muon"} | muon,
         ]
     )
@@ -83,7 +93,8 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
         {"folder": tmp_path / "one-ddp", "resume": tmp_path / "one/checkpoint-3"} | ddp,
         {"folder": tmp_path / "one-fsdp", "resume": tmp_path / "one/checkpoint-3"} | fsdp,
         {"folder": tmp_path / "fsdp-ddp", "resume": tmp_path / "fsdp/checkpoint-3"} | ddp,
-        {"folder": tmp_path / "fsdp-bf16"} | fsdp | bf16 | {"per_device_train_batch_size": 70},
+        {"folder": tmp_path / "ddp-bf16"} | bf16,
+        {"folder": tmp_path / "fsdp-bf16"} | fsdp | bf16,
         {"folder": tmp_path / "ddp-fsdp", "resume": tmp_path / "ddp/checkpoint-3"} | fsdp,
         {"folder": tmp_path / "ddp-muon"} | ddp | muon,
         {"folder": tmp_path / "ddp-fsdp-muon", "resume": tmp_path / "ddp-muon/checkpoint-3"} | fsdp | muon,
@@ -99,12 +110,9 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     assert_same_run(tmp_path / "fsdp-one", tmp_path / "one", processes=1, sharded=False)
     assert_same_run(tmp_path / "ddp-muon", tmp_path / "one-muon", processes=2, sharded=False)
     assert_same_run(tmp_path / "ddp-fsdp-muon", tmp_path / "one-muon", processes=2, sharded=True)
-    # With bfloat16, the denominators of both losses stay exact. bfloat16 itself would round them.
-    first, expected = (
-        json.loads((tmp_path / name / "report.json").read_text())["log"][0] for name in ("fsdp-bf16", "one-bf16")
-    )
-    for name in ("mlm_loss", "nsp_loss"):
-        assert first[name] == pytest.approx(expected[name], rel=1e-3)
+    # With more than 256 labels, whose number bfloat16 itself would round.
+    assert_same_run(tmp_path / "ddp-bf16", tmp_path / "one-bf16", processes=2, sharded=False, bf16=True)
+    assert_same_run(tmp_path / "fsdp-bf16", tmp_path / "one-bf16", processes=2, sharded=True, bf16=True)
     # FSDP2 saves the same files as a single process, and the model loads.
     files = {path.name for path in (tmp_path / "one").iterdir()}
     assert {path.name for path in (tmp_path / "fsdp").iterdir()} == files

@@ -7,6 +7,7 @@ BERT-large has 335M parameters, 4 GB with AdamW's state.
 """
 
 import logging
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, Trainer
 
 from snugbert.checkpoints import read_torch_file
@@ -51,12 +52,9 @@ class ProcessesTrainer(Trainer):
         super().create_accelerator_and_postprocess()
         if self.args.fsdp_plugin_args and self.args.world_size > 1 and not self.is_fsdp_enabled:
             # On CPUs accelerate (1.15) silently uses DDP instead of FSDP, which torch supports there.
-            plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
-            if self.accelerator.mixed_precision != "no":
-                plugin.set_mixed_precision(self.accelerator.mixed_precision)
             state = self.accelerator.state
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
-            state.fsdp_plugin = plugin
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,15 +68,21 @@ class ProcessesTrainer(Trainer):
         # parameters must be in one group. But accelerate makes separate groups of the embeddings (`_no_split_modules`)
         # and of the two modules that the methods below return.
         model, plugin = self.model, self.accelerator.state.fsdp_plugin
-        if policy := plugin.mixed_precision_policy:
-            # Sum gradients over processes in float32, and return losses in float32. accelerate would round both.
-            plugin.mixed_precision_policy = MixedPrecisionPolicy(policy.param_dtype, reduce_dtype=torch.float32)
+        # Weights and sums of gradients stay in float32. 16 bits come from autocast, as under DDP. accelerate's policy
+        # would convert the weights, so that residuals and layer norms are computed in 16 bits as well.
+        plugin.mixed_precision_policy = None
         plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or ["SnugBertLayer"]
         model.get_input_embeddings = model.get_output_embeddings = lambda: None
         try:
             return super()._prepare_for_training(*args, **kwargs)
         finally:
             del model.get_input_embeddings, model.get_output_embeddings
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+        """Autocast around the model under FSDP2. Otherwise, accelerate has added it to the model's `forward`."""
+        if self._is_sharded:
+            return self.accelerator.autocast()
+        return super().autocast_smart_context_manager(cache_enabled)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
