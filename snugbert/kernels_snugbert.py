@@ -1,4 +1,4 @@
-"""Dropout, attention on ragged batches, and cross entropy. On a CPU each is faster than torch's own.
+"""Dropout, attention on ragged batches, the vocabulary product, and cross entropy.
 
 They save time and memory in three ways. A dropout decision takes 16 random bits, not a Bernoulli draw. Large
 intermediate tensors are computed in chunks that fit the processor's cache. Only what the backward pass needs is saved.
@@ -20,6 +20,9 @@ from torch import nn
 # vectorized for every size. torch multiplies floats by booleans one element at a time.
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK_SIZE = 2**21  # attention scores or logits computed at once
+# Logits computed at once on other devices: 64 MiB in float32. A kernel then takes longer than its launch.
+ACCELERATOR_CHUNK_SIZE = 2**24
+MULTIPLE = 64  # of the vocabulary's size in products on other devices: the longest tile of their 16-bit kernels
 # Device types on which our kernels run. Tests and benchmarks empty it, to run on a CPU what a GPU would run.
 OWN_KERNELS = {"cpu"}
 # A group may spend this many scores on padding before a new group starts. docs/explanation/performance.md has the
@@ -558,6 +561,32 @@ def ragged_attention(
     return context[..., :head_size]
 
 
+# --- vocabulary product -----------------------------------------------------------------------------------------
+
+
+def padded_linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Computes `values @ weight.T + bias` with rows of zeros appended to `weight`, and cuts the result.
+
+    A GPU multiplies 16-bit matrices fast if their sizes are multiples of 8. BERT's 30,522 tokens are not.
+
+    Args:
+        values: *Shape:* (..., H)
+        weight: *Shape:* (V, H)
+        bias: *Shape:* (V,)
+
+    Returns:
+        A view of the padded product. *Shape:* (..., V)
+    """
+    size, device = len(weight), values.device.type
+    padding = -size % MULTIPLE
+    if padding == 0:
+        return F.linear(values, weight, bias)
+    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:  # autocast leaves float64 as it is
+        weight = weight.to(torch.get_autocast_dtype(device))  # the copy is then half as large
+    weight = torch.cat([weight, weight.new_zeros(padding, weight.shape[1])])
+    return F.linear(values, weight, F.pad(bias, (0, padding)))[..., :size]
+
+
 # --- cross entropy ----------------------------------------------------------------------------------------------
 
 
@@ -567,26 +596,30 @@ def upcast(logits: torch.Tensor) -> torch.Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
+    """Saves only the logits. Both passes compute the softmax in float32, a chunk of rows at a time."""
+
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        length = max(1, CHUNK_SIZE // logits.shape[1])
-        normalizers = torch.cat([upcast(chunk).logsumexp(1) for chunk in logits.split(length)])
-        ctx.save_for_backward(logits, targets, normalizers)
-        ctx.length = length
-        return (normalizers - logits.gather(1, targets[:, None]).squeeze(1)).sum()
+        elements = CHUNK_SIZE if has_own_kernels(logits) else ACCELERATOR_CHUNK_SIZE
+        ctx.length = max(1, elements // logits.shape[1])
+        ctx.dtype = torch.promote_types(logits.dtype, torch.float32)
+        ctx.save_for_backward(logits, targets)
+        chunks = zip(logits.split(ctx.length), targets[:, None].split(ctx.length), strict=True)
+        # `dtype` goes to the function, because a GPU then converts inside its kernel.
+        return -torch.cat([chunk.log_softmax(1, dtype=ctx.dtype).gather(1, target) for chunk, target in chunks]).sum()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
-        logits, targets, normalizers = ctx.saved_tensors
+        logits, targets = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives (create_graph)
             one_hot = F.one_hot(targets, logits.shape[1])
             return (upcast(logits).softmax(1) - one_hot).mul(grad_outputs[0]).to(logits.dtype), None
         grad_logits = torch.empty_like(logits)
-        chunks = (tensor.split(ctx.length) for tensor in (logits, targets, normalizers, grad_logits))
-        for chunk, target, normalizer, grad_chunk in zip(*chunks, strict=True):
-            softmax = (upcast(chunk) - normalizer[:, None]).exp_()
-            softmax[torch.arange(len(target), device=target.device), target] -= 1
-            grad_chunk.copy_(softmax.mul_(grad_outputs[0]))
+        minus_one = torch.full((len(targets), 1), -1.0, dtype=ctx.dtype, device=logits.device)
+        tensors = (logits, targets[:, None], minus_one, grad_logits)
+        for chunk, target, minus, grad_chunk in zip(*(tensor.split(ctx.length) for tensor in tensors), strict=True):
+            difference = chunk.softmax(1, dtype=ctx.dtype).scatter_add_(1, target, minus)
+            torch.mul(difference, grad_outputs[0], out=grad_chunk)
         return grad_logits, None
 
 
@@ -594,12 +627,12 @@ def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     """Computes the sum of the cross entropies, in float32 or wider.
 
     Args:
-        logits: scores in any dtype. On the CPU they are converted to float32 in chunks. *Shape:* (M, V)
+        logits: scores in any dtype. Their float32 copy has the size of a chunk. *Shape:* (M, V)
         targets: class of each row. *Shape:* (M,)
 
     Returns:
         The sum. For M = 0 it is 0 and has a gradient. *Shape:* ()
     """
-    if is_tracing() or not has_own_kernels(logits) or len(targets) == 0:
+    if is_tracing():  # torch.compile fuses these operations
         return F.cross_entropy(upcast(logits), targets, reduction="sum")
     return _CrossEntropy.apply(logits, targets)

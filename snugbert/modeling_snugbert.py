@@ -47,6 +47,7 @@ from .kernels_snugbert import (
     grouped_attention,
     has_own_kernels,
     is_transformed,
+    padded_linear,
     ragged_attention,
     upcast,
 )
@@ -600,13 +601,24 @@ class SnugBertPredictionTransform(nn.Module):
         return self.LayerNorm(self.activation(self.dense(hidden_states)))
 
 
+class SnugBertVocabularyProjection(nn.Linear):
+    """Linear layer to the vocabulary. On a GPU its product is padded to a size that fast kernels need."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Computes vocabulary logits. *Shape:* (..., H) -> (..., V)"""
+        # Quantized and sharded weights have a type of their own.
+        if has_own_kernels(input) or type(self.weight) not in (nn.Parameter, torch.Tensor):
+            return super().forward(input)
+        return padded_linear(input, self.weight, self.bias)
+
+
 class SnugBertPredictions(nn.Module):
     """Vocabulary projection. It shares the word embeddings unless they are untied."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.transform = SnugBertPredictionTransform(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder: nn.Linear = SnugBertVocabularyProjection(config.hidden_size, config.vocab_size)
         # BERT files also store the bias under this name. It is tied to the decoder's bias.
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 

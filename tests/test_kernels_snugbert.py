@@ -4,11 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from parity import assert_same_gradients, ours_and_stock, packed, ragged_batch
+from peft import LoraConfig
 from reference_kernels import acting_as_gpu
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
 from snugbert import kernels_snugbert as kernels
+from snugbert.modeling_snugbert import SnugBertVocabularyProjection
 
 pytestmark = pytest.mark.slow
 
@@ -190,16 +194,91 @@ def test_dropout_has_the_given_probability(dropout, dtype):
     assert not kernels.SnugBertDropout(1.0)(values).any()
 
 
+class Shapes(TorchDispatchMode):
+    """Records the sizes of matrix products and of float32 results."""
+
+    def __init__(self):
+        super().__init__()
+        self.products, self.float32 = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.products.append(max(size for matrix in args if matrix.dim() == 2 for size in matrix.shape))
+        self.float32 += [value.numel() for value in tree_leaves(result) if getattr(value, "dtype", 0) == torch.float32]
+        return result
+
+
+@pytest.mark.parametrize("devices", [{"cpu"}, set()], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("rows", [10, 0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_cross_entropy_equals_torch(dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "CHUNK_SIZE", 3 * 50)  # three rows per chunk
-    logits = torch.randn(10, 50, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
-    targets = torch.arange(10) * 4
-    loss = kernels.cross_entropy_sum(logits, targets)
+def test_cross_entropy_equals_torch(dtype, rows, devices, monkeypatch):
+    """Without a float32 copy of the logits, also if they are a view of a padded product."""
+    monkeypatch.setattr(kernels, "OWN_KERNELS", devices)
+    for name in ("CHUNK_SIZE", "ACCELERATOR_CHUNK_SIZE"):
+        monkeypatch.setattr(kernels, name, 3 * 50)  # three rows per chunk
+    logits = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0)).to(dtype)[:, :50].requires_grad_()
+    targets = torch.arange(rows) * 4
+    with Shapes() as shapes:
+        loss = kernels.cross_entropy_sum(logits, targets)
+        (gradient,) = torch.autograd.grad(3 * loss, logits)
     expected = F.cross_entropy(kernels.upcast(logits), targets, reduction="sum")
     assert loss.dtype == expected.dtype
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(3 * value, logits)[0] for value in (loss, expected)))
+    torch.testing.assert_close(gradient, torch.autograd.grad(3 * expected, logits)[0])
+    assert dtype != torch.bfloat16 or max(shapes.float32) <= 3 * 50
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_padded_vocabulary_product_equals_the_product(dtype, monkeypatch):
+    """Forward and backward, under autocast. All products have a multiple of 64, and weights keep their size."""
+    torch.manual_seed(0)
+    model = SnugBertVocabularyProjection(16, 50).to(torch.promote_types(dtype, torch.float32))
+    states = torch.randn(7, 16, dtype=model.weight.dtype, requires_grad=True)
+    results = []
+    for devices in ({"cpu"}, set()):
+        monkeypatch.setattr(kernels, "OWN_KERNELS", devices)
+        with Shapes() as shapes, torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            logits = model(states)
+            gradients = torch.autograd.grad((logits.float() ** 3).sum(), [states, *model.parameters()])
+        results.append([logits, *gradients])
+        assert logits.dtype == dtype and logits.shape == (7, 50)
+    assert shapes.products == [64, 64, 64]
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("change", ["LoRA", "more tokens"])
+def test_a_changed_head_equals_stock_bert_on_a_gpu(change):
+    models = [model.train() for model in ours_and_stock("ForPreTraining")]
+    for model in models:
+        torch.manual_seed(0)
+        if change == "LoRA":
+            model.add_adapter(LoraConfig(r=4, target_modules=["decoder"], init_lora_weights=False))
+        else:
+            model.resize_token_embeddings(220)
+    inputs = ragged_batch("ForPreTraining")
+    with acting_as_gpu():
+        losses = [model(**inputs).loss for model in models]
+        sum(losses).backward()
+    torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-5)
+    assert_same_gradients(*models, tolerance=2e-5)
+
+
+def test_the_vocabulary_head_of_a_gpu_compiles_into_one_graph(monkeypatch):
+    monkeypatch.setattr(kernels, "OWN_KERNELS", set())
+    model = SnugBertVocabularyProjection(16, 50)
+
+    def loss(states, targets):
+        return kernels.cross_entropy_sum(model(states), targets)
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(loss, backend=counter, fullgraph=True, dynamic=True)
+    for rows in (5, 9, 2):
+        states, targets = torch.randn(rows, 16), torch.arange(rows)
+        torch.testing.assert_close(compiled(states, targets), loss(states, targets))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize(
