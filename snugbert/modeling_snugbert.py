@@ -52,6 +52,7 @@ from .kernels_snugbert import (
     upcast,
 )
 from .packing_snugbert import (
+    IGNORE_INDEX,
     SnugBertBatch,
     attention_arguments,
     check_range,
@@ -65,7 +66,6 @@ from .packing_snugbert import (
 )
 
 NSP_CLASSES = "next-sentence classes:"  # for error messages about labels
-IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators ignore
 SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
 
 
@@ -378,19 +378,26 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         token_type_ids: torch.Tensor | None,
         position_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
+        labels: torch.Tensor | None = None,
     ) -> SnugBertBatch:
-        """Gathers the tokens of the caller's batch. Removes packing boundaries from `kwargs`."""
+        """Gathers the tokens of the caller's batch. Removes the inputs of packed batches from `kwargs`.
+
+        They are not named in `forward`, because Trainer takes every argument with "label" in its name for a label.
+        """
         boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
+        label_indices = kwargs.pop("label_indices", None)
         # transformers' collators also pass key boundaries. They equal the query boundaries.
-        key_boundaries = [kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
-        if boundaries[0] is None and any(value is not None for value in (*boundaries, *key_boundaries)):
+        others = [label_indices, kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
+        if boundaries[0] is None and any(value is not None for value in (*boundaries, *others)):
             raise ValueError("`cu_seq_lens_q` is missing. A packed batch needs it.")
         if boundaries[0] is not None and getattr(self, "_is_replica", False):
             # DataParallel would split `cu_seq_lens_q` and the labels among replicas, but not the row of tokens.
             raise ValueError("DataParallel cannot split a packed batch. Start one process per GPU (torchrun).")
-        return make_batch(
-            self.config, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, *boundaries
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        batch = make_batch(self.config, *inputs, *boundaries, labels)
+        if label_indices is not None:
+            batch.label_indices = label_indices
+        return batch
 
     def _encode(
         self, batch: SnugBertBatch, token_indices: torch.Tensor | None = None, **kwargs
@@ -423,7 +430,9 @@ def _mean(
     the result is 0 with a gradient, not NaN.
     """
     items = count if num_items_in_batch is None else num_items_in_batch
-    return loss_sum / (items.to(loss_sum.device).clamp(min=1) if isinstance(items, torch.Tensor) else max(items, 1))
+    if isinstance(items, torch.Tensor):
+        return loss_sum / items.to(loss_sum.device, non_blocking=True).clamp(min=1)
+    return loss_sum / max(items, 1)
 
 
 def _classification_loss(
@@ -521,9 +530,11 @@ class SnugBertModel(SnugBertPreTrainedModel):
             batch: a batch gathered by a head, instead of the arguments above. The output keeps the packed layout.
             token_indices: with `batch`, the tokens whose last hidden states are needed; all if None. The last layer
                 skips the others. *Shape:* (M,)
-            kwargs: for packed batches, `cu_seq_lens_q`, the start of each sequence, then T (*Shape:* (N + 1,)), and
-                `max_length_q`, the length of the longest sequence, computed if None. Also `output_hidden_states`,
-                `output_attentions` (needs `attn_implementation="eager"`) and `return_dict`.
+            kwargs: for packed batches, `cu_seq_lens_q`, the start of each sequence, then T (*Shape:* (N + 1,)),
+                `max_length_q`, the length of the longest sequence or an upper bound, and for masked tokens
+                `label_indices`, the index of each labeled token (*Shape:* (M,)). The last two are computed if None,
+                which makes the host wait for an accelerator. Also `output_hidden_states`, `output_attentions` (needs
+                `attn_implementation="eager"`) and `return_dict`.
 
         Returns:
             `last_hidden_state` (B, L, H), or (1, T, H) if packed. It is zero at padding, except with a 4-D mask.
@@ -534,7 +545,9 @@ class SnugBertModel(SnugBertPreTrainedModel):
             ValueError: both or neither of `input_ids` and `inputs_embeds`; shapes that do not match; more than
                 `max_position_embeddings` tokens; an id out of range (checked on the CPU only); boundaries that do not
                 start at 0 and end at T, or that decrease; a sequence longer than `max_length_q`; positions that
-                restart in a row without boundaries; a mask without any token.
+                restart in a row without boundaries; a mask without any token; `label_indices` that do not match the
+                labels (checked on the CPU only).
+            RuntimeError: on an accelerator, wrong boundaries or restarting positions. A later operation raises it.
         """
         if batch is not None:
             return self._encode_tokens(batch, token_indices, return_dict=True, **kwargs)
@@ -568,8 +581,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             # The last layer computes only the needed tokens. From here on, indices refer to these. First tokens are
             # always included, because ragged kernels require a query in each sequence.
             needed = torch.cat([first_tokens, token_indices])
-            query_indices, order = needed.sort()
-            new_indices = order.argsort()
+            query_indices = needed.sort().values
+            new_indices = torch.searchsorted(query_indices, needed)
             first_tokens, token_indices = new_indices.split([len(first_tokens), len(token_indices)])
         hidden_states = self.encoder(hidden_states, batch, query_indices, layout=layout, **kwargs)
         hidden_states = hidden_states if layout is None else layout.gather(hidden_states)
@@ -681,22 +694,22 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         if labels is None:
             outputs = self._encode(batch, **kwargs)
             return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
-        token_labels = batch.gather_labels(labels, IGNORE_INDEX)[0]
-        is_labeled = token_labels != IGNORE_INDEX
+        token_labels = batch.gather_labels(labels)[0]
+        num_labeled = (token_labels != IGNORE_INDEX).sum()
         if is_transformed():  # vmap cannot select labeled tokens
             outputs = self._encode(batch, **kwargs)
             logits = self.cls.predictions(outputs.last_hidden_state)
             loss = F.cross_entropy(upcast(logits[0]), token_labels.long(), ignore_index=IGNORE_INDEX, reduction="sum")
-            return outputs, batch.scatter(logits), loss, is_labeled.sum()
-        token_indices = is_labeled.nonzero().squeeze(-1)
-        targets = token_labels[token_indices].long()
+            return outputs, batch.scatter(logits), loss, num_labeled
+        token_indices = batch.find_labels(token_labels)
+        targets = token_labels.index_select(0, token_indices).long()
         check_range("labels", targets, self.config.vocab_size, "vocab_size")
         sparse = self.training if sparse_prediction is None else sparse_prediction
         outputs = self._encode(batch, token_indices if sparse else None, **kwargs)
         logits = self.cls.predictions(outputs.last_hidden_state)
         labeled_logits = (logits if sparse else logits.index_select(1, token_indices)).squeeze(0)
         loss_sum = cross_entropy_sum(labeled_logits, targets)
-        return outputs, labeled_logits if sparse else batch.scatter(logits), loss_sum, is_labeled.sum()
+        return outputs, labeled_logits if sparse else batch.scatter(logits), loss_sum, num_labeled
 
 
 @dataclass
@@ -770,7 +783,7 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         Raises:
             ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
-        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
         outputs, logits, mlm_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         nsp_logits = self.cls.seq_relationship(outputs.pooler_output)
 
@@ -828,7 +841,7 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
         Raises:
             ValueError: as [`SnugBertForPreTraining`].
         """
-        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
         outputs, logits, loss_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         return MaskedLMOutput(
             loss=None if loss_sum is None else _mean(loss_sum, num_labeled, num_items_in_batch),
@@ -1074,7 +1087,7 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
-            token_labels = batch.gather_labels(labels, IGNORE_INDEX)
+            token_labels = batch.gather_labels(labels)
             loss = _classification_loss(logits, token_labels, num_items_in_batch, "num_labels")
         logits = batch.scatter(logits)
         return TokenClassifierOutput(

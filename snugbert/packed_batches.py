@@ -29,7 +29,8 @@ def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
 
     Returns:
         The columns (1, T); `position_ids` (1, T), which restart at 0 in each sequence; `cu_seq_lens_q` (N + 1,) in
-        int32, the start of each sequence, then T; and `max_length_q`, the length of the longest sequence.
+        int32, the start of each sequence, then T; `max_length_q`, the length of the longest sequence; and
+        `label_indices` (M,), the index of each labeled token, if there is a column `labels`.
 
     Raises:
         ValueError: a sequence has no tokens.
@@ -40,11 +41,14 @@ def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     arrays = {name: np.concatenate(sequences) for name, sequences in token_columns.items()}
     arrays["position_ids"] = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    return {
+    batch = {
         **{name: torch.from_numpy(array.astype(np.int64, copy=False))[None] for name, array in arrays.items()},
         "cu_seq_lens_q": torch.from_numpy(offsets.astype(np.int32)),
         "max_length_q": int(lengths.max()),
     }
+    if "labels" in arrays:  # a GPU cannot find them without making the host wait
+        batch["label_indices"] = torch.from_numpy(np.flatnonzero(arrays["labels"] != IGNORE_INDEX))
+    return batch
 
 
 @dataclass

@@ -18,6 +18,8 @@ from .kernels_snugbert import has_own_kernels, is_tracing, is_transformed
 
 logger = logging.get_logger(__name__)
 
+IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators ignore
+
 
 @torch.compiler.assume_constant_result
 def warn_once(message: str) -> None:
@@ -28,6 +30,16 @@ def warn_once(message: str) -> None:
 def is_checkable(values: torch.Tensor) -> bool:
     """Whether values can be read at no cost: on the CPU, outside of tracing. Reading from an accelerator stalls it."""
     return has_own_kernels(values) and not is_tracing()
+
+
+def assert_later(condition: torch.Tensor, message: str) -> None:
+    """Checks a condition on an accelerator without waiting for it. A failure stops the kernels that are queued later.
+
+    Args:
+        condition: a boolean. *Shape:* ()
+        message: printed by the accelerator. The `RuntimeError` of a later operation does not contain it.
+    """
+    torch.ops.aten._assert_async.msg(condition, message)
 
 
 _warned: set[str] = set()  # arguments whose labels at padding were reported
@@ -124,6 +136,7 @@ class SnugBertBatch:
             (compiled, exported), where shapes must not depend on the mask.
         attention_mask: mask of the attention scores if `padded`. Otherwise `cu_seq_lens` is enough.
         token_mask: True at tokens, False at padding, if `padded` and known. *Shape:* (B, L)
+        label_indices: index of each labeled token in the row; None if unknown. *Shape:* (M,)
     """
 
     inputs: torch.Tensor
@@ -138,6 +151,7 @@ class SnugBertBatch:
     padded: bool = False
     attention_mask: torch.Tensor | None = None
     token_mask: torch.Tensor | None = None
+    label_indices: torch.Tensor | None = None
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Gathers the tokens of a caller's tensor into one row. *Shape:* (B, L, ...) -> (1, T, ...)"""
@@ -184,7 +198,7 @@ class SnugBertBatch:
         """Returns L if the caller's batch was padded, else the length of each sequence, (N,)."""
         return self.shape[1] if self.num_sequences == self.shape[0] else self.cu_seq_lens.diff()
 
-    def gather_labels(self, labels: torch.Tensor, ignored: int) -> torch.Tensor:
+    def gather_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Gathers token labels into one row, without labels at padding. *Shape:* (B, L) -> (1, T)
 
         Raises:
@@ -192,11 +206,29 @@ class SnugBertBatch:
         """
         check_shape("labels", labels, self.shape)
         if self.token_mask is not None:  # a traced model cannot count, so it does not warn
-            return self.gather(labels.masked_fill(~self.token_mask, ignored))
+            return self.gather(labels.masked_fill(~self.token_mask, IGNORE_INDEX))
         token_labels = self.gather(labels)
-        if self.token_indices is not None:
-            warn_of_padding("labels", int((labels != ignored).sum() - (token_labels != ignored).sum()))
+        if self.token_indices is not None and is_checkable(labels):
+            warn_of_padding("labels", int((labels != IGNORE_INDEX).sum() - (token_labels != IGNORE_INDEX).sum()))
         return token_labels
+
+    def find_labels(self, token_labels: torch.Tensor) -> torch.Tensor:
+        """Returns the index of each labeled token in the row. *Shape:* (T,) -> (M,)
+
+        Without `label_indices`, an accelerator is waited for.
+
+        Raises:
+            ValueError: `label_indices` does not match the labels (checked on the CPU only).
+        """
+        if self.label_indices is not None and not is_checkable(token_labels):
+            return self.label_indices
+        label_indices = (token_labels != IGNORE_INDEX).nonzero().squeeze(1)
+        if self.label_indices is not None and self.label_indices.tolist() != label_indices.tolist():
+            raise ValueError(
+                f"`label_indices` does not match the {len(label_indices)} labels that are not {IGNORE_INDEX}. Change "
+                "both, or drop `label_indices`."
+            )
+        return label_indices
 
     @property
     def no_tokens(self) -> torch.Tensor:
@@ -218,8 +250,16 @@ def make_batch(
     inputs_embeds: torch.Tensor | None,
     cu_seq_lens_q: torch.Tensor | None,
     max_length_q: int | None,
+    labels: torch.Tensor | None = None,
 ) -> SnugBertBatch:
     """Checks the inputs of a model, and gathers their tokens into one row.
+
+    Args:
+        config: the configuration of the model.
+        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q, max_length_q: see
+            [`SnugBertModel.forward`].
+        labels: token labels, if the head needs `label_indices`. On an accelerator, labels of a padded batch are then
+            counted together with its tokens. *Shape:* (B, L)
 
     Raises:
         ValueError: see [`SnugBertModel.forward`].
@@ -247,7 +287,7 @@ def make_batch(
         check_range("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
     if cu_seq_lens_q is not None:
         return _packed_batch(config, inputs, attention_mask, token_type_ids, position_ids, cu_seq_lens_q, max_length_q)
-    return _padded_batch(config, inputs, attention_mask, token_type_ids, position_ids)
+    return _padded_batch(config, inputs, attention_mask, token_type_ids, position_ids, labels)
 
 
 def _check_length(length: int, config: SnugBertConfig) -> None:
@@ -282,11 +322,18 @@ def _packed_batch(
             f"`cu_seq_lens_q` must hold integers and have shape [sequences + 1]. It is {cu_seq_lens.dtype} of shape "
             f"{list(cu_seq_lens.shape)}."
         )
-    if max_length is None or not is_tracing():
-        # This stalls an accelerator once per batch. With wrong boundaries, kernels would read invalid memory.
+    # With wrong boundaries, attention kernels would read invalid memory.
+    if max_length is None or is_checkable(cu_seq_lens):  # without `max_length_q`, this waits for an accelerator
         max_length = _check_boundaries(cu_seq_lens.tolist(), tokens, max_length)
         _check_length(max_length, config)
-    cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32)
+        cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32, non_blocking=True)
+    else:
+        max_length = min(max_length, config.max_position_embeddings)
+        cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32, non_blocking=True)
+        if not is_transformed():
+            lengths = cu_seq_lens.diff()
+            spans_the_row = (cu_seq_lens[0] == 0) & (cu_seq_lens[-1] == tokens)
+            assert_later(spans_the_row & (lengths.min() >= 0) & (lengths.max() <= max_length), WRONG_BOUNDARIES)
     if position_ids is None:
         order = torch.arange(tokens, dtype=torch.int32, device=inputs.device)
         position_ids = (order - cu_seq_lens[torch.searchsorted(cu_seq_lens[1:], order, right=True)])[None]
@@ -301,6 +348,12 @@ def _packed_batch(
         first_tokens=cu_seq_lens[:-1].long().clamp(max=tokens - 1),
         empty=cu_seq_lens[1:] == cu_seq_lens[:-1],
     )
+
+
+WRONG_BOUNDARIES = (
+    "`cu_seq_lens_q` must start at 0, end at the number of tokens, and not decrease. No sequence may be longer than "
+    "`max_length_q` and `max_position_embeddings`."
+)
 
 
 def _check_boundaries(starts: list[int], tokens: int, max_length: int | None) -> int:
@@ -330,6 +383,7 @@ def _padded_batch(
     attention_mask: torch.Tensor | None,
     token_type_ids: torch.Tensor,
     position_ids: torch.Tensor | None,
+    labels: torch.Tensor | None,
 ) -> SnugBertBatch:
     B, L = inputs.shape[:2]
     token_mask = _check_mask(attention_mask, (B, config.num_attention_heads, L))
@@ -366,7 +420,7 @@ def _padded_batch(
             batch.token_mask, batch.empty = token_mask, ~token_mask.any(dim=1)
             batch.first_tokens = batch.first_tokens + token_mask.long().argmax(dim=1)
     elif token_mask is not None:
-        _drop_padding(batch, token_mask)
+        _drop_padding(batch, token_mask, labels)
     return batch
 
 
@@ -394,16 +448,28 @@ def _refuse_restarts(position_ids: torch.Tensor, token_mask: torch.Tensor | None
     from_zero = F.pad((position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1) & token_mask[:, 1:], (0, 1))
     restarts = token_mask & ((position_ids == position_ids.gather(1, first)) | from_zero)
     restarts = restarts.scatter(1, first, False)
-    if restarts.any():
+    problem = (
+        "as in a packed batch, but the batch has no boundaries. Pass `cu_seq_lens_q`, for example with "
+        "`SnugBertDataCollatorWithPacking`."
+    )
+    if not is_checkable(restarts):
+        assert_later(~restarts.any(), f"`position_ids` restart in a row, {problem}")
+    elif restarts.any():
         row, column = restarts.nonzero()[0].tolist()
-        raise ValueError(
-            f"`position_ids` restart in row {row} at token {column}, as in a packed batch, but the batch has no "
-            "boundaries. Pass `cu_seq_lens_q`, for example with `SnugBertDataCollatorWithPacking`."
-        )
+        raise ValueError(f"`position_ids` restart in row {row} at token {column}, {problem}")
 
 
-def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor) -> None:
-    token_indices = token_mask.flatten().nonzero().squeeze(1)
+def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor, labels: torch.Tensor | None) -> None:
+    """Keeps only the tokens. Waits for an accelerator once, to read the numbers of tokens and of labeled tokens."""
+    is_token = token_mask.flatten()
+    if has_own_kernels(is_token) or labels is None or labels.shape != token_mask.shape:
+        token_indices = is_token.nonzero().squeeze(1)
+    else:
+        is_labeled = is_token & (labels.flatten() != IGNORE_INDEX)
+        tokens, labeled = torch.stack([is_token.sum(), is_labeled.sum()]).tolist()
+        token_indices = torch.nonzero_static(is_token, size=tokens).squeeze(1)
+        is_labeled = is_labeled.index_select(0, token_indices)
+        batch.label_indices = torch.nonzero_static(is_labeled, size=labeled).squeeze(1)
     if len(token_indices) == token_mask.numel():
         return
     if len(token_indices) == 0:
@@ -413,7 +479,6 @@ def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor) -> None:
         setattr(batch, name, getattr(batch, name)[0].index_select(0, token_indices)[None])
     batch.token_indices = token_indices
     batch.cu_seq_lens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    batch.max_length = int(lengths.max())
     batch.first_tokens = batch.cu_seq_lens[:-1].long().clamp(max=len(token_indices) - 1)
     batch.empty = lengths == 0
 

@@ -98,6 +98,8 @@ def packed(inputs: dict[str, torch.Tensor]) -> dict:
             result[name] = torch.stack([row[:at].sum() if at > 0 else at for row, at in zip(mask, value, strict=True)])
         elif name != "attention_mask":
             result[name] = value
+    if "labels" in result and result["labels"].shape == result["input_ids"].shape:
+        result["label_indices"] = (result["labels"][0] != -100).nonzero().squeeze(1)
     return result
 
 

@@ -148,6 +148,7 @@ def test_a_packed_batch_by_hand():
         "labels": [[1, 2, 0]],
         "position_ids": [[0, 1, 0]],
         "cu_seq_lens_q": [0, 2, 3],
+        "label_indices": [0, 1, 2],
     }
     nested = [[{"input_ids": [5, 6], "label": 2.5, "next_sentence_label": True}], [{"input_ids": [7], "label": 1.0}]]
     nested[1][0]["next_sentence_label"] = False

@@ -28,6 +28,7 @@ BAD_INPUTS = [
     ({"position_ids": torch.tensor([[0, 1, 2], [5, 0, 1]])}, "`position_ids` restart in row 1 at token 1"),
     ({"max_length_q": 3}, "`cu_seq_lens_q` is missing"),
     ({"cu_seq_lens_k": torch.tensor([0, 3])}, "`cu_seq_lens_q` is missing"),
+    ({"label_indices": torch.tensor([0])}, "`cu_seq_lens_q` is missing"),
     ({"attention_mask": torch.tensor([[1, 1, 2], [1, 2, 2]])}, r"`attention_mask` contains 2\. It must be 1"),
     ({"attention_mask": torch.ones(2, 1, 3, 4)}, r"`attention_mask` has shape \[2, 1, 3, 4\]"),
     ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"no tokens\. Its shape is \[2, 0\]"),
@@ -61,6 +62,10 @@ BAD_PACKED_INPUTS = [
     ({"token_type_ids": torch.zeros(1, 5, dtype=torch.long)}, r"`token_type_ids` has shape \[1, 5\]"),
     ({"position_ids": torch.zeros(1, 7, dtype=torch.long)}, r"`position_ids` has shape \[1, 7\]"),
     ({"labels": torch.zeros(1, 5, dtype=torch.long)}, r"`labels` has shape \[1, 5\]. Expected \[1, 6\]"),
+    (
+        {"labels": torch.tensor([[-100, 3, -100, -100, 4, -100]]), "label_indices": torch.tensor([1, 3])},
+        "`label_indices` does not match the 2 labels that are not -100",
+    ),
     ({"next_sentence_label": torch.tensor([0, 1, 0])}, r"has shape \[3\]\. Expected \[2\]"),
 ]
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from host_waits import count_host_waits
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
 from reference_kernels import acting_as_gpu
 
@@ -38,6 +39,80 @@ def test_every_head_equals_the_cpu(head, layout, kernel):
     for name, value in expected.items():
         torch.testing.assert_close(outputs[name], value, atol=1e-5, rtol=1e-5)
     assert_same_gradients(on_gpu, on_cpu)
+
+
+WAITS = {
+    "item": lambda: torch.ones(1).item(),
+    "bool": lambda: bool(torch.ones(1) > 0),
+    "tolist": lambda: torch.ones(2).tolist(),
+    "numpy": lambda: torch.ones(2).numpy(),
+    "nonzero": lambda: torch.ones(2).nonzero(),
+    "unique": lambda: torch.ones(2).unique_consecutive(),
+    "masked select": lambda: torch.ones(2).masked_select(torch.tensor([True, False])),
+    "boolean index": lambda: torch.ones(2)[torch.tensor([True, False])],
+    "boolean assignment": lambda: torch.ones(2).__setitem__(torch.tensor([True, False]), 0),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_host_waits_are_found(wait):
+    with count_host_waits() as waits:
+        WAITS[wait]()
+    assert len(waits) == 1 and "test_gpu_path.py" in waits[0]
+
+
+def step_waits(head, inputs, **overrides) -> list[str]:
+    """The waits of a training step with dropout."""
+    ours, _ = ours_and_stock(head, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, **overrides)
+    ours.train()
+    with acting_as_gpu(), count_host_waits() as waits:
+        scalar(ours(**inputs)).backward()
+    return waits
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_packed_step_does_not_wait_and_a_padded_step_waits_once(head):
+    """A packed batch without the optional inputs waits once for the longest length, and once for the labels."""
+    inputs = hard_batch(head)
+    assert step_waits(head, packed(inputs)) == []
+    padded = step_waits(head, inputs | {"position_ids": torch.arange(17).expand(inputs["input_ids"].shape)})
+    assert len(padded) == 1, padded
+    bare = {name: value for name, value in packed(inputs).items() if name not in ("max_length_q", "label_indices")}
+    finds_labels = head in ("ForPreTraining", "ForMaskedLM")
+    assert len(step_waits(head, bare)) == 1 + finds_labels
+
+
+@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
+def test_a_batch_without_padding_or_with_a_4d_mask_waits_at_most_once(head):
+    inputs = ragged_batch(head, ragged=False)
+    finds_labels = head == "ForMaskedLM"
+    mask = inputs.pop("attention_mask")
+    assert len(step_waits(head, inputs)) == finds_labels
+    four_dimensional = inputs | {"attention_mask": mask[:, None, None].bool()}
+    assert len(step_waits(head, four_dimensional)) == finds_labels
+
+
+BAD_BOUNDARIES = [[1, 3, 6], [0, 3, 5], [0, 4, 3, 6], [0, 1, 6]]
+
+
+@pytest.mark.parametrize("starts", BAD_BOUNDARIES)
+def test_wrong_boundaries_stop_the_kernels(starts):
+    """On a GPU, the same assertion fails later."""
+    ours, _ = ours_and_stock("Model")
+    inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": torch.tensor(starts)}
+    with acting_as_gpu() as calls:
+        with pytest.raises(RuntimeError, match="`cu_seq_lens_q` must start at 0"):
+            ours(**inputs, max_length_q=4)
+    assert not calls
+
+
+def test_restarting_positions_stop_the_kernels():
+    ours, _ = ours_and_stock("Model")
+    inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long), "position_ids": torch.tensor([[0, 1, 0, 1]])}
+    with acting_as_gpu() as calls:
+        with pytest.raises(RuntimeError, match="`position_ids` restart in a row"):
+            ours(**inputs)
+    assert not calls
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -85,8 +85,8 @@ class SnugBertDataCollatorForPretraining:
                 examples have the same keys.
 
         Returns:
-            `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,) and `max_length_q`, see [`pack`];
-            `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them.
+            `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q` and `label_indices`
+            (M,), see [`pack`]; `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them.
         """
         masked = [self._mask(example) for example in examples]
         token_arrays = {

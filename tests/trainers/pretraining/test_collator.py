@@ -28,6 +28,7 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
     batch, alone = collate(examples), collate([dataset[7]])
     lengths = [len(example["input_ids"]) for example in examples]
     assert batch["cu_seq_lens_q"].diff().tolist() == lengths and batch["max_length_q"] == max(lengths)
+    assert torch.equal(batch["label_indices"], (batch["labels"][0] != -100).nonzero().squeeze(1))
     if objective == "nsp":
         assert batch["next_sentence_label"].tolist() == [example["next_sentence_label"] for example in examples]
     else:

@@ -91,7 +91,7 @@ def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
     of_tokens, of_pairs = [], []
     for index in range(len(dataset)):
         batch = collate([dataset[index]])
-        del batch["cu_seq_lens_q"], batch["max_length_q"]
+        del batch["cu_seq_lens_q"], batch["max_length_q"], batch["label_indices"]
         output = model(**batch)
         labels = batch["labels"][0]
         of_tokens += [

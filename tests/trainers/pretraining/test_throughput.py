@@ -13,8 +13,7 @@ def test_flops_of_a_batch_equal_what_torch_counts():
     # Every token except [CLS] has a label, so the last layer computes all tokens. No sequence is padded.
     config = SnugBertConfig.from_size("tiny", vocab_size=50, attn_implementation="eager")
     model = SnugBertForPreTraining(config)
-    batch = pack({name: [np.arange(1, 8)] * 4 for name in ("input_ids", "labels")})
-    batch["labels"][0, batch["cu_seq_lens_q"][:-1].long()] = -100
+    batch = pack({"input_ids": [np.arange(1, 8)] * 4, "labels": [np.array([-100, *range(2, 8)])] * 4})
     batch["next_sentence_label"] = torch.tensor([0, 1, 0, 1])
     with FlopCounterMode(display=False) as counter:
         model(**batch)
