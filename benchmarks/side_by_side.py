@@ -194,12 +194,12 @@ def autocast(args: argparse.Namespace, dtype: str) -> AbstractContextManager[Any
     return nullcontext() if dtype == "float32" else torch.autocast(args.device, DTYPES[dtype])
 
 
-def compile_layers(model: PreTrainedModel) -> None:
+def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     """Compiles each layer of the encoder, as `--torch_compile` of the commands does."""
     # The number of tokens differs between packed batches. For padded ones, torch's default is as fast or faster.
     dynamic = True if isinstance(model, snugbert.SnugBertPreTrainedModel) else None
     for layer in model.base_model.encoder.layer:
-        layer.compile(dynamic=dynamic)
+        layer.compile(dynamic=dynamic, backend=backend)
 
 
 def make_runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) -> Callable[[list[Batch]], None]:
@@ -262,11 +262,11 @@ def check_agreement(work: Work, args: argparse.Namespace) -> None:
             model.zero_grad()
             with autocast(args, dtype):
                 output = model(**batch)
-                losses.append(output.loss if model is ours else _comparable_loss(work, output, batch))
+                losses.append(output.loss if model is ours else comparable_loss(work, output, batch))
             losses[-1].backward()
         _require(work, "losses", dtype, (losses[0] / losses[1] - 1).abs().item(), TOLERANCE[dtype])
         if dtype == "float32":
-            _require(work, "gradients", dtype, _gradient_distance(ours, stock), GRADIENT_TOLERANCE)
+            _require(work, "gradients", dtype, gradient_distance(ours, stock), GRADIENT_TOLERANCE)
 
 
 def _require(work: Work, what: str, dtype: str, distance: float, tolerance: float) -> None:
@@ -274,7 +274,7 @@ def _require(work: Work, what: str, dtype: str, distance: float, tolerance: floa
         raise SystemExit(f"{work.name}: {what} of ours and stock differ by {distance:.1e} in {dtype}. Not measured.")
 
 
-def _comparable_loss(work: Work, output: Any, batch: Batch) -> torch.Tensor:
+def comparable_loss(work: Work, output: Any, batch: Batch) -> torch.Tensor:
     """Computes the loss that stock BERT must have in common with ours."""
     if work.head != "QuestionAnswering":
         return output.loss
@@ -287,7 +287,7 @@ def _comparable_loss(work: Work, output: Any, batch: Batch) -> torch.Tensor:
     return (start + end) / 2
 
 
-def _gradient_distance(ours: PreTrainedModel, stock: PreTrainedModel) -> float:
+def gradient_distance(ours: PreTrainedModel, stock: PreTrainedModel) -> float:
     """Computes the norm of the difference of all gradients, relative to the norm of stock BERT's."""
     theirs = {name: parameter.grad for name, parameter in stock.named_parameters()}
     difference = norm = 0.0

@@ -3,10 +3,11 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from itertools import chain
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -371,7 +372,7 @@ def test_both_sides_of_a_finetuning_job_do_the_same_work(data_dir, minilm, tmp_p
         else:
             sides.append("stock")
             stock_finetuning.main(command[2:])
-        return CompletedProcess(command, 0)
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(finetuning_run.subprocess, "run", run)
     monkeypatch.setattr(BertForQuestionAnswering, "forward", without_padding(BertForQuestionAnswering.forward))
@@ -407,7 +408,7 @@ def test_learning_rates(data_dir, minilm, tmp_path, capsys, monkeypatch):
     def run(command, **process):
         rates.append(command[command.index("--learning_rate") + 1])
         assert snugbert_command([*command[3:], "--use_cpu"]) == 0
-        return CompletedProcess(command, 0)
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(learning_rates.subprocess, "run", run)
     argv = ["--model_name_or_path", str(model), "--tasks", "rte", "--factors", "1", "4", "--seeds", "1", "2"]
@@ -449,3 +450,98 @@ def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
     monkeypatch.setattr(minimal_pairs, "score_with_minicons", lambda *arguments: 1.001 * score(*arguments))
     with pytest.raises(SystemExit, match="The scores differ"):
         minimal_pairs.main(argv)
+
+
+def read_results(folder: Path, piece: str) -> dict[str, dict]:
+    lines = (folder / f"{piece}.jsonl").read_text().splitlines()
+    return {row["row"]: row for row in map(json.loads, lines)}
+
+
+def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch, capsys):
+    import gpu
+    import stock_finetuning
+
+    def run_here(arguments, log, args):  # a process of its own would import everything again
+        log.touch()
+        module, *argv = arguments
+        (stock_finetuning.main if "stock" in module else lambda argv: snugbert_command(argv[1:]))(argv)
+        return 1.0
+
+    monkeypatch.setattr(gpu, "run_python", run_here)
+    flags = ["--rehearse", "--output_dir", str(tmp_path)]
+    for piece in gpu.PIECES:
+        gpu.main([piece, *flags])
+    results = {piece: read_results(tmp_path, piece) for piece in gpu.PIECES}
+    assert not [row for rows in results.values() for row in rows.values() if "error" in row]
+    steps = results["eager"] | results["compiled"] | results["lengths"]
+    assert len(steps) == 1 + 2 + 3 + 2 and all(len(row.get("seconds", [0, 0])) == 2 for row in steps.values())
+    full = results["eager"]["pretraining step, 4 x 24, full fill, dropout 0.1 | SnugBERT"]
+    assert full["tokens"] == 2 * 4 * 24 and full["fill"] == 1
+    assert len(results["pretrain"]) == 2 and len(results["finetune"]) == 3
+
+    # Rows are not repeated. The table contains them all, with ratios to stock BERT on the same work.
+    before = (tmp_path / "eager.jsonl").read_text()
+    gpu.main(["eager", *flags])
+    assert (tmp_path / "eager.jsonl").read_text() == before
+    capsys.readouterr()
+    gpu.main(["table", *flags])
+    out = capsys.readouterr().out
+    assert len([line for line in out.splitlines() if line.startswith("| ")]) == 2 + 2 + 3 + 2 + 1 + 2
+    stock = results["eager"]["pretraining step, 4 x 24, full fill, dropout 0.1 | stock sdpa"]
+    command = [Path(gpu.__file__).with_name("gpu.sh"), "table", *flags]
+    environment = os.environ | {"PYTHON": sys.executable}
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == out
+    ratio = np.median(stock["seconds"]) / np.median(full["seconds"])
+    assert re.search(rf"full fill, dropout 0.1 \| SnugBERT \| .* \| {ratio:.2f} \|  \|\n", out)
+    assert out.count("equal") == 2 * 18 and "DIFFERENT" not in out
+
+
+def test_correctness_on_a_gpu(tmp_path):
+    """The piece `correctness` runs what a GPU runs, and fails if the sides differ."""
+    import gpu
+    from reference_kernels import acting_as_gpu
+
+    with acting_as_gpu() as calls:
+        gpu.main(["correctness", "--rehearse", "--output_dir", str(tmp_path)])
+    assert {name.removesuffix("_forward") for name in calls} >= {"_flash_attention", "_efficient_attention"}
+    rows = read_results(tmp_path, "correctness")
+    assert len(rows) == 19
+    for row in rows.values():
+        assert row["row"] == "device" or (row["packed"]["within"] and row["padded"]["within"]), row
+
+
+def test_lengths_of_gpu_measurements():
+    import gpu
+
+    rng = np.random.default_rng(0)
+    drawn = gpu.draw_lengths(gpu.GLUE_LENGTHS["rte"], 10_000, 120, rng)
+    expected = np.minimum(gpu.GLUE_LENGTHS["rte"], 120)
+    assert np.abs(np.percentile(drawn, range(5, 100, 5)) - expected[1:-1]).max() < 3
+    for count in (1, 2, 3, 4, 5, 9):
+        example = gpu.make_example(count, gpu.REHEARSAL, rng)
+        assert len(example["input_ids"]) == len(example["token_type_ids"]) == count
+
+
+def test_failures_of_gpu_measurements(tmp_path, monkeypatch, capsys):
+    import gpu
+
+    build = gpu.build
+
+    def another(side, work, settings, **overrides):
+        if side == "stock" and work.head == "PreTraining" and settings.dtype == "bfloat16" and work.name == "":
+            raise torch.OutOfMemoryError("out of memory")
+        return build(side, work, settings, **({"hidden_act": "relu"} if side == "stock" else {}))
+
+    monkeypatch.setattr(gpu, "build", another)
+    flags = ["--rehearse", "--output_dir", str(tmp_path)]
+    gpu.main(["eager", *flags])
+    gpu.main(["correctness", *flags])
+    rows = read_results(tmp_path, "eager")
+    assert [row.get("error", "")[:16] for row in rows.values()] == ["", "OutOfMemoryError", ""]
+    gpu.main(["table", *flags])
+    out = capsys.readouterr().out
+    assert "| stock sdpa | OutOfMemoryError: out of memory |" in out
+    assert out.count("DIFFERENT") == 2 * 18
+    with pytest.raises(RuntimeError, match="not today"):
+        arguments = gpu.parse_arguments(["eager", *flags])
+        gpu.run_python(["-c", "raise SystemExit('not today')"], tmp_path / "log", arguments)
