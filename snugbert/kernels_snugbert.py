@@ -391,7 +391,7 @@ _NAMESPACE = re.sub(r"\W", "_", __name__)
 _operator = partial(torch.library.custom_op, mutates_args=(), device_types="cpu")
 
 
-@_operator(f"{_NAMESPACE}::attend", tags=torch.Tag.nondeterministic_seeded)
+@_operator(f"{_NAMESPACE}::attend", tags=(torch.Tag.nondeterministic_seeded,))
 def _attend_operator(
     query: torch.Tensor,
     key: torch.Tensor,
