@@ -29,13 +29,17 @@ READS = {
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # These read the values of a CPU tensor without an operation. Of a GPU tensor, they copy it first.
 METHODS = ("tolist", "numpy", "cpu", "__array__")
-ROOT = Path(__file__).parents[1]
+OUR_FOLDERS = [Path(__file__).parents[1] / name for name in ("snugbert", "tests", "benchmarks")]
 
 
 def _find_caller() -> str:
     """Returns the file and line in this repository that ran the operation. *Example:* modeling_snugbert.py:12"""
     files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_stack()]
-    ours = [(file.name, line) for file, line in files if file.is_relative_to(ROOT) and file != Path(__file__)]
+    ours = [
+        (file.name, line)
+        for file, line in files
+        if file != Path(__file__) and any(map(file.is_relative_to, OUR_FOLDERS))
+    ]
     return "{}:{}".format(*ours[-1]) if ours else "outside the repository"
 
 
