@@ -6,10 +6,12 @@
 import os
 from dataclasses import dataclass, field
 
+import joblib
 import torch
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
+DATA_WORKERS = 4  # processes that make batches, for each GPU
 # Names of the precisions, and what the log says about them.
 PRECISIONS = {
     "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
@@ -21,10 +23,12 @@ PRECISIONS = {
 
 @dataclass
 class DeviceArguments(TrainingArguments):
-    """`TrainingArguments` whose precision fits the device by default.
+    """`TrainingArguments` whose precision and number of data workers fit the device by default.
 
     The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
-    The arguments `bf16` and `tf32` are booleans after `__init__`.
+    Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
+    the GPU without waiting for it. After `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is
+    an integer.
     """
 
     # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
@@ -36,13 +40,24 @@ class DeviceArguments(TrainingArguments):
             "help": "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs.",
         },
     )
+    dataloader_num_workers: int = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "advanced": True,
+            "help": "Processes that make batches. Default: 4 for each GPU, but no more than CPU cores. 0 on a CPU.",
+        },
+    )
 
     def __post_init__(self):
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
         self.bf16, self.tf32 = choose_precision(self.bf16, self.fp16, self.tf32, self.uses_cuda)
+        if self.dataloader_num_workers is None:
+            self.dataloader_num_workers = choose_workers(self.uses_cuda)
         super().__post_init__()
+        if self.uses_cuda and self.dataloader_pin_memory:
+            self.accelerator_config.non_blocking = True  # type: ignore[union-attr]
         # Trainer would use the precision of the launcher even with `--bf16 false`.
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
 
@@ -78,6 +93,16 @@ def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda
         else:
             tf32 = fp16 and has_tf32()
     return bool(bf16), bool(tf32)
+
+
+def choose_workers(uses_cuda: bool) -> int:
+    """Chooses the number of data workers of each process.
+
+    With CUDA it is `DATA_WORKERS`, but no more than the process's share of the CPU cores that this machine allows.
+    Otherwise 0, because workers would take cores from the model.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # on this machine; set by torchrun and accelerate
+    return min(DATA_WORKERS, joblib.cpu_count() // processes) if uses_cuda else 0
 
 
 def has_tf32() -> bool:

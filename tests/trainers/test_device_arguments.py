@@ -101,6 +101,24 @@ def test_the_cpu_of_a_machine_with_a_gpu_keeps_float32(tmp_path, monkeypatch):
     assert not args.uses_cuda
 
 
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+@pytest.mark.parametrize(
+    ("cores", "processes", "given", "expected"),
+    [(16, 1, None, 4), (16, 8, None, 2), (3, 1, None, 3), (4, 8, None, 0), (16, 1, 0, 0), (1, 1, 7, 7)],
+)
+def test_data_workers_and_copies_on_a_gpu(arguments_class, cores, processes, given, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr("joblib.cpu_count", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    for uses_cuda in (False, True):
+        monkeypatch.setattr(DeviceArguments, "uses_cuda", uses_cuda)
+        args = arguments_class(str(tmp_path), dataloader_num_workers=given)
+        assert args.dataloader_num_workers == (expected if uses_cuda else given or 0)
+        assert args.accelerator_config.non_blocking == uses_cuda
+    assert not arguments_class(
+        str(tmp_path), use_cpu=True, dataloader_pin_memory=False
+    ).accelerator_config.non_blocking
+
+
 def test_the_log_names_the_precision_and_how_to_change_it(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     for flags, name in (({}, "float32"), ({"bf16": True}, "bfloat16")):

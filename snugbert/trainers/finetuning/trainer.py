@@ -89,7 +89,7 @@ class FineTuningTrainer(SharedTrainer):
         super().__init__(
             model=model,
             args=args,
-            compute_loss_func=None if class_weights is None else weighted_loss(class_weights),
+            compute_loss_func=None if class_weights is None else weighted_loss(class_weights.to(args.device)),
             **kwargs,
         )
 
@@ -235,7 +235,7 @@ def weighted_loss(weights: torch.Tensor) -> Loss:
     """Returns a `compute_loss_func` for Trainer: cross entropy in which a label of class c counts `weights[c]` times.
 
     The sum is divided by the number of labels, not by the sum of their weights. So the loss is exact under gradient
-    accumulation.
+    accumulation. `weights` are on the device of the model.
     """
 
     def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -247,7 +247,7 @@ def weighted_loss(weights: torch.Tensor) -> Loss:
         total = F.cross_entropy(
             logits.view(-1, logits.shape[-1]),
             labels.view(-1),
-            weights.to(logits.device),
+            weights,
             ignore_index=IGNORE_INDEX,
             reduction="sum",
         )

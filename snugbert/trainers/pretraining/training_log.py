@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
@@ -103,8 +104,12 @@ class TrainingLog:
     def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
         """Adds the losses and correct predictions of a batch. The losses are its share of the losses of the step."""
         with torch.no_grad():
-            targets = inputs["labels"][inputs["labels"] != IGNORE_INDEX]
-            mlm_correct = (get_mlm_logits(outputs).argmax(-1) == targets).sum()
+            labels = inputs["labels"].flatten()
+            is_labeled = labels != IGNORE_INDEX
+            # The logits are those of the labeled tokens. Selecting these labels would make the host wait for their
+            # number, so each token looks up the prediction for the last labeled token up to it.
+            predicted = F.pad(get_mlm_logits(outputs).argmax(-1), (1, 0))
+            mlm_correct = ((predicted[is_labeled.cumsum(0)] == labels) & is_labeled).sum()
             if "next_sentence_label" in inputs:
                 predicted = outputs["seq_relationship_logits"].argmax(-1)
                 nsp_correct = (predicted == inputs["next_sentence_label"].flatten()).sum()
