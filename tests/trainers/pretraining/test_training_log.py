@@ -53,6 +53,17 @@ def test_padding_of_a_padded_batch():
     assert log.next_line()["padding"] == pytest.approx(2 / 8)
 
 
+@pytest.mark.parametrize(("predictions", "correct"), [([5, 0, 7], 2), ([0, 0, 7], 1), ([5, 6, 7], 3), ([], 0)])
+def test_correct_predictions(predictions, correct):
+    """The logits are those of labeled tokens only."""
+    labels = torch.tensor([[-100, 5, 6, -100], [-100, -100, 7, -100]])
+    labels = labels if predictions else torch.full_like(labels, -100)
+    log = make_log()
+    logits = torch.eye(8)[torch.tensor(predictions, dtype=torch.long)]
+    log.add_outputs({"loss": torch.tensor(1.0), "logits": logits}, {"labels": labels})
+    assert log.state_dict()["sums"]["mlm_correct"] == correct
+
+
 def test_metrics_after_the_checkpoint_are_dropped_with_the_first_new_line(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2}\n{"st')

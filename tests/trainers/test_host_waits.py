@@ -1,0 +1,65 @@
+"""Between log lines, a step of either trainer never makes the host wait for a GPU."""
+
+from pathlib import Path
+
+import forked
+import pytest
+import synthetic
+import torch
+from finetuning_examples import HEADS, WEIGHTS, make_tokenizer, new_trainer
+from host_waits import count_host_waits
+from reference_kernels import acting_as_gpu
+from transformers import TrainerCallback
+
+from snugbert.packed_batches import pack
+
+STEPS = 4
+# These values are on the host: the counts of a batch that was not sent yet, and the report of the step before.
+ON_THE_HOST = ("numpy in training_log.py", "tolist in stopping.py")
+
+
+def collate(examples):
+    columns = {name: [example[name].numpy() for example in examples] for name in ("input_ids", "labels")}
+    return pack(columns) | {"next_sentence_label": torch.tensor([x["next_sentence_label"] for x in examples])}
+
+
+def make_trainer(kind: str, folder: Path):
+    # The data worker makes the batches. It may read what it likes.
+    settings = {"gradient_accumulation_steps": 2, "dataloader_num_workers": 1, "logging_steps": 100}
+    settings |= {"max_steps": STEPS, "per_device_train_batch_size": 2, "save_strategy": "no"}
+    if kind in HEADS:
+        weights = WEIGHTS if kind == "ForSequenceClassification" else None
+        return new_trainer(kind, make_tokenizer(), folder, weights=weights, **settings)
+    trainer = synthetic.make_trainer(folder, dropout=0.1, optim=kind, **settings)
+    trainer.data_collator.collate = collate
+    return trainer
+
+
+def check_steps(kind: str, folder: Path) -> None:
+    trainer = make_trainer(kind, folder)
+    seen: list[int] = []
+
+    class NoteSteps(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            seen.append(len(waits))
+
+    trainer.add_callback(NoteSteps())
+    with acting_as_gpu() as kernels, count_host_waits() as waits:
+        trainer.train()
+    in_steps = [wait for wait in waits[seen[0] : seen[-1]] if not wait.startswith(ON_THE_HOST)]
+    assert kernels and len(seen) == STEPS
+    assert in_steps == []
+
+
+KINDS = ["adamw_torch_fused", "muon", *HEADS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_has_no_host_wait(kind, tmp_path):
+    check_steps(kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], HEADS[0]])
+def test_a_step_of_two_processes_has_no_host_wait(kind, tmp_path):
+    process = forked.run(check_steps, kind, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
