@@ -51,7 +51,7 @@ def check_steps(kind: str, folder: Path) -> None:
     assert in_steps == []
 
 
-KINDS = ["adamw_torch_fused", "muon", *HEADS]
+KINDS = ["adamw_torch_fused", "muon", "lamb", *HEADS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
