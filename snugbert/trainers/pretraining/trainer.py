@@ -192,7 +192,10 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             columns.append("mask_seed")
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """Returns the batches of this process, from the first step of this call. accelerate must not split them."""
+        """Returns the batches of this process, from the first step of this call, with their counts for the log.
+
+        accelerate must not split them.
+        """
         if not self.phases:
             raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
         sampler = BatchSampler(
