@@ -32,6 +32,7 @@ GROUP_COST = 64 * 64
 FLASH_DTYPES = {torch.float16, torch.bfloat16}
 FLASH_HEAD_SIZE = 256
 HEAD_SIZE_MULTIPLE = 8
+LSE_MULTIPLE = 32  # memory-efficient attention pads each row of its logsumexp to a multiple
 SECOND_DERIVATIVE = (
     'attn_implementation="sdpa" has only first derivatives. For second ones, call '
     '`model.set_attn_implementation("eager")`.'
@@ -512,6 +513,82 @@ def _attention_in_float64(
     return context.transpose(0, 1)
 
 
+# torch's shape function of the memory-efficient backward pass lacks a parameter (torch 2.13), so a compiled model gets
+# that kernel as an operator of ours. As everywhere, tensors are (tokens, heads, D).
+_gpu_operator = partial(torch.library.custom_op, mutates_args=())
+
+
+@_gpu_operator(f"{_NAMESPACE}::efficient_attention", tags=(torch.Tag.nondeterministic_seeded,))
+def _efficient_operator(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    dropout: float,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the output, and what the backward pass needs: logsumexp, seed and offset."""
+    boundaries = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
+    forward = torch.ops.aten._efficient_attention_forward.default
+    tensors = forward(query[None], key[None], value[None], None, *boundaries, dropout, 0, True, scale=scaling)
+    return tensors[0].squeeze(0), *tensors[1:4]
+
+
+@_efficient_operator.register_fake
+def _(query, key, value, cu_seq_lens_q, cu_seq_lens_k, max_length_q, *others):  # type: ignore[no-untyped-def]
+    width = (max_length_q + LSE_MULTIPLE - 1) // LSE_MULTIPLE * LSE_MULTIPLE
+    logsumexp = query.new_empty(cu_seq_lens_q.shape[0] - 1, query.shape[1], width, dtype=torch.float32)
+    seed, offset = (query.new_empty((), dtype=torch.int64) for _ in range(2))
+    return torch.empty_like(query, memory_format=torch.contiguous_format), logsumexp, seed, offset
+
+
+@_gpu_operator(f"{_NAMESPACE}::differentiate_efficient_attention")
+def _differentiate_efficient_operator(
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    logsumexp: torch.Tensor,
+    seed: torch.Tensor,
+    offset: torch.Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    dropout: float,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    boundaries = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
+    tensors = (grad_output[None], query[None], key[None], value[None], None, output[None], *boundaries, logsumexp)
+    backward = torch.ops.aten._efficient_attention_backward.default
+    gradients = backward(*tensors, dropout, seed, offset, 0, False, scale=scaling)
+    return gradients[0].squeeze(0), gradients[1].squeeze(0), gradients[2].squeeze(0)
+
+
+@_differentiate_efficient_operator.register_fake
+def _(grad_output, query, key, value, *others):  # type: ignore[no-untyped-def]
+    grad_query, grad_key, grad_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
+    return grad_query, grad_key, grad_value
+
+
+def _remember_efficient(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    query, key, value, cu_seq_lens_q, cu_seq_lens_k, *ctx.options = inputs
+    context, *others = output
+    ctx.save_for_backward(query, key, value, context, cu_seq_lens_q, cu_seq_lens_k, *others)
+
+
+def _backward_efficient(ctx: Any, grad_output: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    gradients = _differentiate_efficient_operator(grad_output, *ctx.saved_tensors, *ctx.options)
+    return *gradients, None, None, None, None, None, None
+
+
+_efficient_operator.register_autograd(_backward_efficient, setup_context=_remember_efficient)
+
+
 def ragged_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -554,6 +631,8 @@ def ragged_attention(
     if query.dtype in FLASH_DTYPES and head_size <= FLASH_HEAD_SIZE and _has_flash_attention(query.device):
         flash = torch.ops.aten._flash_attention_forward.default
         context = flash(query, key, value, *boundaries, False, False, scale=scaling)[0]
+    elif torch.compiler.is_compiling():
+        context = _efficient_operator(query, key, value, *boundaries, scaling)[0]
     else:
         efficient = torch.ops.aten._efficient_attention_forward.default
         tensors = (query[None], key[None], value[None], None)

@@ -115,6 +115,29 @@ def test_restarting_positions_stop_the_kernels():
     assert not calls
 
 
+@pytest.mark.parametrize(("head", "kernel"), [*((head, "flash") for head in HEADS), ("ForPreTraining", "efficient")])
+def test_a_packed_step_compiles_to_one_graph(head, kernel):
+    """Random numbers of sequences, tokens and labels. Gradients equal those of the eager model, with dropout."""
+    layers = 2 if head == "ForPreTraining" else 1  # the last layer computes fewer tokens
+    eager, model = (
+        ours_and_stock(head, num_hidden_layers=layers, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)[0]
+        for _ in range(2)
+    )
+    torch._dynamo.reset()
+    backend = "aot_eager" if head == "ForPreTraining" else "eager"  # the first also traces the backward pass, slowly
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=backend)
+    generator = torch.Generator().manual_seed(2)
+    with acting_as_gpu(kernel):
+        for step in range(8):
+            batch, length = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((2, 9), (9, 30)))
+            inputs = packed(ragged_batch(head, batch=batch, length=length))
+            with torch._dynamo.config.patch(error_on_recompile=step > 2):
+                for each in (eager, compiled):
+                    torch.manual_seed(step)
+                    scalar(each.train()(**inputs)).backward()
+            assert_same_gradients(model, eager)
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_gradient_checkpointing_changes_nothing(use_reentrant):
     """The dropout masks are the same, too."""
