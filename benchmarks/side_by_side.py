@@ -198,6 +198,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     """Compiles each layer of the encoder, as `--torch_compile` of the commands does."""
     # The number of tokens differs between packed batches. For padded ones, torch's default is as fast or faster.
     dynamic = True if isinstance(model, snugbert.SnugBertPreTrainedModel) else None
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True  # as SnugBERT's trainers, for attention on a CPU
     for layer in model.base_model.encoder.layer:
         layer.compile(dynamic=dynamic, backend=backend)
 

@@ -86,9 +86,15 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             self.add_callback(ProgressBar)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer. TF32 is on or off as the arguments say."""
+        """As in Trainer. TF32 is on or off as the arguments say. `torch_compile` compiles layer by layer."""
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
+        if self.args.torch_compile:
+            # All layers share their graphs, which fit batches of all sizes.
+            plugin = self.accelerator.state.dynamo_plugin
+            plugin.use_regional_compilation = plugin.dynamic = True
+            # The size of what attention saves for its backward pass on a CPU.
+            torch._dynamo.config.capture_dynamic_output_shape_ops = True
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Locks the output folder, verifies the checkpoint, and logs how many are kept.

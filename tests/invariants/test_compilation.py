@@ -1,0 +1,141 @@
+"""Runs with `torch_compile` learn the same as runs without it, and soon stop compiling."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from glue_examples import VOCABULARY, arguments, sentences
+from reference_kernels import acting_as_gpu
+from safetensors.torch import load_file
+from synthetic import make_trainer
+from tables import write_csv
+from torch._dynamo.utils import counters
+from transformers import TrainerCallback
+
+from snugbert import SnugBertTokenizer
+from snugbert.trainers.glue import command as glue
+from snugbert.trainers.pretraining.arguments import PretrainingArguments
+
+pytestmark = pytest.mark.slow
+
+STEPS = 6
+# inductor without its compiler: the same graphs, run by torch.
+COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+SMALL_BATCHES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+# transformers 5.23 renamed it; 5.17 has the old name only.
+FIELDS = PretrainingArguments.__dataclass_fields__
+CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIELDS else "gradient_checkpointing"
+
+
+@pytest.fixture(autouse=True)
+def new_compiler():
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=False):  # restores what the trainers set
+        yield
+
+
+class CountGraphs(TrainerCallback):
+    """Counts the graphs after each step."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def on_step_end(self, *_, **kwargs):
+        self.graphs.append(counters["stats"]["unique_graphs"])
+
+
+def train(folder: Path, resume: Path | None = None, **options) -> list[int]:
+    """Returns the number of graphs after each step."""
+    trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, **options)
+    count = CountGraphs()
+    trainer.add_callback(count)
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.save_model()
+    loss = trainer.evaluate()["eval_loss"]
+    log = [
+        {name: line[name] for name in ("loss", "grad_norm")} for line in trainer.state.log_history if "loss" in line
+    ]
+    if trainer.is_world_process_zero():
+        (folder / "report.json").write_text(json.dumps([*log, {"loss": loss}]))
+    return count.graphs
+
+
+def train_all(runs: dict[str, dict]) -> None:
+    for folder, options in runs.items():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        train(Path(folder), **options)
+
+
+def assert_same_run(folder: Path, expected: Path, bf16: bool = False) -> None:
+    ours, theirs = (json.loads((path / "report.json").read_text()) for path in (folder, expected))
+    assert len(ours) == len(theirs) == STEPS + 1
+    for line, expected_line in zip(ours, theirs, strict=True):
+        assert line == pytest.approx(expected_line, rel=1e-3 if bf16 else 1e-5)
+    weights, expected_weights = (load_file(path / "model.safetensors") for path in (folder, expected))
+    assert weights.keys() == expected_weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected_weights[name], atol=5e-3 if bf16 else 2e-5, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "options"),
+    [(False, {f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}), (True, {"bf16": True})],
+    ids=["cpu", "gpu"],
+)
+def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path, on_gpu, options):
+    graphs = {}
+    with acting_as_gpu("flash") if on_gpu else nullcontext():
+        for name, compiled in (("eager", {}), ("compiled", COMPILED)):
+            graphs[name] = train(tmp_path / name, **{CHECKPOINTING: True}, **options, **compiled)
+    assert graphs["eager"] == [0] * STEPS and not counters["graph_break"]
+    assert 4 <= graphs["compiled"][0] == graphs["compiled"][-1]
+    assert_same_run(tmp_path / "compiled", tmp_path / "eager", bf16=on_gpu)
+
+
+def test_compiled_and_eager_runs_resume_each_other(tmp_path):
+    """With accumulation. A resumed run with dropout is bit-identical to an uninterrupted one."""
+    train(tmp_path / "eager", **SMALL_BATCHES)
+    graphs = train(tmp_path / "compiled", **SMALL_BATCHES, **COMPILED)
+    graphs += train(tmp_path / "eager-compiled", tmp_path / "eager/checkpoint-3", **SMALL_BATCHES, **COMPILED)
+    # The embeddings, the layers, the shorter last layer, the pooler. Other runs and batches add none.
+    assert graphs == [4] * len(graphs) and not counters["graph_break"]
+    train(tmp_path / "compiled-eager", tmp_path / "compiled/checkpoint-3", **SMALL_BATCHES)
+    for name in ("compiled", "eager-compiled", "compiled-eager"):
+        assert_same_run(tmp_path / name, tmp_path / "eager")
+    train(tmp_path / "dropout", dropout=0.1, **COMPILED)
+    train(tmp_path / "resumed", tmp_path / "dropout/checkpoint-3", dropout=0.1, **COMPILED)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("dropout", "resumed")]
+    assert files[0] == files[1]
+
+
+def test_two_compiled_processes_equal_one_eager_process(tmp_path):
+    """Under DDP, and under FSDP2 with checkpointing."""
+    train(tmp_path / "one")
+    runs = {"ddp": COMPILED, "fsdp": COMPILED | {CHECKPOINTING: True, "fsdp": True}}
+    process = forked.run(
+        train_all, {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()}, processes=2
+    )
+    assert process.returncode == 0, process.stderr
+    for name in runs:
+        assert_same_run(tmp_path / name, tmp_path / "one")
+
+
+def test_compiled_fine_tuning_equals_eager_fine_tuning(tmp_path):
+    SnugBertTokenizer({word: i for i, word in enumerate(VOCABULARY)}).save_pretrained(tmp_path / "tokenizer")
+    for name, seed in (("train", 1), ("dev", 2)):
+        write_csv(tmp_path / f"{name}.csv", sentences(60, seed=seed))
+    model = {"config_overrides": "num_hidden_layers=2,hidden_dropout_prob=0,attention_probs_dropout_prob=0"}
+    weights = []
+    for name, compiled in (("eager", {}), ("compiled", COMPILED)):
+        glue.main(arguments(tmp_path, tmp_path / name, num_train_epochs=1, **model, **compiled))
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    # The embeddings, a layer, the shorter last layer, the pooler, the dropout, the classifier.
+    assert counters["stats"]["unique_graphs"] == 6 and not counters["graph_break"]
+    assert weights[0].keys() == weights[1].keys()
+    for key, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][key], tensor, atol=1e-4, rtol=0, msg=key)
