@@ -7,7 +7,7 @@ intermediate tensors are computed in chunks that fit the processor's cache. Only
 import math
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
@@ -480,12 +480,15 @@ def grouped_attention(
 # --- attention on a GPU ------------------------------------------------------------------------------------------
 
 
+_device_capability = cache(torch.cuda.get_device_capability)  # looking it up takes microseconds, in each layer
+
+
 @torch.compiler.assume_constant_result
 def _has_flash_attention(device: torch.device) -> bool:
     """Whether torch has flash attention for a device: an NVIDIA Ampere GPU or newer, or an AMD GPU."""
     if device.type != "cuda":  # a CPU that runs what a GPU would run, see `OWN_KERNELS`
         return True
-    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.backends.cuda.is_flash_attention_available() and _device_capability(device) >= (8, 0)
 
 
 def _attention_in_float64(
@@ -623,7 +626,8 @@ def ragged_attention(
     if query.dtype == torch.float64:
         return _attention_in_float64(query, key, value, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout)
     head_size = query.shape[-1]
-    if padding := -head_size % HEAD_SIZE_MULTIPLE:  # zeros change no score, and their outputs are cut
+    padding = -head_size % HEAD_SIZE_MULTIPLE
+    if padding:  # zeros change no score, and their outputs are cut
         query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
     # The kernels refuse bounds above the number of tokens. Unlike min, sym_min adds no condition to a compiled model.
     longest = torch.sym_min(max_length_q, len(query)), torch.sym_min(max_length_k, len(key))
@@ -637,7 +641,7 @@ def ragged_attention(
         efficient = torch.ops.aten._efficient_attention_forward.default
         tensors = (query[None], key[None], value[None], None)
         context = efficient(*tensors, *boundaries, 0, torch.is_grad_enabled(), scale=scaling)[0].squeeze(0)
-    return context[..., :head_size]
+    return context[..., :head_size] if padding else context
 
 
 # --- vocabulary product -----------------------------------------------------------------------------------------

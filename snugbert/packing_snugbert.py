@@ -19,6 +19,8 @@ from .kernels_snugbert import has_own_kernels, is_tracing, is_transformed
 logger = logging.get_logger(__name__)
 
 IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators ignore
+# Device types on which torch has assertions and `nonzero_static`, for which the host does not wait.
+ASYNCHRONOUS = {"cpu", "cuda"}
 
 
 @torch.compiler.assume_constant_result
@@ -32,14 +34,22 @@ def is_checkable(values: torch.Tensor) -> bool:
     return has_own_kernels(values) and not is_tracing()
 
 
+def must_read(values: torch.Tensor) -> bool:
+    """Whether checks read values: on the CPU, where it costs nothing, and where there are no assertions instead."""
+    return not is_tracing() and (has_own_kernels(values) or values.device.type not in ASYNCHRONOUS)
+
+
 def assert_later(condition: torch.Tensor, message: str) -> None:
-    """Checks a condition on an accelerator without waiting for it. A failure stops the kernels that are queued later.
+    """Checks a condition on a GPU without waiting for it. A failure stops the kernels that are queued later.
+
+    Does nothing on device types without such assertions.
 
     Args:
         condition: a boolean. *Shape:* ()
-        message: printed by the accelerator. The `RuntimeError` of a later operation does not contain it.
+        message: printed by the GPU. The `RuntimeError` of a later operation does not contain it.
     """
-    torch.ops.aten._assert_async.msg(condition, message)
+    if condition.device.type in ASYNCHRONOUS:
+        torch.ops.aten._assert_async.msg(condition, message)
 
 
 _warned: set[str] = set()  # arguments whose labels at padding were reported
@@ -323,7 +333,7 @@ def _packed_batch(
             f"{list(cu_seq_lens.shape)}."
         )
     # With wrong boundaries, attention kernels would read invalid memory.
-    if max_length is None or is_checkable(cu_seq_lens):  # without `max_length_q`, this waits for an accelerator
+    if max_length is None or must_read(cu_seq_lens):  # without `max_length_q`, the host waits for a GPU
         max_length = _check_boundaries(cu_seq_lens.tolist(), tokens, max_length)
         _check_length(max_length, config)
         cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32, non_blocking=True)
@@ -452,7 +462,7 @@ def _refuse_restarts(position_ids: torch.Tensor, token_mask: torch.Tensor | None
         "as in a packed batch, but the batch has no boundaries. Pass `cu_seq_lens_q`, for example with "
         "`SnugBertDataCollatorWithPacking`."
     )
-    if not is_checkable(restarts):
+    if not must_read(restarts):
         assert_later(~restarts.any(), f"`position_ids` restart in a row, {problem}")
     elif restarts.any():
         row, column = restarts.nonzero()[0].tolist()
@@ -462,7 +472,7 @@ def _refuse_restarts(position_ids: torch.Tensor, token_mask: torch.Tensor | None
 def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor, labels: torch.Tensor | None) -> None:
     """Keeps only the tokens. Waits for an accelerator once, to read the numbers of tokens and of labeled tokens."""
     is_token = token_mask.flatten()
-    if has_own_kernels(is_token) or labels is None or labels.shape != token_mask.shape:
+    if must_read(is_token) or labels is None or labels.shape != token_mask.shape:
         token_indices = is_token.nonzero().squeeze(1)
     else:
         is_labeled = is_token & (labels.flatten() != IGNORE_INDEX)

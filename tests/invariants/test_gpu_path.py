@@ -6,6 +6,8 @@ from host_waits import count_host_waits
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
 from reference_kernels import acting_as_gpu
 
+from snugbert import packing_snugbert
+
 pytestmark = pytest.mark.slow
 
 
@@ -104,6 +106,18 @@ def test_wrong_boundaries_stop_the_kernels(starts):
         with pytest.raises(RuntimeError, match="`cu_seq_lens_q` must start at 0"):
             ours(**inputs, max_length_q=4)
     assert not calls
+
+
+def test_devices_without_assertions_are_read(monkeypatch):
+    monkeypatch.setattr(packing_snugbert, "ASYNCHRONOUS", {"cuda"})
+    ours, _ = ours_and_stock("Model")
+    row = torch.ones(1, 4, dtype=torch.long)
+    with acting_as_gpu():
+        with pytest.raises(ValueError, match="It starts at 1 and ends at 4"):
+            ours(row, cu_seq_lens_q=torch.tensor([1, 4]), max_length_q=4)
+        with pytest.raises(ValueError, match="`position_ids` restart in row 0 at token 2"):
+            ours(row, position_ids=torch.tensor([[0, 1, 0, 1]]))
+    test_every_head_equals_the_cpu("ForMaskedLM", "padded", "efficient")
 
 
 def test_restarting_positions_stop_the_kernels():
