@@ -224,9 +224,9 @@ def draw_lengths(distribution: tuple[int, ...], count: int, longest: int, rng: n
     return np.minimum(drawn, longest).tolist()
 
 
-def make_example(length: int, sizes: Sizes, rng: np.random.Generator) -> dict[str, Any]:
+def make_example(length: int, vocabulary: int, rng: np.random.Generator) -> dict[str, Any]:
     """Draws the tokens of a pair; up to 4 tokens, of one sentence."""
-    ids = rng.integers(5, sizes.vocabulary, length)
+    ids = rng.integers(5, vocabulary, length)
     ids[0], ids[-1] = 2, 3  # [CLS], [SEP]
     middle = length // 2 if length > 4 else length - 1
     ids[middle] = 3
@@ -234,31 +234,31 @@ def make_example(length: int, sizes: Sizes, rng: np.random.Generator) -> dict[st
 
 
 def make_pretraining_batches(
-    lengths: list[int], batch_size: int, sizes: Sizes, rng: np.random.Generator
+    lengths: list[int], batch_size: int, vocabulary: int, rng: np.random.Generator
 ) -> dict[str, list[Batch]]:
     """Returns the batches of both sides. Half of the pairs are random."""
     examples = [
-        make_example(length, sizes, rng) | {"next_sentence_label": index % 2, "mask_seed": index}
+        make_example(length, vocabulary, rng) | {"next_sentence_label": index % 2, "mask_seed": index}
         for index, length in enumerate(lengths)
     ]
-    tokenizer = SnugBertTokenizer(vocab=make_vocabulary(sizes.vocabulary))
+    tokenizer = SnugBertTokenizer(vocab=make_vocabulary(vocabulary))
     collate = SnugBertDataCollatorForPretraining(tokenizer)
     packed = [collate(examples[start : start + batch_size]) for start in range(0, len(examples), batch_size)]
     return {"ours": packed, "stock": [pad_batch(batch, 0) for batch in packed]}
 
 
 def make_fine_tuning_batches(
-    task: str, lengths: list[int], batch_size: int, sizes: Sizes, rng: np.random.Generator
+    task: str, lengths: list[int], batch_size: int, vocabulary: int, rng: np.random.Generator
 ) -> dict[str, list[Batch]]:
     """Returns the batches of both sides, with random labels, for a name in [`HEADS`]."""
-    features = [label_example(task, make_example(length, sizes, rng), rng) for length in lengths]
+    features = [label_example(task, make_example(length, vocabulary, rng), rng) for length in lengths]
     if task == "multiple choice":  # each example has two choices
         pairs = zip(features[::2], features[1::2], strict=True)
         features = [
             {"input_ids": [first["input_ids"], second["input_ids"]], "label": int(rng.integers(2))}
             for first, second in pairs
         ]
-    tokenizer = SnugBertTokenizer(vocab=make_vocabulary(sizes.vocabulary))
+    tokenizer = SnugBertTokenizer(vocab=make_vocabulary(vocabulary))
     collators = {"multiple choice": DataCollatorForMultipleChoice, "tagging": DataCollatorForTokenClassification}
     pad = collators.get(task, DataCollatorWithPadding)(tokenizer)
     pack = SnugBertDataCollatorWithPacking()
@@ -316,13 +316,13 @@ def check_head(task: str, dtype: str, args: argparse.Namespace) -> dict[str, Any
     longest = sizes.shapes[0][1]
     if HEADS[task] in ("PreTraining", "MaskedLM"):
         lengths = rng.integers(5, longest + 1, sizes.fine_tuning_batch).tolist()
-        batches = make_pretraining_batches(lengths, len(lengths), sizes, rng)
+        batches = make_pretraining_batches(lengths, len(lengths), sizes.vocabulary, rng)
         if task == "masked LM":
             for batch in (*batches["ours"], *batches["stock"]):
                 del batch["next_sentence_label"]
     else:
         lengths = [2, *rng.integers(2, longest + 1, sizes.fine_tuning_batch - 1).tolist()]
-        batches = make_fine_tuning_batches(task, lengths, len(lengths), sizes, rng)
+        batches = make_fine_tuning_batches(task, lengths, len(lengths), sizes.vocabulary, rng)
     fields = {"num_labels": {"regression": 1, "answers": 2}.get(task, LABELS)}
     work = Work(task, HEADS[task], make_config(sizes, 0.0, **fields), None, {}, {}, steps=1, trains=True)
     settings = step_arguments(args)
@@ -421,7 +421,7 @@ def time_pretraining(
     lengths = [length] * size * args.sizes.steps
     if fill == "real":
         lengths = draw_lengths(PAIR_LENGTHS[128 if length <= 128 else 512], len(lengths), length, rng)
-    batches = make_pretraining_batches(lengths, size, args.sizes, rng)
+    batches = make_pretraining_batches(lengths, size, args.sizes.vocabulary, rng)
     return time_steps(config=make_config(args.sizes, dropout), head="PreTraining", batches=batches, args=args, **how)
 
 
@@ -455,7 +455,7 @@ def time_fine_tuning(args: argparse.Namespace, task: str, side: str) -> dict[str
     rng = np.random.default_rng(0)
     size = args.sizes.fine_tuning_batch
     lengths = draw_lengths(GLUE_LENGTHS[task], size * args.sizes.steps, 128, rng)
-    batches = make_fine_tuning_batches("classification", lengths, size, args.sizes, rng)
+    batches = make_fine_tuning_batches("classification", lengths, size, args.sizes.vocabulary, rng)
     config = make_config(args.sizes, 0.1, num_labels=LABELS)
     return time_steps(side, config, "SequenceClassification", batches, args)
 
@@ -643,9 +643,9 @@ def profile_steps(task: str, dtype: str, args: argparse.Namespace) -> dict[str, 
     size, length = sizes.shapes[0]
     lengths = draw_lengths(PAIR_LENGTHS[128], size * sizes.steps, length, rng)
     if task == "pretraining":
-        batches = make_pretraining_batches(lengths, size, sizes, rng)["ours"]
+        batches = make_pretraining_batches(lengths, size, sizes.vocabulary, rng)["ours"]
     else:
-        batches = make_fine_tuning_batches(task, lengths, size, sizes, rng)["ours"]
+        batches = make_fine_tuning_batches(task, lengths, size, sizes.vocabulary, rng)["ours"]
     work = Work(task, HEADS[task], make_config(sizes, 0.1, num_labels=LABELS), None, {}, {}, steps=1, trains=True)
     settings = step_arguments(args, "--dtype", dtype)
     run = make_runner(build("ours", work, settings), work, settings)

@@ -518,7 +518,7 @@ def test_lengths_of_gpu_measurements():
     expected = np.minimum(gpu.GLUE_LENGTHS["rte"], 120)
     assert np.abs(np.percentile(drawn, range(5, 100, 5)) - expected[1:-1]).max() < 3
     for count in (1, 2, 3, 4, 5, 9):
-        example = gpu.make_example(count, gpu.REHEARSAL, rng)
+        example = gpu.make_example(count, 300, rng)
         assert len(example["input_ids"]) == len(example["token_type_ids"]) == count
 
 
@@ -545,3 +545,42 @@ def test_failures_of_gpu_measurements(tmp_path, monkeypatch, capsys):
     with pytest.raises(RuntimeError, match="not today"):
         arguments = gpu.parse_arguments(["eager", *flags])
         gpu.run_python(["-c", "raise SystemExit('not today')"], tmp_path / "log", arguments)
+
+
+def test_host_time_and_waits():
+    """The kernels that do nothing replace torch's own, so this runs in a process of its own."""
+    code = """
+import host_time, waits_and_graphs
+host_time.load_kernels()
+host_time.act_as_gpu()
+host_time.print_rows("SnugBERT", True, 2)
+waits_and_graphs.HEADS = {"tagging": "TokenClassification"}
+waits_and_graphs.print_rows("now")
+"""
+    repository = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [repository / "benchmarks", repository]))}
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in process.stdout.splitlines()]
+    assert [row[:2] for row in rows[:4]] == [
+        [side, dtype] for dtype in ("bfloat16", "float32") for side in ("SnugBERT", "stock BERT")
+    ]
+    for ours, stock in (rows[:2], rows[2:4]):
+        counts = [[int(row[2].split()[0]), int(row[3].split()[0].replace(",", ""))] for row in (ours, stock)]
+        # A layer has the same operations on both sides. There are few others.
+        assert all(0.8 < mine / theirs < 1.2 for mine, theirs in zip(*counts, strict=True))
+    assert [row[:4] for row in rows[4:]] == [["now", "tagging", "packed", "0"], ["now", "tagging", "padded", "1"]]
+    assert rows[4][4:] == ["0", "1", ", ".join("0" * 7)]
+
+
+def test_operations_are_counted():
+    from host_time import Counter
+
+    values, weight, bias = torch.zeros(3, 4), torch.zeros(2, 4, requires_grad=True), torch.zeros(2)
+    with Counter() as counter:
+        output = torch.nn.functional.linear(values, weight, bias)  # a transposed view, and addmm
+    assert (counter.operations, counter.kernels) == (2, 1)
+    nested = torch.nested.nested_tensor_from_jagged(output.detach(), torch.tensor([0, 1, 3]))
+    with Counter() as counter:
+        nested * 2
+    assert counter.kernels == 1

@@ -1,0 +1,123 @@
+r"""Waits for a GPU in a training step, graph breaks and recompilations of torch.compile, for every head, on a CPU.
+
+    python benchmarks/waits_and_graphs.py
+    python benchmarks/waits_and_graphs.py --before FOLDER    # also an older version, in FOLDER
+
+SnugBERT runs its code for a GPU, see `host_time.py`. A wait is an operation that reads a value from the device, or
+whose result has a shape that depends on values. `tests/host_waits.py` finds them in a forward and a backward pass.
+Data workers and collators run before and are not counted.
+
+`torch.compile(dynamic=True)` compiles the whole model. Eight batches follow, with other lengths each. The table has
+the number of graph breaks, the number of graphs that the first batch compiled, and how many each later batch added.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from gpu import HEADS, LABELS, Batch, make_fine_tuning_batches, make_pretraining_batches
+from host_time import FIELDS, VOCABULARY, act_as_gpu, load_kernels
+from torch._dynamo.utils import counters
+
+import snugbert
+from snugbert import SnugBertConfig
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from host_waits import count_host_waits
+
+LAYERS = 3
+BATCHES, EXAMPLES = 8, 6
+HEADER = "| version | head | layout | waits | graph breaks | graphs of the first batch | graphs of the later ones |"
+
+
+def make_batches(task: str) -> dict[str, list[Batch]]:
+    """Returns batches for a name in [`HEADS`], packed (ours) and padded (stock)."""
+    rng = np.random.default_rng(0)
+    if HEADS[task] not in ("PreTraining", "MaskedLM"):
+        choices = 2 if task == "multiple choice" else 1
+        lengths = rng.integers(2, 40, BATCHES * EXAMPLES * choices).tolist()
+        return make_fine_tuning_batches(task, lengths, EXAMPLES, VOCABULARY, rng)
+    batches = make_pretraining_batches(rng.integers(5, 40, BATCHES * EXAMPLES).tolist(), EXAMPLES, VOCABULARY, rng)
+    if task == "masked LM":
+        for batch in (*batches["ours"], *batches["stock"]):
+            del batch["next_sentence_label"]
+    return batches
+
+
+def run_step(model: Any, batch: Batch) -> None:
+    """Runs a forward and a backward pass."""
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**batch).loss
+    loss.backward()
+
+
+def count_graphs(model: torch.nn.Module, batches: list[Batch]) -> tuple[int, list[int]]:
+    """Returns the number of graph breaks, and the number of graphs that each batch compiled."""
+    compiled = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    counters.clear()
+    whole = torch.compile(model, dynamic=True, backend=backend)
+    totals = [0]
+    for batch in batches:
+        run_step(whole, batch)
+        totals.append(compiled)
+    return sum(counters["graph_break"].values()), np.diff(totals).tolist()
+
+
+def print_rows(version: str) -> None:
+    """Prints the rows of the installed version under a name."""
+    for task, head in HEADS.items():
+        batches = make_batches(task)
+        config = SnugBertConfig(
+            **{**FIELDS, "num_hidden_layers": LAYERS},
+            num_labels={"regression": 1, "answers": 2}.get(task, LABELS),
+        )
+        for layout, side in (("packed", "ours"), ("padded", "stock")):
+            torch.manual_seed(0)
+            model = getattr(snugbert, f"SnugBertFor{head}")(config).train()
+            run_step(model, batches[side][0])
+            with count_host_waits() as waits:
+                run_step(model, batches[side][1])
+            try:
+                breaks, graphs = count_graphs(model, batches[side])
+                cells = [str(breaks), str(graphs[0]), ", ".join(map(str, graphs[1:]))]
+            except Exception as error:
+                cells = [f"fails: {type(error).__name__}", "", ""]
+            print(f"| {version} | {task} | {layout} | {len(waits)} | {' | '.join(cells)} |", flush=True)
+
+
+def main(argv: list[str]) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="folder of an older version")
+    parser.add_argument("--rows", help=argparse.SUPPRESS)  # prints only the rows of the installed version
+    args = parser.parse_args(argv)
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    load_kernels()
+    act_as_gpu()
+    if args.rows:
+        print_rows(args.rows)
+        return
+    print(f"{HEADER}\n|{' --- |' * (HEADER.count('|') - 1)}", flush=True)
+    if args.before:
+        path = os.pathsep.join([str(args.before), *sys.path[1:]])
+        command = [sys.executable, __file__, "--rows", "before"]
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
+    print_rows("after")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
