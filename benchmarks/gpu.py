@@ -378,7 +378,7 @@ def time_steps(
     torch.compiler.reset()
     model = build(side, work, settings)
     if how.get("compiled") == "layers":
-        compile_layers(model, args.sizes.backend)
+        model = compile_layers(model, args.sizes.backend)
     elif how.get("compiled") == "model":
         model.compile(dynamic=True if side == "ours" else None, backend=args.sizes.backend)
     run = make_runner(model, work, settings)
@@ -444,20 +444,25 @@ def compiled_rows(args: argparse.Namespace) -> Rows:
 
 
 def length_rows(args: argparse.Namespace) -> Rows:
-    """Yields the rows of `lengths`."""
-    for task in args.sizes.tasks:
-        for side, name in (("stock", "stock sdpa"), ("ours", "SnugBERT")):
-            yield f"fine-tuning step, lengths of {task} | {name}", partial(time_fine_tuning, args, task, side)
+    """Yields the rows of `lengths`, those of compiled layers at the end."""
+    sides: tuple[dict[str, dict[str, Any]], ...] = (
+        {"stock sdpa": {"side": "stock"}, "SnugBERT": {"side": "ours"}},
+        {"SnugBERT, compiled layers": {"side": "ours", "compiled": "layers"}},
+    )
+    for some in sides:
+        for task in args.sizes.tasks:
+            for name, how in some.items():
+                yield f"fine-tuning step, lengths of {task} | {name}", partial(time_fine_tuning, args, task, how)
 
 
-def time_fine_tuning(args: argparse.Namespace, task: str, side: str) -> dict[str, Any]:
-    """Measures steps of a classifier at the lengths of a task."""
+def time_fine_tuning(args: argparse.Namespace, task: str, how: dict[str, Any]) -> dict[str, Any]:
+    """Measures steps of a classifier at the lengths of a task. `how` is passed on to [`time_steps`]."""
     rng = np.random.default_rng(0)
     size = args.sizes.fine_tuning_batch
     lengths = draw_lengths(GLUE_LENGTHS[task], size * args.sizes.steps, 128, rng)
     batches = make_fine_tuning_batches("classification", lengths, size, args.sizes.vocabulary, rng)
     config = make_config(args.sizes, 0.1, num_labels=LABELS)
-    return time_steps(side, config, "SequenceClassification", batches, args)
+    return time_steps(config=config, head="SequenceClassification", batches=batches, args=args, **how)
 
 
 # --- pieces: jobs -------------------------------------------------------------------------------------------------

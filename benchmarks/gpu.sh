@@ -39,9 +39,9 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
     exit
 fi
 run correctness 4 "$@"
-run eager 8 "$@"
+run eager 7 "$@"
 run compiled 9 "$@"
-run lengths 4 "$@"
+run lengths 6 "$@"
 run pretrain 5 "$@"
 run finetune 5 "$@"
 run profile 4 "$@"

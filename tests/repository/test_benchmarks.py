@@ -474,7 +474,7 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch, capsys):
     results = {piece: read_results(tmp_path, piece) for piece in gpu.PIECES}
     assert not [row for rows in results.values() for row in rows.values() if "error" in row]
     steps = results["eager"] | results["compiled"] | results["lengths"]
-    assert len(steps) == 1 + 2 + 3 + 2 and all(len(row.get("seconds", [0, 0])) == 2 for row in steps.values())
+    assert len(steps) == 1 + 2 + 3 + 3 and all(len(row.get("seconds", [0, 0])) == 2 for row in steps.values())
     full = results["eager"]["pretraining step, 4 x 24, full fill, dropout 0.1 | SnugBERT"]
     assert full["tokens"] == 2 * 4 * 24 and full["fill"] == 1
     assert len(results["pretrain"]) == 2 and len(results["finetune"]) == 3
@@ -486,7 +486,7 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     gpu.main(["table", *flags])
     out = capsys.readouterr().out
-    assert len([line for line in out.splitlines() if line.startswith("| ")]) == 2 + 2 + 3 + 2 + 1 + 2
+    assert len([line for line in out.splitlines() if line.startswith("| ")]) == 2 + 2 + 3 + 3 + 1 + 2
     stock = results["eager"]["pretraining step, 4 x 24, full fill, dropout 0.1 | stock sdpa"]
     command = [Path(gpu.__file__).with_name("gpu.sh"), "table", *flags]
     environment = os.environ | {"PYTHON": sys.executable}
