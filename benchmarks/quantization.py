@@ -24,7 +24,7 @@ from typing import Any
 import onnx
 import onnxruntime
 import torch
-from finetuning import collate, glue_features
+from finetuning import glue_features, make_padding_collator
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from side_by_side import TOLERANCE, describe_machine, positive
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
@@ -180,7 +180,8 @@ def measure(args: argparse.Namespace) -> Iterator[str]:
     labels = torch.tensor([feature["label"] for feature in features])
 
     def make_batches(features: list[dict[str, Any]], size: int) -> list[Batch]:
-        batches = collate(features, "sst2", tokenizer, size)
+        collate = make_padding_collator("sst2", tokenizer)
+        batches = [collate(features[start : start + size]) for start in range(0, len(features), size)]
         return [{name: values for name, values in batch.items() if name != "labels"} for batch in batches]
 
     timed = features[: args.timed_samples]
