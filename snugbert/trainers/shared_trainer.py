@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import TorchDynamoPlugin
 from huggingface_hub import HfApi
-from transformers import PrinterCallback, ProgressCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
 
 from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
-from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertLayer
 from snugbert.packing_snugbert import warn_of_padding
 from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.device_arguments import apply_tf32
@@ -90,11 +91,8 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
         if self.args.torch_compile:
-            # All layers share their graphs, which fit batches of all sizes.
-            plugin = self.accelerator.state.dynamo_plugin
-            plugin.use_regional_compilation = plugin.dynamic = True
-            # The size of what attention saves for its backward pass on a CPU.
-            torch._dynamo.config.capture_dynamic_output_shape_ops = True
+            self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")  # accelerate compiles nothing
+            compile_layers(self.model, self.args)  # type: ignore[arg-type]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Locks the output folder, verifies the checkpoint, and logs how many are kept.
@@ -302,6 +300,15 @@ class IgnorePadding:
             warn_of_padding("labels", int(at_padding.sum()))
             batch["labels"] = labels.masked_fill(at_padding, IGNORE_INDEX)
         return batch
+
+
+def compile_layers(model: torch.nn.Module, args: TrainingArguments) -> None:
+    """Compiles each layer of the encoder in place. All layers share their graphs, which fit batches of all sizes."""
+    # The size of what attention saves for its backward pass on a CPU depends on the lengths in the batch.
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    for module in model.modules():
+        if isinstance(module, SnugBertLayer):
+            module.compile(dynamic=True, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
 
 
 def check_weights(model: torch.nn.Module) -> None:

@@ -90,7 +90,7 @@ def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path, on_gpu,
         for name, compiled in (("eager", {}), ("compiled", COMPILED)):
             graphs[name] = train(tmp_path / name, **{CHECKPOINTING: True}, **options, **compiled)
     assert graphs["eager"] == [0] * STEPS and not counters["graph_break"]
-    assert 4 <= graphs["compiled"][0] == graphs["compiled"][-1]
+    assert 2 <= graphs["compiled"][0] == graphs["compiled"][-1]
     assert_same_run(tmp_path / "compiled", tmp_path / "eager", bf16=on_gpu)
 
 
@@ -99,8 +99,8 @@ def test_compiled_and_eager_runs_resume_each_other(tmp_path):
     train(tmp_path / "eager", **SMALL_BATCHES)
     graphs = train(tmp_path / "compiled", **SMALL_BATCHES, **COMPILED)
     graphs += train(tmp_path / "eager-compiled", tmp_path / "eager/checkpoint-3", **SMALL_BATCHES, **COMPILED)
-    # The embeddings, the layers, the shorter last layer, the pooler. Other runs and batches add none.
-    assert graphs == [4] * len(graphs) and not counters["graph_break"]
+    # The layers and the shorter last layer, in training and then in evaluation. Other runs and batches add none.
+    assert graphs == [2] * STEPS + [4] * (len(graphs) - STEPS) and not counters["graph_break"]
     train(tmp_path / "compiled-eager", tmp_path / "compiled/checkpoint-3", **SMALL_BATCHES)
     for name in ("compiled", "eager-compiled", "compiled-eager"):
         assert_same_run(tmp_path / name, tmp_path / "eager")
