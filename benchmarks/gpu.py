@@ -747,7 +747,10 @@ def print_table(args: argparse.Namespace) -> None:
 
 
 def format_row(row: dict[str, Any], rows: dict[str, Any], best: float, datasheet: float | None) -> str:
-    """Formats steps or a job. The ratios are to stock BERT with sdpa, not compiled, on the same work."""
+    """Formats steps or a job. The ratios are to stock BERT with sdpa, not compiled, on the same work.
+
+    The ratio of jobs is that of their training times.
+    """
     work, _, side = row["row"].partition(" | ")
     if "error" in row:
         return f"| {work} | {side} | {row['error']} |" + " |" * 4
@@ -761,7 +764,9 @@ def format_row(row: dict[str, Any], rows: dict[str, Any], best: float, datasheet
         None,
     )
     if "needed_flops" not in row:  # a job
-        cells = [f"{row['tokens_per_second']:,.0f}" if "tokens_per_second" in row else f"{row['job_seconds']:.0f} s"]
+        rate = f"{row['tokens_per_second']:,.0f}; " if "tokens_per_second" in row else ""
+        training = f", training {row['training_seconds']:.0f} s" if "training_seconds" in row else ""
+        cells = [f"{rate}job {row['job_seconds']:.0f} s{training}"]
         mfu = format_mfu(row["mfu"] * best, best, datasheet) if "mfu" in row else ""
         speed = f"{stock['training_seconds'] / row['training_seconds']:.2f}" if stock else ""
         return "| " + " | ".join([work, side, *cells, mfu, "", speed, ""]) + " |"
