@@ -378,7 +378,7 @@ def time_steps(
     torch.compiler.reset()
     model = build(side, work, settings)
     if how.get("compiled") == "layers":
-        model = compile_layers(model, args.sizes.backend)
+        compile_layers(model, args.sizes.backend)
     elif how.get("compiled") == "model":
         model.compile(dynamic=True if side == "ours" else None, backend=args.sizes.backend)
     run = make_runner(model, work, settings)
