@@ -49,6 +49,12 @@ def is_tracing() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
 
 
+def is_exporting() -> bool:
+    """Whether torch.export traces the model."""
+    # In a model that torch.compile traces, `torch.compiler.is_exporting` is wrong with torch 2.11.
+    return torch.compiler._is_exporting_flag
+
+
 def has_own_kernels(values: torch.Tensor) -> bool:
     """Whether our kernels run on the device of `values`, the CPU. Reading a value is free there."""
     return values.device.type in OWN_KERNELS

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_snugbert import SnugBertConfig
-from .kernels_snugbert import has_own_kernels, is_tracing, is_transformed
+from .kernels_snugbert import has_own_kernels, is_exporting, is_tracing, is_transformed
 
 logger = logging.get_logger(__name__)
 
@@ -323,7 +323,7 @@ def _packed_batch(
             f"A packed batch (`cu_seq_lens_q`) needs `input_ids` of shape [1, tokens], not {[rows, tokens]}, "
             "and no `attention_mask`."
         )
-    if torch.compiler.is_exporting():
+    if is_exporting():
         raise ValueError("A packed batch cannot be exported. Export with padded inputs and an `attention_mask`.")
     if not isinstance(cu_seq_lens, torch.Tensor):
         raise ValueError(f"`cu_seq_lens_q` must be a tensor, not {type(cu_seq_lens).__name__}.")
@@ -422,7 +422,7 @@ def _padded_batch(
     elif is_tracing():
         batch.padded = True
         if token_mask is not None:
-            if not torch.compiler.is_exporting() and not is_transformed():  # these have no alternative
+            if not is_exporting() and not is_transformed():  # these have no alternative
                 warn_once("A compiled model cannot skip padding. Pass packed batches instead.")
             # One mask row per query, as in transformers' masks. ONNX's Attention does not broadcast masks.
             score_mask = token_mask[:, None, None].expand(-1, -1, L, -1)
