@@ -60,6 +60,15 @@ def has_own_kernels(values: torch.Tensor) -> bool:
     return values.device.type in OWN_KERNELS
 
 
+def to_autocast_dtype(values: torch.Tensor) -> torch.Tensor:
+    """Converts float32 to the dtype of autocast, if that is enabled. Autocast itself converts for each use."""
+    device = values.device.type
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)  # torch 2.11 cannot trace it
+    if values.dtype != torch.float32 or not available:
+        return values
+    return values.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else values
+
+
 # --- dropout ----------------------------------------------------------------------------------------------------
 
 
@@ -631,14 +640,17 @@ def ragged_attention(
     """
     if query.dtype == torch.float64:
         return _attention_in_float64(query, key, value, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout)
-    head_size = query.shape[-1]
+    dtype, head_size = query.dtype, query.shape[-1]
+    has_flash = _has_flash_attention(query.device)
+    if dtype == torch.bfloat16 and not has_flash:  # GPUs before Ampere have no kernel for it
+        query, key, value = (tensor.float() for tensor in (query, key, value))
     padding = -head_size % HEAD_SIZE_MULTIPLE
     if padding:  # zeros change no score, and their outputs are cut
         query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
     # The kernels refuse bounds above the number of tokens. Unlike min, sym_min adds no condition to a compiled model.
     longest = torch.sym_min(max_length_q, len(query)), torch.sym_min(max_length_k, len(key))
     boundaries = (cu_seq_lens_q, cu_seq_lens_k, *longest, dropout)
-    if query.dtype in FLASH_DTYPES and head_size <= FLASH_HEAD_SIZE and _has_flash_attention(query.device):
+    if has_flash and dtype in FLASH_DTYPES and head_size <= FLASH_HEAD_SIZE:
         flash = torch.ops.aten._flash_attention_forward.default
         context = flash(query, key, value, *boundaries, False, False, scale=scaling)[0]
     elif torch.compiler.is_compiling():
@@ -647,7 +659,7 @@ def ragged_attention(
         efficient = torch.ops.aten._efficient_attention_forward.default
         tensors = (query[None], key[None], value[None], None)
         context = efficient(*tensors, *boundaries, 0, torch.is_grad_enabled(), scale=scaling)[0].squeeze(0)
-    return context[..., :head_size] if padding else context
+    return (context[..., :head_size] if padding else context).to(dtype)
 
 
 # --- vocabulary product -----------------------------------------------------------------------------------------
@@ -666,12 +678,11 @@ def padded_linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     Returns:
         A view of the padded product. *Shape:* (..., V)
     """
-    size, device = len(weight), values.device.type
+    size = len(weight)
     padding = -size % MULTIPLE
     if padding == 0:
         return F.linear(values, weight, bias)
-    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:  # autocast leaves float64 as it is
-        weight = weight.to(torch.get_autocast_dtype(device))  # the copy is then half as large
+    weight = to_autocast_dtype(weight)  # the copy is then half as large
     weight = torch.cat([weight, weight.new_zeros(padding, weight.shape[1])])
     return F.linear(values, weight, F.pad(bias, (0, padding)))[..., :size]
 

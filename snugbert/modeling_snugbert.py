@@ -49,6 +49,7 @@ from .kernels_snugbert import (
     is_transformed,
     padded_linear,
     ragged_attention,
+    to_autocast_dtype,
     upcast,
 )
 from .packing_snugbert import (
@@ -180,7 +181,7 @@ class SnugBertSelfAttention(nn.Module):
         """
         projected = ((self.query, query_states), (self.key, hidden_states), (self.value, hidden_states))
         query, key, value = (
-            _to_autocast_dtype(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
+            to_autocast_dtype(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
             for projection, tokens in projected
         )
         options = {
@@ -230,15 +231,6 @@ class SnugBertResidual(nn.Module):
         return self.LayerNorm(self.dropout(self.dense(hidden_states)) + residual)
 
 
-def _to_autocast_dtype(hidden_states: torch.Tensor) -> torch.Tensor:
-    """Converts once to the autocast dtype. Autocast itself would store one copy each for queries, keys and values."""
-    device = hidden_states.device.type
-    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)  # torch 2.11 cannot trace it
-    if hidden_states.dtype != torch.float32 or not available:
-        return hidden_states
-    return hidden_states.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden_states
-
-
 class SnugBertAttention(nn.Module):
     """Attention sublayer."""
 
@@ -255,8 +247,8 @@ class SnugBertAttention(nn.Module):
     ) -> torch.Tensor:
         """Applies attention to all tokens, or to `query_indices` (Q,) only. *Shape:* (1, T, H) -> (1, T or Q, H)"""
         residual = hidden_states if query_indices is None else hidden_states.index_select(1, query_indices)
-        inputs = _to_autocast_dtype(hidden_states)
-        query_states = inputs if query_indices is None else _to_autocast_dtype(residual)
+        inputs = to_autocast_dtype(hidden_states)
+        query_states = inputs if query_indices is None else to_autocast_dtype(residual)
         context, _ = self.self(query_states, inputs, **kwargs)
         return self.output(context, residual)
 

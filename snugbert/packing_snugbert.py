@@ -529,9 +529,11 @@ def attention_arguments(
         }
     starts = batch.cu_seq_lens
     query_starts = starts if query_indices is None else torch.searchsorted(query_indices, starts, out_int32=True)
+    # A first token counts twice if it is labeled, and once more for each empty sequence before it.
+    repeated = 0 if query_indices is None else batch.num_sequences
     return {
         "cu_seq_lens_q": query_starts,
         "cu_seq_lens_k": starts,
-        "max_length_q": batch.max_length,
+        "max_length_q": batch.max_length + repeated,
         "max_length_k": batch.max_length,
     }

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from parity import assert_same_gradients, ours_and_stock, packed, ragged_batch
 from peft import LoraConfig
-from reference_kernels import acting_as_gpu
+from reference_kernels import KERNELS, acting_as_gpu
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -292,6 +292,22 @@ def test_the_vocabulary_head_of_a_gpu_compiles_into_one_graph(monkeypatch):
     ],
 )
 def test_ragged_attention_chooses_the_kernel_by_dtype_and_head_size(dtype, head_size, kernel):
+    assert_kernel(dtype, head_size, kernel)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gpus_without_flash_attention_have_no_bfloat16_kernel(dtype, monkeypatch):
+    name, dtypes = "_efficient_attention_forward", []
+    forward = KERNELS[name]
+    monkeypatch.setitem(
+        KERNELS, name, lambda query, *args, **kw: dtypes.append(query.dtype) or forward(query, *args, **kw)
+    )
+    monkeypatch.setattr(kernels, "_has_flash_attention", lambda device: False)
+    assert_kernel(dtype, 64, "efficient")
+    assert dtypes == [torch.float32 if dtype == torch.bfloat16 else dtype]
+
+
+def assert_kernel(dtype, head_size, kernel):
     lengths = [4, 1, 0, 6]
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(11, 2, head_size, dtype=dtype, generator=generator).requires_grad_() for _ in range(3)]

@@ -457,6 +457,8 @@ def test_sizes_have_the_parameters_of_the_paper(size, millions):
         ours = snugbert.SnugBertForPreTraining(config)
         stock_config = {n: getattr(config, n) for n in CONFIG if n != "num_labels"}
         stock = transformers.BertForPreTraining(transformers.BertConfig(**stock_config))
+        logits = ours(torch.zeros(2, 8, dtype=torch.long)).prediction_logits  # only shapes are computed
+    assert logits.shape == (2, 8, config.vocab_size)
     assert ours.num_parameters() == stock.num_parameters()
     assert round(ours.num_parameters() / 1e6) == millions
 

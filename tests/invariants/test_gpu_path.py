@@ -43,6 +43,20 @@ def test_every_head_equals_the_cpu(head, layout, kernel):
     assert_same_gradients(on_gpu, on_cpu)
 
 
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+def test_labels_on_every_token_equal_the_cpu(layout, kernel):
+    """The last layer then computes first tokens twice, so a sequence has more queries than tokens."""
+    on_cpu, on_gpu = (ours_and_stock("ForMaskedLM")[0].train() for _ in range(2))
+    inputs = hard_batch("ForMaskedLM")
+    inputs["labels"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    inputs = packed(inputs) if layout == "packed" else inputs
+    on_cpu(**inputs).loss.backward()
+    with acting_as_gpu(kernel):
+        on_gpu(**inputs).loss.backward()
+    assert_same_gradients(on_gpu, on_cpu)
+
+
 WAITS = {
     "item": lambda: torch.ones(1).item(),
     "bool": lambda: bool(torch.ones(1) > 0),
