@@ -28,9 +28,10 @@ OWN_KERNELS = {"cpu"}
 # A group may spend this many scores on padding before a new group starts. docs/explanation/performance.md has the
 # measurements.
 GROUP_COST = 64 * 64
-# torch's flash attention: dtypes, largest head size, and the multiple that head sizes need.
+# torch's flash attention: dtypes, largest head size, and the multiple that head sizes need. The kernel has heads up to
+# 256, but GPUs of compute capability 8.6, 8.9 and 12 may refuse the backward pass above 192.
 FLASH_DTYPES = {torch.float16, torch.bfloat16}
-FLASH_HEAD_SIZE = 256
+FLASH_HEAD_SIZE = 192
 HEAD_SIZE_MULTIPLE = 8
 LSE_MULTIPLE = 32  # memory-efficient attention pads each row of its logsumexp to a multiple
 SECOND_DERIVATIVE = (
@@ -494,7 +495,6 @@ def grouped_attention(
 
 # --- attention on a GPU ------------------------------------------------------------------------------------------
 
-
 _device_capability = cache(torch.cuda.get_device_capability)  # looking it up takes microseconds, in each layer
 
 
@@ -705,7 +705,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.dtype = torch.promote_types(logits.dtype, torch.float32)
         ctx.save_for_backward(logits, targets)
         chunks = zip(logits.split(ctx.length), targets[:, None].split(ctx.length), strict=True)
-        # `dtype` goes to the function, because a GPU then converts inside its kernel.
+        # `dtype` goes to the function. In float16 a GPU converts inside its kernel, in bfloat16 before it.
         return -torch.cat([chunk.log_softmax(1, dtype=ctx.dtype).gather(1, target) for chunk, target in chunks]).sum()
 
     @staticmethod

@@ -35,7 +35,7 @@ def is_checkable(values: torch.Tensor) -> bool:
 
 
 def must_read(values: torch.Tensor) -> bool:
-    """Whether checks read values: on the CPU, where it costs nothing, and where there are no assertions instead."""
+    """True on the CPU, where reading is free, and on devices without asynchronous assertions."""
     return not is_tracing() and (has_own_kernels(values) or values.device.type not in ASYNCHRONOUS)
 
 
@@ -233,7 +233,7 @@ class SnugBertBatch:
         if self.label_indices is not None and not is_checkable(token_labels):
             return self.label_indices
         label_indices = (token_labels != IGNORE_INDEX).nonzero().squeeze(1)
-        if self.label_indices is not None and self.label_indices.tolist() != label_indices.tolist():
+        if self.label_indices is not None and not torch.equal(self.label_indices, label_indices):
             raise ValueError(
                 f"`label_indices` does not match the {len(label_indices)} labels that are not {IGNORE_INDEX}. Change "
                 "both, or drop `label_indices`."

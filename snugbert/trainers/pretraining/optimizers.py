@@ -17,8 +17,8 @@ from snugbert.errors import InputError
 from snugbert.kernels_snugbert import has_own_kernels
 
 WSD_DECAY = 0.1  # share of the steps. 10 % of the tokens are enough: Hu et al. (2024), MiniCPM, section 4
-CHUNK_SIZE = 2**24  # numbers in the matrices that Muon updates at once, 64 MiB in float32: 28 matrices of 768 x 768
-CPU_MATRICES = 4  # the same on a CPU. More do not fit into its cache
+GPU_NUMBERS = 2**24  # numbers that Muon updates at once on a GPU, 64 MiB in float32: 28 matrices of 768 x 768
+CPU_MATRICES = 4  # matrices that a CPU updates at once. More do not fit into its cache
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -92,7 +92,7 @@ class BatchedMuon(torch.optim.Muon):
                 if parameter.grad is not None:
                     shapes.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in shapes.items():
-                length = CPU_MATRICES if has_own_kernels(parameters[0]) else max(1, CHUNK_SIZE // shape.numel())
+                length = CPU_MATRICES if has_own_kernels(parameters[0]) else max(1, GPU_NUMBERS // shape.numel())
                 for start in range(0, len(parameters), length):
                     self._update(parameters[start : start + length], group)
         return loss

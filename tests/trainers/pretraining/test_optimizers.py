@@ -156,7 +156,7 @@ def orthogonalized(matrix):
 def test_muon_equals_its_definition(nesterov, adjust_lr_fn, devices, monkeypatch):
     """For matrices of three shapes, updated several at a time. One of them has no gradient in the first step."""
     monkeypatch.setattr(kernels_snugbert, "OWN_KERNELS", devices)
-    monkeypatch.setattr(optimizers, "CHUNK_SIZE", 3 * 12 * 20)  # three matrices
+    monkeypatch.setattr(optimizers, "GPU_NUMBERS", 3 * 12 * 20)  # three matrices
     generator = torch.Generator().manual_seed(0)
     matrices = [
         torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in 4 * [(12, 20), (20, 12), (8, 18)]
