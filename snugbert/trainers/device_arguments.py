@@ -89,9 +89,7 @@ def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda
     if uses_cuda and tf32 is None:
         if bf16 is None:
             bf16 = not fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
-            tf32 = not bf16 and has_tf32()
-        else:
-            tf32 = fp16 and has_tf32()
+        tf32 = fp16 and has_tf32()  # every GPU with TF32 has bfloat16
     return bool(bf16), bool(tf32)
 
 

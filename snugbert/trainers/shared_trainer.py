@@ -56,9 +56,6 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
     only folders named `checkpoint-<step>`, up to the current step. A run resumes with its original settings. Only the
     number of steps may change. Labels at padding are ignored, as in the models.
 
-    Raises:
-        InputError: weights to train have 16 bits.
-
     Attributes:
         write_card: writes a model card with the current metrics into the output folder.
         command_settings: further settings that must not change on resume.
@@ -73,7 +70,8 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        check_weights(self.model)  # type: ignore[arg-type]
+        if self.args.torch_compile:
+            compile_layers(self.model, self.args)  # type: ignore[arg-type]
         self.data_collator = IgnorePadding(self.data_collator)
         self.command_settings: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
@@ -87,21 +85,28 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             self.add_callback(ProgressBar)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer. TF32 is on or off as the arguments say. `torch_compile` compiles layer by layer."""
+        """As in Trainer. TF32 is on or off as the arguments say. accelerate does not compile the model."""
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
         if self.args.torch_compile:
             self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")  # accelerate compiles nothing
-            compile_layers(self.model, self.args)  # type: ignore[arg-type]
+
+    def call_model_init(self, trial: Any = None) -> torch.nn.Module:
+        """As in Trainer. `torch_compile` compiles the layers of the new model."""
+        model = super().call_model_init(trial)
+        if self.args.torch_compile:
+            compile_layers(model, self.args)
+        return model
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Locks the output folder, verifies the checkpoint, and logs how many are kept.
 
         Raises:
-            InputError: a setting changed since the checkpoint, or one of its files is damaged, contains objects that
-                could run code, or does not fit the run; `resume_from_checkpoint` is True and there is no whole
-                checkpoint; or another process runs in the output folder.
+            InputError: weights to train have 16 bits; a setting changed since the checkpoint, or one of its files is
+                damaged, contains objects that could run code, or does not fit the run; `resume_from_checkpoint` is
+                True and there is no whole checkpoint; or another process runs in the output folder.
         """
+        check_weights(self.model)  # type: ignore[arg-type]
         with lock_output_dir(self.args):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
@@ -306,6 +311,10 @@ def compile_layers(model: torch.nn.Module, args: TrainingArguments) -> None:
     """Compiles each layer of the encoder in place. All layers share their graphs, which fit batches of all sizes."""
     # The size of what attention saves for its backward pass on a CPU depends on the lengths in the batch.
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    # All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling.
+    # 8 by default, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence need
+    # graphs of their own.
+    torch._dynamo.config.recompile_limit = 64
     for module in model.modules():
         if isinstance(module, SnugBertLayer):
             module.compile(dynamic=True, backend=args.torch_compile_backend, mode=args.torch_compile_mode)

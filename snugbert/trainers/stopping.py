@@ -44,8 +44,8 @@ class StoppableTrainer(Trainer):
     - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
-    All processes stop after the same step. A GPU reports both facts one step late, so that the host never waits for
-    it within a step. A stopped run then takes one step more. A run that diverges has already taken the bad step, so
+    All processes stop after the same step. On a GPU, the host reads both one step late, so that it never waits for the
+    GPU within a step. A stopped run then takes one step more. A run that diverges has already taken the bad step, so
     the weights in memory are not finite either. They reach no log line, evaluation or checkpoint, because the host
     waits for the last report before each of these.
 
@@ -144,7 +144,7 @@ class StoppableTrainer(Trainer):
         diverged, received, loss, norm = report.read()
         if diverged:
             raise DivergedError(self._describe_divergence(report.step, loss, norm))
-        if received:
+        if received and not self.interrupted:  # on a GPU, the report of the next step contains it, too
             self.interrupted = signal.Signals(int(received))
             logger.warning("%s: stopping after this step.", self.interrupted.name)
 
@@ -244,7 +244,7 @@ class StepReport:
     Attributes:
         step: the step, counted from 1.
         values: the numbers, on the CPU. Valid when they have arrived. *Shape:* (count,)
-        arrival: when they have arrived. None: now.
+        arrival: event after the copy. None: the values are already on the host.
     """
 
     step: int

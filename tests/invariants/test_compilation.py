@@ -11,13 +11,12 @@ from accelerate.state import AcceleratorState
 from finetuning_examples import HEADS, examples, make_tokenizer, new_model, new_trainer
 from reference_kernels import acting_as_gpu
 from safetensors.torch import load_file
-from synthetic import make_trainer
+from synthetic import make_trainer, packed, tiny_model
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
-
-pytestmark = pytest.mark.slow
+from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 STEPS = 6
 # inductor without its compiler: the same graphs, run by torch.
@@ -32,7 +31,9 @@ CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIEL
 def new_compiler():
     torch._dynamo.reset()
     counters.clear()
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=False):  # restores what the trainers set
+    # Restores what the trainers set. A model that torch would silently stop compiling is an error.
+    config = {"capture_dynamic_output_shape_ops": False, "recompile_limit": 8, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(config):
         yield
 
 
@@ -79,6 +80,23 @@ def assert_same_run(folder: Path, expected: Path, bf16: bool = False) -> None:
         torch.testing.assert_close(tensor, expected_weights[name], atol=5e-3 if bf16 else 2e-5, rtol=0, msg=name)
 
 
+def test_two_steps_compile(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=2, bf16=True, **COMPILED)
+    trainer.train()
+    assert counters["stats"]["unique_graphs"] == 2  # the layers and the shorter last layer
+
+
+@pytest.mark.slow
+def test_the_model_of_model_init_compiles(tmp_path):
+    like = make_trainer(tmp_path, max_steps=1, **COMPILED)
+    trainer = PretrainingTrainer(
+        model_init=lambda: tiny_model(), args=like.args, train_dataset=like.train_dataset, data_collator=packed
+    )
+    trainer.train()
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("on_gpu", "options"),
     [(False, {f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}), (True, {"bf16": True})],
@@ -94,6 +112,7 @@ def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path, on_gpu,
     assert_same_run(tmp_path / "compiled", tmp_path / "eager", bf16=on_gpu)
 
 
+@pytest.mark.slow
 def test_compiled_and_eager_runs_resume_each_other(tmp_path):
     """With accumulation. A resumed run with dropout is bit-identical to an uninterrupted one."""
     train(tmp_path / "eager", **SMALL_BATCHES)
@@ -110,6 +129,7 @@ def test_compiled_and_eager_runs_resume_each_other(tmp_path):
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 def test_two_compiled_processes_equal_one_eager_process(tmp_path):
     """Under DDP, and under FSDP2 with checkpointing."""
     train(tmp_path / "one")
@@ -122,6 +142,7 @@ def test_two_compiled_processes_equal_one_eager_process(tmp_path):
         assert_same_run(tmp_path / name, tmp_path / "one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_compiled_fine_tuning_equals_eager_fine_tuning(head, tmp_path):
     """Training and prediction, with a smaller last batch and a frozen layer."""
@@ -134,3 +155,19 @@ def test_compiled_fine_tuning_equals_eager_fine_tuning(head, tmp_path):
         results.append((model.state_dict(), trainer.predict(examples(head, 20)).predictions))
     assert counters["stats"]["unique_graphs"] >= 4 and not counters["graph_break"]
     torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_models_of_one_process_compile_all_their_graphs(tmp_path):
+    """As in a sweep. The graphs of float32, autocast, a frozen layer and batches of one exceed torch's limit of 8."""
+    graphs = []
+    for options in ({}, {"freeze_layers": 1}, {"bf16": True}):
+        model = new_model(HEADS[0], num_hidden_layers=3)
+        options |= {"per_device_train_batch_size": 4, "num_train_epochs": 1}  # the last batch has one example
+        trainer = new_trainer(
+            HEADS[0], make_tokenizer(), tmp_path, examples(HEADS[0], 9), model=model, **options, **COMPILED
+        )
+        trainer.train()
+        trainer.predict(examples(HEADS[0], 9))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] < graphs[1] <= 8 < graphs[2]

@@ -1,6 +1,7 @@
 """The precision that fits the device, unless the user chooses one."""
 
 import logging
+import math
 
 import pytest
 import synthetic
@@ -12,6 +13,7 @@ from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments, choo
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.shared_trainer import check_weights
 
 AMPERE, VOLTA, CPU = (8, 0), (7, 0), None
 
@@ -56,12 +58,6 @@ def test_the_table_of_precisions(monkeypatch, device, given, expected):
     assert next(name for name, used in names.items() if used) == expected
     # `dataclasses.replace` chooses again.
     assert choose_precision(bf16, user["fp16"], tf32, uses_cuda=device is not None) == (bf16, tf32)
-
-
-def test_a_gpu_without_bfloat16_but_with_tf32(monkeypatch):
-    fake_gpu(monkeypatch, AMPERE)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
-    assert choose_precision(None, False, None, uses_cuda=True) == (False, True)
 
 
 @pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
@@ -144,11 +140,14 @@ def test_trainers_set_tf32_as_the_arguments_say(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_trainers_refuse_weights_of_16_bits(tmp_path, monkeypatch, dtype):
+def test_trainers_refuse_to_train_weights_of_16_bits(tmp_path, monkeypatch, dtype):
     model = synthetic.tiny_model().to(dtype)
     monkeypatch.setattr(synthetic, "tiny_model", lambda dropout: model)
+    trainer = synthetic.make_trainer(tmp_path, max_steps=1)
     with pytest.raises(InputError, match=r"word_embeddings\.weight is b?float16, .* model\.float\(\)"):
-        synthetic.make_trainer(tmp_path)
+        trainer.train()
+    assert not list(tmp_path.iterdir())
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
     for parameter in model.parameters():
         parameter.requires_grad_(False)  # the frozen weights of an adapter
-    synthetic.make_trainer(tmp_path)
+    check_weights(model)

@@ -15,6 +15,7 @@ from snugbert.packed_batches import pack
 
 STEPS = 4
 # These values are on the host: the counts of a batch that was not sent yet, and the report of the step before.
+# test_stopping.py tests when the report is read.
 ON_THE_HOST = ("numpy in training_log.py", "tolist in stopping.py")
 
 

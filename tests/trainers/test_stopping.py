@@ -113,7 +113,7 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
 
 # Within an epoch, before its end, at its end, and at the end of the run. Nothing is due after steps 1, 2, 4 and 5.
 @pytest.mark.parametrize(("received", "step"), [(1, 2), (2, 3), (3, 3), (STEPS - 1, STEPS), (STEPS, STEPS)])
-def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path, monkeypatch):
+def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path, monkeypatch, caplog):
     """It continues bit for bit, also with data workers."""
     report_late(monkeypatch)
     raise_in_step(monkeypatch, received, signal.SIGTERM)
@@ -122,6 +122,7 @@ def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path,
     with pytest.raises(RunStopped):
         train(tmp_path, **settings)
     assert max(int(folder.name[11:]) for folder in tmp_path.glob("checkpoint-*")) == step
+    assert caplog.messages.count("SIGTERM: stopping after this step.") == 1
     train(tmp_path, **settings, resume_from_checkpoint="true", dataloader_num_workers=step % 2)
     weights, log = straight
     resumed = load_file(tmp_path / "model.safetensors")

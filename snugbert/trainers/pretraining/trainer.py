@@ -236,7 +236,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             self.training_log.add_batch(batch[COUNTS])
         # The counts travel with the batch. The data loader pins its memory, so that the copy does not wait.
         batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
-        # Integers, because FSDP2 would round floats to 16 bits.
+        # Integers, so that the sums are exact.
         in_step = torch.stack([batch.pop(COUNTS) for batch in batches]).sum(0)
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
