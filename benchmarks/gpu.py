@@ -32,10 +32,12 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,7 +55,7 @@ from side_by_side import (
     autocast,
     build,
     comparable_loss,
-    compile_layers,
+    compile_encoder,
     count_tokens,
     describe_machine,
     gradient_distance,
@@ -119,6 +121,7 @@ HEADER = (
     + " --- |" * 7
 )
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
+JOBS_FOR_WAITS = (10, 40)  # steps of the two jobs that count waits
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,10 @@ class Sizes:
     Attributes:
         model: name of the model's size.
         vocabulary: number of tokens.
-        shapes: batch size and maximum length of the steps.
+        shapes: batch size and maximum length of the steps. Those that matter most come first.
         steps: steps per round, each on its own batch.
         rounds: measured rounds, after one round for warmup.
-        fine_tuning_batch: batch size of fine-tuning and of the checks.
+        fine_tuning_batch: batch size of fine-tuning, of the checks and of the profile.
         pretraining: steps, batch size and maximum length of `snugbert pretrain`.
         fine_tuning_examples: training examples of `snugbert glue`, three epochs.
         documents: number of generated documents, of about 1,100 tokens each.
@@ -157,7 +160,7 @@ class Sizes:
 BASE = Sizes(
     model="base",
     vocabulary=30_522,
-    shapes=((32, 128), (256, 128), (64, 512)),
+    shapes=((256, 128), (32, 128), (64, 512)),
     steps=10,
     rounds=5,
     fine_tuning_batch=32,
@@ -378,7 +381,7 @@ def time_steps(
     torch.compiler.reset()
     model = build(side, work, settings)
     if how.get("compiled") == "layers":
-        compile_layers(model, args.sizes.backend)
+        compile_encoder(model, args.sizes.backend)
     elif how.get("compiled") == "model":
         model.compile(dynamic=True if side == "ours" else None, backend=args.sizes.backend)
     run = make_runner(model, work, settings)
@@ -469,16 +472,21 @@ def time_fine_tuning(args: argparse.Namespace, task: str, how: dict[str, Any]) -
 
 
 def write_documents(path: Path, sizes: Sizes) -> Path:
-    """Writes documents of 60 sentences with 5 to 30 words, drawn by Zipf's law."""
-    words = np.array(list(make_vocabulary(sizes.vocabulary))[6:])
+    """Writes documents of 60 sentences with 5 to 30 words, drawn by Zipf's law, if the file does not exist."""
+    if path.exists():
+        return path
+    words = list(make_vocabulary(sizes.vocabulary))[6:]
     weights = 1 / np.arange(1, len(words) + 1)
     rng = np.random.default_rng(0)
-    with path.open("w") as file:
-        for _ in range(sizes.documents):
-            for length in rng.integers(5, 31, 60):
-                file.write(" ".join(rng.choice(words, length, p=weights / weights.sum())).capitalize() + ".\n")
+    lengths = rng.integers(5, 31, (sizes.documents, 60))
+    drawn = iter(rng.choice(len(words), lengths.sum(), p=weights / weights.sum()).tolist())
+    partial_file = path.with_suffix(".partial")  # an interrupted process leaves no incomplete text
+    with partial_file.open("w") as file:
+        for document in lengths.tolist():
+            for length in document:
+                file.write(" ".join(words[index] for index in islice(drawn, length)).capitalize() + ".\n")
             file.write("\n")
-    return path
+    return partial_file.replace(path)
 
 
 def write_pairs(folder: Path, sizes: Sizes) -> Path:
@@ -532,7 +540,7 @@ def run_python(arguments: list[str], log: Path, args: argparse.Namespace) -> flo
     return seconds
 
 
-def pretraining_command(args: argparse.Namespace, steps: int, output_dir: Path) -> list[str]:
+def pretraining_command(args: argparse.Namespace, steps: int, output_dir: Path, logging_steps: int) -> list[str]:
     """Returns the arguments of `snugbert pretrain`, and writes its text and tokenizer if none is given."""
     _, batch_size, length = args.sizes.pretraining
     text, tokenizer = args.train_file, args.tokenizer_name
@@ -547,7 +555,7 @@ def pretraining_command(args: argparse.Namespace, steps: int, output_dir: Path) 
         "max_steps": steps,
         "max_seq_length": length,
         "per_device_train_batch_size": batch_size,
-        "logging_steps": max(1, steps // 10),
+        "logging_steps": logging_steps,
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
@@ -568,7 +576,8 @@ def pretrain_rows(args: argparse.Namespace) -> Rows:
 def run_pretraining(args: argparse.Namespace, name: str, *flags: str) -> dict[str, Any]:
     """Runs `snugbert pretrain` in the folder `name`. The rates are medians of the second half of its log."""
     folder = make_empty(args.output_dir / "pretrain" / name)
-    command = pretraining_command(args, args.sizes.pretraining[0], folder / "run")
+    steps = args.sizes.pretraining[0]
+    command = pretraining_command(args, steps, folder / "run", logging_steps=max(1, steps // 10))
     seconds = run_python(["-m", "snugbert", *command, *flags], folder / "log", args)
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "tokens_per_second" in line]
@@ -645,7 +654,7 @@ def profile_steps(task: str, dtype: str, args: argparse.Namespace) -> dict[str, 
         `busy`: the share of the time in which the GPU ran kernels.
     """
     sizes, rng = args.sizes, np.random.default_rng(0)
-    size, length = sizes.shapes[0]
+    size, length = sizes.fine_tuning_batch, sizes.shapes[0][1]
     lengths = draw_lengths(PAIR_LENGTHS[128], size * sizes.steps, length, rng)
     if task == "pretraining":
         batches = make_pretraining_batches(lengths, size, sizes.vocabulary, rng)["ours"]
@@ -699,19 +708,28 @@ def find_waits(run: Callable[[], None]) -> dict[str, int]:
 
 
 def find_waits_of_job(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs `snugbert pretrain` for ten steps, and counts its waits, the start of the job included."""
+    """Counts the waits per step of `snugbert pretrain` between log lines.
+
+    Two jobs differ only in their number of steps, and log once, at their end. The difference of their waits excludes
+    those of the start and of the log line.
+    """
     folder = make_empty(args.output_dir / "profile")
-    steps = 10
-    command = pretraining_command(args, steps, folder / "run")
+    short, long = JOBS_FOR_WAITS
+    before, after = (count_waits_of_job(args, steps, folder / f"{steps}-steps") for steps in JOBS_FOR_WAITS)
+    differences = {place: after[place] - before[place] for place in (after | before)}
+    return {"waits": {place: count / (long - short) for place, count in differences.items() if count}}
+
+
+def count_waits_of_job(args: argparse.Namespace, steps: int, folder: Path) -> Counter[str]:
+    """Runs `snugbert pretrain` without log lines before its last step, and counts the waits at each place."""
+    folder.mkdir()
+    command = pretraining_command(args, steps, folder / "run", logging_steps=steps)
     code = (
         "import sys, warnings, torch; torch.cuda.set_sync_debug_mode('warn'); from snugbert_cli import main; "
         "warnings.simplefilter('always'); main(sys.argv[1:])"
     )
     run_python(["-c", code, *command], folder / "log", args)
-    waits: dict[str, float] = {}
-    for place in re.findall(rf"^(.+?:\d+): UserWarning: {WAIT}", (folder / "log").read_text(), re.MULTILINE):
-        waits[place] = waits.get(place, 0) + 1 / steps
-    return {"waits": waits}
+    return Counter(re.findall(rf"^(.+?:\d+): UserWarning: {WAIT}", (folder / "log").read_text(), re.MULTILINE))
 
 
 # --- the table ----------------------------------------------------------------------------------------------------

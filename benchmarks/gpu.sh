@@ -6,7 +6,8 @@
 #     benchmarks/gpu.sh table --output_dir gpu-results    # the table of all results so far
 #
 # `python benchmarks/gpu.py --help` describes pieces and flags. Results are in gpu-results/ unless --output_dir says
-# otherwise. An interrupted piece continues when it is started again.
+# otherwise. An interrupted piece continues when it is started again. So does a piece that ran out of time: `compiled`
+# has 36 rows, most important first, and may not finish all of them.
 #
 # Nothing is downloaded. The machine needs torch with CUDA, transformers, and the packages that `pip install
 # '.[train]'` adds. If the machine has no network, download the missing ones elsewhere as wheels for its Python, for

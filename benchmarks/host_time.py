@@ -3,7 +3,7 @@ r"""The host's work in a training step on a GPU, measured on a CPU with kernels 
     python benchmarks/host_time.py
     python benchmarks/host_time.py --before FOLDER    # also an older version, in FOLDER
 
-At small batches, a GPU computes faster than Python can tell it what to do. This script measures the host's side: a
+At small batches, a GPU computes faster than Python can start kernels. This script measures the host's side: a
 pretraining step of BERT with 12 layers on 32 packed pairs, dropout 0.1, the update by fused AdamW, under bfloat16
 autocast and in float32. It runs SnugBERT's code for a GPU and stock BERT with sdpa.
 

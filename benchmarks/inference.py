@@ -2,8 +2,9 @@
 
     python benchmarks/inference.py --glue_dir glue --tasks sst2 mrpc
 
-Batches keep the order of the dev set and are padded to their longest example. Both sides run the whole dev set in
-every pair. `side_by_side.py` describes the measurements.
+Batches keep the order of the dev set. Stock BERT's are padded to their longest example. SnugBERT gets the same padded
+batches, as in a pipeline, and in a second row packed ones. The time includes the removal of padding only in the first
+row. Both sides run the whole dev set in every pair. `side_by_side.py` describes the measurements.
 """
 
 import argparse
@@ -11,9 +12,10 @@ import sys
 from collections.abc import Iterator
 
 from finetuning import HEADS, glue_features, load, make_padding_collator
-from side_by_side import SIDES, Work, argument_parser, default_checkpoint, make_batches, report
+from side_by_side import Work, argument_parser, default_checkpoint, make_batches, report
 
 from snugbert.models import ModelArguments, load_tokenizer
+from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -27,24 +29,26 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def make_works(args: argparse.Namespace) -> Iterator[Work]:
-    """Yields one row per task."""
+    """Yields two rows per task: SnugBERT gets padded batches, then packed ones."""
     model_args = ModelArguments(model_name_or_path=args.model_name_or_path or default_checkpoint())
     tokenizer = load_tokenizer(model_args)
     for task in args.tasks:
         features = glue_features(task, args.glue_dir, "validation", tokenizer, args.max_samples, seed=None)
         features = [{name: value for name, value in feature.items() if name != "label"} for feature in features]
-        batches = make_batches(features, args.batch_size, dict.fromkeys(SIDES, make_padding_collator(task, tokenizer)))
-        yield Work(
-            name=f"{task} dev, {len(features)} examples, {args.dtype}",
-            steps=len(batches["batches"]["stock"]),
-            trains=False,
-            **batches,
-            **load(model_args, tokenizer, HEADS[task], 2, args.seed),
-        )
+        pad = make_padding_collator(task, tokenizer)
+        for layout, collate in (("", pad), (", packed", SnugBertDataCollatorWithPacking())):
+            batches = make_batches(features, args.batch_size, {"ours": collate, "stock": pad})
+            yield Work(
+                name=f"{task} dev, {len(features)} examples, {args.dtype}{layout}",
+                steps=len(batches["batches"]["stock"]),
+                trains=False,
+                **batches,
+                **load(model_args, tokenizer, HEADS[task], 2, args.seed),
+            )
 
 
 def main(argv: list[str]) -> None:
-    """Prints one row per task."""
+    """Prints two rows per task."""
     args = parse_arguments(argv)
     report(__file__, argv, make_works(args), args)
 

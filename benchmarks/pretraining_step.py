@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from side_by_side import Work, argument_parser, default_checkpoint, examples_needed, make_batches, report
+from side_by_side import (
+    Work,
+    argument_parser,
+    default_checkpoint,
+    examples_needed,
+    make_batches,
+    report,
+    set_default_steps,
+)
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
@@ -36,7 +44,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--short_seq_prob", type=float, default=0.1, help="share of short pairs; more means more padding"
     )
-    return parser.parse_args(argv)
+    return set_default_steps(parser.parse_args(argv), on_cpu=1)
 
 
 def make_work(args: argparse.Namespace) -> Iterator[Work]:

@@ -2,9 +2,9 @@
 
 `compare` first checks that both sides compute the same. Then it times pairs of runs. Both runs of a pair use the same
 examples, and the side that goes first alternates. Ratios are computed within pairs. Each side trains on batches of the
-collator that its users have: packed for SnugBERT, padded to the longest sequence for stock BERT. In inference both get
-the padded batch, and SnugBERT's time includes the removal of padding. Collators are not timed. A GPU is waited for at
-the end of a run, not after each of its `--steps` batches.
+collator that its users have: packed for SnugBERT, padded to the longest sequence for stock BERT. Collators are not
+timed. In a pipeline both get padded batches, so `inference.py` measures this, too, and SnugBERT's time then includes
+the removal of padding. A GPU is waited for at the end of a run, not after each of its `--steps` batches.
 
 Results in addition to the ratio (stock's time / ours):
 
@@ -49,6 +49,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Float32: allows for a different order of summation. Bfloat16 has 8 bits, and the sides may round in different places.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 GRADIENT_TOLERANCE = 1e-3  # float32: norm of the difference, relative to the norm
+STEPS_ON_GPU = 10
 CHECKED_EXAMPLES = 8  # because training steps in float32 are slow
 HEADER = (
     "| work | fill | ratio: median (min-max) | tokens/s ours | tokens/s stock | MFU ours | MFU stock "
@@ -109,7 +110,7 @@ def to_device(batch: Batch, device: str) -> Batch:
 # --- arguments --------------------------------------------------------------------------------------------------
 
 
-def argument_parser(description: str | None, trains: bool, steps: int = 1) -> argparse.ArgumentParser:
+def argument_parser(description: str | None, trains: bool) -> argparse.ArgumentParser:
     """Creates a parser with the common arguments, and with training arguments if the benchmark `trains`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch_size", type=positive, default=32)
@@ -134,8 +135,7 @@ def argument_parser(description: str | None, trains: bool, steps: int = 1) -> ar
         parser.add_argument(
             "--steps",
             type=positive,
-            default=steps,
-            help="batches per pair, none used twice; 10 or more on a GPU, which is waited for once per run",
+            help="batches per pair, none used twice; default on a GPU, which is waited for once per run: 10",
         )
         parser.add_argument("--optimizer", action="store_true", help="include a step of fused AdamW")
     parser.set_defaults(optimizer=False)
@@ -148,6 +148,12 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number
+
+
+def set_default_steps(args: argparse.Namespace, on_cpu: int) -> argparse.Namespace:
+    """Sets `--steps` if it is not given."""
+    args.steps = args.steps or (on_cpu if args.device == "cpu" else STEPS_ON_GPU)
+    return args
 
 
 def examples_needed(args: argparse.Namespace) -> int:
@@ -194,20 +200,23 @@ def autocast(args: argparse.Namespace, dtype: str) -> AbstractContextManager[Any
     return nullcontext() if dtype == "float32" else torch.autocast(args.device, DTYPES[dtype])
 
 
-def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compiles each layer of the encoder in place, as `--torch_compile` of the commands does."""
-    # Only packed batches have new sizes all the time. For stock BERT, torch's default is as fast or faster.
-    ours = isinstance(model, snugbert.SnugBertPreTrainedModel)
-    torch._dynamo.config.capture_dynamic_output_shape_ops |= ours  # our attention on a CPU
-    for layer in model.base_model.encoder.layer:
-        layer.compile(dynamic=True if ours else None, backend=backend)
+def compile_encoder(model: PreTrainedModel, backend: str = "inductor") -> None:
+    """Compiles each layer in place: SnugBERT's as `--torch_compile` does, stock BERT's with torch's defaults."""
+    if isinstance(model, snugbert.SnugBertPreTrainedModel):
+        # Imported here because host_time.py and waits_and_graphs.py also run with versions that lack it.
+        from snugbert.trainers.shared_trainer import compile_layers
+
+        compile_layers(model, argparse.Namespace(torch_compile_backend=backend, torch_compile_mode=None))
+        return
+    for layer in model.base_model.encoder.layer:  # without dynamic=True, which is not faster for padded batches
+        layer.compile(backend=backend)
 
 
 def make_runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) -> Callable[[list[Batch]], None]:
     """Returns a function that runs one step per batch, then waits for the device."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True) if args.optimizer else None
     if args.torch_compile:
-        compile_layers(model)
+        compile_encoder(model)
 
     def run(batches: list[Batch]) -> None:
         for batch in batches:

@@ -5,7 +5,8 @@ r"""Waits for a GPU in a training step, graph breaks and recompilations of torch
 
 SnugBERT runs its code for a GPU, see `host_time.py`. A wait is an operation that reads a value from the device, or
 whose result has a shape that depends on values. `tests/host_waits.py` finds them in a forward and a backward pass.
-Data workers and collators run before and are not counted.
+Data workers and collators run before and are not counted. The file needs pytest, which is in the dependency group
+`dev`.
 
 `torch.compile(dynamic=True)` compiles the whole model. Eight batches follow, with other lengths each. The table has
 the number of graph breaks, the number of graphs that the first batch compiled, and how many each later batch added.

@@ -79,8 +79,8 @@ def test_finetuning_and_inference(data_dir, minilm, tmp_path, capsys):
     finetuning.main([*TRAINING, *model, *files, "--tasks", *tasks, "--dtype", "float32", "--optimizer"])
     assert [row["work"].split(",")[0] for row in read_rows(capsys, "float32", trains=True)] == tasks
     inference.main([*TINY, *model, "--tasks", "mrpc", "--max_samples", "6"])
-    (row,) = read_rows(capsys, "float32", trains=False)
-    assert "6 examples" in row["work"]
+    rows = read_rows(capsys, "float32", trains=False)
+    assert [row["work"] for row in rows] == ["mrpc dev, 6 examples, float32", "mrpc dev, 6 examples, float32, packed"]
 
 
 def test_finetuning_parity(data_dir, minilm, tmp_path, capsys):
@@ -545,6 +545,52 @@ def test_failures_of_gpu_measurements(tmp_path, monkeypatch, capsys):
     with pytest.raises(RuntimeError, match="not today"):
         arguments = gpu.parse_arguments(["eager", *flags])
         gpu.run_python(["-c", "raise SystemExit('not today')"], tmp_path / "log", arguments)
+
+
+def test_waits_of_a_job(tmp_path, monkeypatch):
+    """Jobs wait 7 times in each step at one place, 5 times at their start, and once at a log line."""
+    import gpu
+
+    def run(arguments, log, args):
+        steps, every = (int(arguments[arguments.index(name) + 1]) for name in ("--max_steps", "--logging_steps"))
+        places = ["step.py:3"] * 7 * steps + ["start.py:1"] * 5 + ["log.py:2"] * (steps // every)
+        log.write_text("".join(f"/site/{place}: UserWarning: {gpu.WAIT}\n" for place in places))
+
+    monkeypatch.setattr(gpu, "run_python", run)
+    args = gpu.parse_arguments(["profile", "--rehearse", "--output_dir", str(tmp_path)])
+    assert gpu.find_waits_of_job(args) == {"waits": {"/site/step.py:3": 7}}
+
+
+def test_documents_of_gpu_measurements(tmp_path):
+    import gpu
+
+    path = gpu.write_documents(tmp_path / "documents.txt", gpu.REHEARSAL)
+    documents = path.read_text().removesuffix("\n\n").split("\n\n")
+    sentences = [document.splitlines() for document in documents]
+    assert [len(document) for document in sentences] == [60] * gpu.REHEARSAL.documents
+    words = [sentence.removesuffix(".").lower().split() for document in sentences for sentence in document]
+    assert {len(sentence) for sentence in words} == set(range(5, 31))
+    drawn = [word for sentence in words for word in sentence]
+    counts = np.array([drawn.count(word) for word in list(gpu.make_vocabulary(gpu.REHEARSAL.vocabulary))[6:]])
+    expected = 1 / np.arange(1, len(counts) + 1)
+    assert counts.sum() == len(drawn)
+    assert np.abs(counts / len(drawn) - expected / expected.sum()).max() < 0.02
+    path.write_text("kept")
+    assert gpu.write_documents(path, gpu.REHEARSAL).read_text() == "kept"
+    assert [file.name for file in tmp_path.iterdir()] == ["documents.txt"]
+
+
+def test_default_steps():
+    import finetuning
+    import pretraining_step
+
+    tasks = ["--tasks", "sst2", "--glue_dir", "."]
+    for parse, argv, on_cpu in (
+        (pretraining_step.parse_arguments, ["--train_file", "text"], 1),
+        (finetuning.parse_arguments, tasks, 4),
+    ):
+        for flags, steps in (([], on_cpu), (["--device", "cuda"], 10), (["--device", "cuda", "--steps", "3"], 3)):
+            assert parse([*argv, *flags]).steps == steps
 
 
 def test_host_time_and_waits():
