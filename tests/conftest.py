@@ -111,3 +111,17 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def new_compiler() -> Iterator[None]:
+    """torch.compile as in a new process."""
+    import torch  # after the environment is set, above
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    # Restores what the trainers set. A model that torch would silently stop compiling is an error.
+    config = {"capture_dynamic_output_shape_ops": False, "recompile_limit": 8, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(config):
+        yield

@@ -18,6 +18,8 @@ from transformers import TrainerCallback
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
+pytestmark = pytest.mark.usefixtures("new_compiler")
+
 STEPS = 6
 # inductor without its compiler: the same graphs, run by torch.
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
@@ -25,16 +27,6 @@ SMALL_BATCHES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps"
 # transformers 5.23 renamed it; 5.17 has the old name only.
 FIELDS = PretrainingArguments.__dataclass_fields__
 CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIELDS else "gradient_checkpointing"
-
-
-@pytest.fixture(autouse=True)
-def new_compiler():
-    torch._dynamo.reset()
-    counters.clear()
-    # Restores what the trainers set. A model that torch would silently stop compiling is an error.
-    config = {"capture_dynamic_output_shape_ops": False, "recompile_limit": 8, "fail_on_recompile_limit_hit": True}
-    with torch._dynamo.config.patch(config):
-        yield
 
 
 class CountGraphs(TrainerCallback):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from card_metadata import read_metadata
 from huggingface_hub import ModelCard
+from torch._dynamo.utils import counters
 from transformers import AutoModelForTokenClassification, pipeline
 
 import snugbert_cli
@@ -106,6 +107,13 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     tag = pipeline("token-classification", model=str(run), aggregation_strategy="first", device="cpu")
     found = [(part["entity_group"], part["word"]) for part in tag("then anna berg met otto in romeport")]
     assert found == [("PER", "anna berg"), ("PER", "otto"), ("LOC", "romeport")]
+
+
+@pytest.mark.slow
+def test_the_command_compiles_the_layers(workshop, tmp_path, new_compiler):
+    flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    main(arguments(workshop, tmp_path, **flags, do_train=True, max_steps=2))
+    assert counters["stats"]["unique_graphs"] >= 1
 
 
 def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):

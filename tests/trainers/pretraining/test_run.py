@@ -17,6 +17,7 @@ from huggingface_hub import ModelCard
 from pretraining_command import run
 from safetensors.torch import load_file
 from synthetic import make_trainer
+from torch._dynamo.utils import counters
 from transformers import AutoTokenizer, BertForPreTraining
 
 import snugbert
@@ -75,6 +76,13 @@ def test_a_16_bit_configuration_or_checkpoint_trains_float32_weights(small_run, 
         assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
         assert weights[0].keys() == weights[1].keys()
         assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+@pytest.mark.slow
+def test_the_command_compiles_the_layers(small_run, tmp_path, new_compiler):
+    flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    assert run(small_run | flags, output_dir=tmp_path, max_steps=2, do_eval="false") == 0
+    assert counters["stats"]["unique_graphs"] >= 2
 
 
 def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
