@@ -403,9 +403,11 @@ class _GroupedAttention(torch.autograd.Function):
 
 
 # torch.compile cannot look into the functions above, so it gets them as operators. Their names contain the module's
-# name, because a process can import several copies of this file, for example one from the Hub.
+# name, because a process can import several copies of this file, for example one from the Hub. The size of what
+# `_attend` saves depends on the lengths, which would break the graph. So the backward pass computes it again.
 _NAMESPACE = re.sub(r"\W", "_", __name__)
 _operator = partial(torch.library.custom_op, mutates_args=(), device_types="cpu")
+_RANDOM_STATE_SIZE = torch.get_rng_state().numel()
 
 
 @_operator(f"{_NAMESPACE}::attend", tags=(torch.Tag.nondeterministic_seeded,))
@@ -417,47 +419,53 @@ def _attend_operator(
     cu_seq_lens_k: torch.Tensor,
     scaling: float,
     dropout: float,
-    saves: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the output, and the state of the generator that drew the dropout masks."""
+    random_state = torch.get_rng_state()
     groups = group_by_length(cu_seq_lens_q, cu_seq_lens_k, query.shape[1])
-    return _attend(query, key, value, groups, scaling, dropout, saves)
+    return _attend(query, key, value, groups, scaling, dropout, saves=False)[0], random_state
 
 
 @_attend_operator.register_fake
-def _(query, key, value, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout, saves):  # type: ignore[no-untyped-def]
-    size = torch.library.get_ctx().new_dynamic_size() if saves else 0
-    return torch.empty_like(query, memory_format=torch.contiguous_format), query.new_empty(size)
+def _(query, *others):  # type: ignore[no-untyped-def]
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    return output, query.new_empty(_RANDOM_STATE_SIZE, dtype=torch.uint8)
 
 
 @_operator(f"{_NAMESPACE}::differentiate")
 def _differentiate_operator(
     grad_output: torch.Tensor,
-    saved: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     cu_seq_lens_q: torch.Tensor,
     cu_seq_lens_k: torch.Tensor,
-    tokens: int,
+    random_state: torch.Tensor,
     scaling: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    groups = group_by_length(cu_seq_lens_q, cu_seq_lens_k, grad_output.shape[1])
+    groups = group_by_length(cu_seq_lens_q, cu_seq_lens_k, query.shape[1])
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(random_state)
+        saved = _attend(query, key, value, groups, scaling, dropout, saves=True)[1]
     return _differentiate(grad_output, saved, groups, scaling, dropout)
 
 
 @_differentiate_operator.register_fake
-def _(grad_output, saved, cu_seq_lens_q, cu_seq_lens_k, tokens, scaling, dropout):  # type: ignore[no-untyped-def]
-    grad_key, grad_value = (grad_output.new_empty(tokens, *grad_output.shape[1:]) for _ in range(2))
-    return grad_output.new_empty(grad_output.shape), grad_key, grad_value
+def _(grad_output, query, key, value, *others):  # type: ignore[no-untyped-def]
+    grad_query, grad_key, grad_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
+    return grad_query, grad_key, grad_value
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    _, key, _, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout, _ = inputs
-    ctx.save_for_backward(output[1], cu_seq_lens_q, cu_seq_lens_k)
-    ctx.options = key.shape[0], scaling, dropout
+    *tensors, scaling, dropout = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.options = scaling, dropout
 
 
 def _backward(ctx: Any, grad_output: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     gradients = _differentiate_operator(grad_output, *ctx.saved_tensors, *ctx.options)
-    return *gradients, None, None, None, None, None
+    return *gradients, None, None, None, None
 
 
 _attend_operator.register_autograd(_backward, setup_context=_remember)
@@ -488,8 +496,7 @@ def grouped_attention(
     """
     tensors, boundaries = (query, key, value), (cu_seq_lens_q, cu_seq_lens_k)
     if torch.compiler.is_compiling():
-        saves = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        return _attend_operator(*tensors, *boundaries, scaling, dropout, saves)[0]
+        return _attend_operator(*tensors, *boundaries, scaling, dropout)[0]
     return _GroupedAttention.apply(*tensors, group_by_length(*boundaries, query.shape[1]), scaling, dropout)
 
 

@@ -309,8 +309,6 @@ class IgnorePadding:
 
 def compile_layers(model: torch.nn.Module, args: TrainingArguments) -> None:
     """Compiles each layer of the encoder in place. All layers share their graphs, which fit batches of all sizes."""
-    # The size of what attention saves for its backward pass on a CPU depends on the lengths in the batch.
-    torch._dynamo.config.capture_dynamic_output_shape_ops = True
     # All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling.
     # 8 by default, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence need
     # graphs of their own.
