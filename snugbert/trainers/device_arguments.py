@@ -6,7 +6,6 @@
 import os
 from dataclasses import dataclass, field
 
-import joblib
 import torch
 from transformers import TrainingArguments
 from transformers.utils import strtobool
@@ -99,8 +98,12 @@ def choose_workers(uses_cuda: bool) -> int:
     With CUDA it is `DATA_WORKERS`, but no more than the process's share of the CPU cores that this machine allows.
     Otherwise 0, because workers would take cores from the model.
     """
+    if not uses_cuda:
+        return 0
+    import joblib  # only here, because `--help` works without it
+
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # on this machine; set by torchrun and accelerate
-    return min(DATA_WORKERS, joblib.cpu_count() // processes) if uses_cuda else 0
+    return min(DATA_WORKERS, joblib.cpu_count() // processes)
 
 
 def has_tf32() -> bool:
