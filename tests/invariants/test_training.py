@@ -435,16 +435,13 @@ def losses(log_history: list[dict]) -> list[dict[str, float]]:
     return [{name: line[name] for name in names} for line in log_history if "loss" in line]
 
 
-def test_one_process_equals_two_processes(data_dir, tmp_path):
+def test_one_process_equals_two_processes(data_dir, material, tmp_path):
     """`accelerate launch -m snugbert pretrain` with gloo, under DDP and FSDP2. Compares log and weights.
 
     With the settings for little text: each process computes the initial weights from bigrams, then trains with Muon.
     """
-    folder = tmp_path / "tok"
-    folder.mkdir()
-    shutil.copy(data_dir / "vocab/bert-base-uncased-vocab.txt", folder / "vocab.txt")
     arguments = {
-        "tokenizer_name": folder,
+        "tokenizer_name": material,
         "config_name": "tiny",
         "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
         "train_file": data_dir / "sample_text/sample_text.txt",
