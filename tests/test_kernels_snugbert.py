@@ -408,12 +408,12 @@ def test_grouped_attention_as_an_operator(case, gradients):
 
 
 def test_packed_batches_of_all_sizes_are_one_graph():
-    ours, _ = ours_and_stock("ForSequenceClassification", problem_type="single_label_classification")
+    ours, _ = ours_and_stock("ForPreTraining", num_hidden_layers=2)
     torch._dynamo.reset()
     counters.clear()
     compiled = torch.compile(ours.train(), backend="aot_eager", dynamic=True)
     for size in range(3, 10):
-        inputs = packed(ragged_batch("ForSequenceClassification", batch=size))
+        inputs = packed(ragged_batch("ForPreTraining", batch=size))
         gradients = []
         for model in (compiled, ours):
             ours.zero_grad()
