@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from parity import assert_same_gradients, ours_and_stock, packed, ragged_batch
-from peft import LoraConfig
+from peft import LoraConfig, inject_adapter_in_model
 from reference_kernels import KERNELS, acting_as_gpu
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
@@ -255,7 +255,7 @@ def test_a_changed_head_equals_stock_bert_on_a_gpu(change):
     for model in models:
         torch.manual_seed(0)
         if change == "LoRA":
-            model.add_adapter(LoraConfig(r=4, target_modules=["decoder"], init_lora_weights=False))
+            inject_adapter_in_model(LoraConfig(r=4, target_modules=["decoder"], init_lora_weights=False), model)
         else:
             model.resize_token_embeddings(220)
     inputs = ragged_batch("ForPreTraining")
