@@ -13,8 +13,8 @@ Pieces:
 - `profile`: places where the CPU waits for the GPU, the attention kernels, and the kernels that take most time.
 - `table`: prints all results.
 
-A piece appends one line per row to `<output_dir>/<piece>.jsonl`. Rows that are there are not repeated, also if they
-failed, so the same command continues an interrupted piece. A failed row records its error, and the next row runs.
+A piece appends one line per row to `<output_dir>/<piece>.jsonl`. Rows in the file are not measured again, even if
+they failed, so the same command continues an interrupted piece. A failed row records its error, and the next row runs.
 
 Steps and checks need no data: token ids are random, and lengths follow the tables below. Without --train_file, jobs
 get generated text. Batches are on the GPU before the clock starts. Each measurement takes several rounds, and a round
@@ -109,6 +109,7 @@ HEADS = {
     "answers": "QuestionAnswering",
     "multiple choice": "MultipleChoice",
 }
+PRETRAINING_HEADS = ("PreTraining", "MaskedLM")
 LABELS = 3
 # In bfloat16, our gradients may differ from stock BERT's float32 gradients by this times what stock BERT's own differ.
 BFLOAT16_FACTOR = 1.5
@@ -131,14 +132,14 @@ class Sizes:
     Attributes:
         model: name of the model's size.
         vocabulary: number of tokens.
-        shapes: batch size and maximum length of the steps. Those that matter most come first.
+        shapes: batch size and maximum length of the steps. The most important come first.
         steps: steps per round, each on its own batch.
         rounds: measured rounds, after one round for warmup.
         fine_tuning_batch: batch size of fine-tuning, of the checks and of the profile.
         pretraining: steps, batch size and maximum length of `snugbert pretrain`.
         fine_tuning_examples: training examples of `snugbert glue`, three epochs.
         documents: number of generated documents, of about 1,100 tokens each.
-        conditions: dropout, and "real" or "full" fill, of the pretraining steps. Those that matter most come first.
+        conditions: dropout, and "real" or "full" fill, of the pretraining steps. The most important come first.
         tasks: names in [`GLUE_LENGTHS`].
         backend: backend of torch.compile.
     """
@@ -272,6 +273,29 @@ def make_fine_tuning_batches(
     }
 
 
+def make_task_batches(
+    task: str, lengths: list[int], batch_size: int, vocabulary: int, rng: np.random.Generator
+) -> dict[str, list[Batch]]:
+    """Returns the batches of both sides for a name in [`HEADS`]."""
+    if HEADS[task] not in PRETRAINING_HEADS:
+        return make_fine_tuning_batches(task, lengths, batch_size, vocabulary, rng)
+    batches = make_pretraining_batches(lengths, batch_size, vocabulary, rng)
+    if task == "masked LM":
+        for batch in (*batches["ours"], *batches["stock"]):
+            del batch["next_sentence_label"]
+    return batches
+
+
+def shortest_length(task: str) -> int:
+    """Returns the smallest number of tokens for a name in [`HEADS`]. Pretraining needs words to mask."""
+    return 5 if HEADS[task] in PRETRAINING_HEADS else 2
+
+
+def count_labels(task: str) -> int:
+    """Returns `num_labels` for a name in [`HEADS`]."""
+    return {"regression": 1, "answers": 2}.get(task, LABELS)
+
+
 def label_example(task: str, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Adds random labels."""
     length = len(example["input_ids"])
@@ -316,18 +340,11 @@ def check_head(task: str, dtype: str, args: argparse.Namespace) -> dict[str, Any
         whether they are `within` the tolerances. In bfloat16 the tolerance is a multiple of stock BERT's own distance.
     """
     sizes, rng = args.sizes, np.random.default_rng(0)
-    longest = sizes.shapes[0][1]
-    if HEADS[task] in ("PreTraining", "MaskedLM"):
-        lengths = rng.integers(5, longest + 1, sizes.fine_tuning_batch).tolist()
-        batches = make_pretraining_batches(lengths, len(lengths), sizes.vocabulary, rng)
-        if task == "masked LM":
-            for batch in (*batches["ours"], *batches["stock"]):
-                del batch["next_sentence_label"]
-    else:
-        lengths = [2, *rng.integers(2, longest + 1, sizes.fine_tuning_batch - 1).tolist()]
-        batches = make_fine_tuning_batches(task, lengths, len(lengths), sizes.vocabulary, rng)
-    fields = {"num_labels": {"regression": 1, "answers": 2}.get(task, LABELS)}
-    work = Work(task, HEADS[task], make_config(sizes, 0.0, **fields), None, {}, {}, steps=1, trains=True)
+    shortest, longest = shortest_length(task), sizes.shapes[0][1]
+    lengths = [shortest, *rng.integers(shortest, longest + 1, sizes.fine_tuning_batch - 1).tolist()]
+    batches = make_task_batches(task, lengths, len(lengths), sizes.vocabulary, rng)
+    config = make_config(sizes, 0.0, num_labels=count_labels(task))
+    work = Work(task, HEADS[task], config, None, {}, {}, steps=1, trains=True)
     settings = step_arguments(args)
     ours, stock = (build(side, work, settings) for side in SIDES)
     stock.load_state_dict(ours.state_dict())
@@ -396,9 +413,10 @@ def time_steps(
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     rounds = [seconds() for _ in range(args.sizes.rounds)]
+    tokens = count_tokens(batches["stock"])
     return {
-        "tokens": count_tokens(batches["stock"]),
-        "fill": count_tokens(batches["stock"]) / sum(batch["input_ids"].numel() for batch in batches["stock"]),
+        "tokens": tokens,
+        "fill": tokens / sum(batch["input_ids"].numel() for batch in batches["stock"]),
         "needed_flops": TRAINING_COST * sum(needed_flops(head, config, batch) for batch in batches["stock"]),
         "seconds": rounds,
         "warmup_seconds": warmup,
@@ -447,7 +465,7 @@ def compiled_rows(args: argparse.Namespace) -> Rows:
 
 
 def length_rows(args: argparse.Namespace) -> Rows:
-    """Yields the rows of `lengths`, those of compiled layers at the end."""
+    """Yields the rows of `lengths`. Compiled layers come last."""
     sides: tuple[dict[str, dict[str, Any]], ...] = (
         {"stock sdpa": {"side": "stock"}, "SnugBERT": {"side": "ours"}},
         {"SnugBERT, compiled layers": {"side": "ours", "compiled": "layers"}},
@@ -650,16 +668,13 @@ def profile_steps(task: str, dtype: str, args: argparse.Namespace) -> dict[str, 
 
     Returns:
         `waits`: the places where the CPU waited for the GPU, and how often per step; `attention`: the attention
-        kernels; `within`: whether they are the expected ones; `kernels`: those that took most time, in ms per step;
+        kernels; `within`: whether these are the expected kernels; `kernels`: the slowest kernels, in ms per step;
         `busy`: the share of the time in which the GPU ran kernels.
     """
     sizes, rng = args.sizes, np.random.default_rng(0)
     size, length = sizes.fine_tuning_batch, sizes.shapes[0][1]
     lengths = draw_lengths(PAIR_LENGTHS[128], size * sizes.steps, length, rng)
-    if task == "pretraining":
-        batches = make_pretraining_batches(lengths, size, sizes.vocabulary, rng)["ours"]
-    else:
-        batches = make_fine_tuning_batches(task, lengths, size, sizes.vocabulary, rng)["ours"]
+    batches = make_task_batches(task, lengths, size, sizes.vocabulary, rng)["ours"]
     work = Work(task, HEADS[task], make_config(sizes, 0.1, num_labels=LABELS), None, {}, {}, steps=1, trains=True)
     settings = step_arguments(args, "--dtype", dtype)
     run = make_runner(build("ours", work, settings), work, settings)
@@ -710,8 +725,8 @@ def find_waits(run: Callable[[], None]) -> dict[str, int]:
 def find_waits_of_job(args: argparse.Namespace) -> dict[str, Any]:
     """Counts the waits per step of `snugbert pretrain` between log lines.
 
-    Two jobs differ only in their number of steps, and log once, at their end. The difference of their waits excludes
-    those of the start and of the log line.
+    Two jobs differ only in their number of steps, and log once, at their end. The difference of their waits
+    excludes the waits at the start and at the log line.
     """
     folder = make_empty(args.output_dir / "profile")
     short, long = JOBS_FOR_WAITS
@@ -747,10 +762,7 @@ def print_table(args: argparse.Namespace) -> None:
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     limits = f"Best bfloat16 product: {best / 1e12:,.1f} TFLOP/s"
     print(limits + (f", datasheet {datasheet / 1e12:,.0f}.\n" if datasheet else ".\n"))
-    print(
-        "| work | side | tokens/s (range) | MFU: datasheet, best product | peak MB | speed / stock | memory / stock |"
-    )
-    print("|" + " --- |" * 7)
+    print(HEADER)
     for piece in ("eager", "compiled", "lengths", "pretrain", "finetune"):
         for row in rows[piece]:
             if row["row"] != "device":
@@ -767,7 +779,7 @@ def print_table(args: argparse.Namespace) -> None:
 def format_row(row: dict[str, Any], rows: dict[str, Any], best: float, datasheet: float | None) -> str:
     """Formats steps or a job. The ratios are to stock BERT with sdpa, not compiled, on the same work.
 
-    The ratio of jobs is that of their training times.
+    For jobs, it is the ratio of the training times.
     """
     work, _, side = row["row"].partition(" | ")
     if "error" in row:

@@ -7,15 +7,15 @@ At small batches, a GPU computes faster than Python can start kernels. This scri
 pretraining step of BERT with 12 layers on 32 packed pairs, dropout 0.1, the update by fused AdamW, under bfloat16
 autocast and in float32. It runs SnugBERT's code for a GPU and stock BERT with sdpa.
 
-Hidden states have 8 dimensions and sequences 2 to 6 tokens, so the operations are those of BERT-base, and the tensors
-are tiny. `host_kernels.cpp` replaces matrix products, attention, LayerNorm, GELU and dropout by kernels that only
+The model runs the same operations as BERT-base on tiny tensors: hidden states have 8 dimensions, and sequences 2 to 6
+tokens. `host_kernels.cpp` replaces matrix products, attention, LayerNorm, GELU and dropout by kernels that only
 allocate their results. The other kernels run on about a thousand numbers. The script prints the time of one such
 operation, which is included in every time. On a GPU, each kernel adds a launch, about 2 to 5 microseconds. The update
 treats all tensors at once on a GPU, and one after the other here. Times are of the processor, so that other processes
 matter little. The sides take turns.
 
-Operations are counted exactly, in a step that is not timed: all that reach a device, and those of them that start a
-kernel, without views and allocations.
+Operations are counted exactly, in a step that is not timed. One count has every operation that reaches a device. The
+count of kernels leaves out views and allocations.
 """
 
 import argparse

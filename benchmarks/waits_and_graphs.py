@@ -5,10 +5,10 @@ r"""Waits for a GPU in a training step, graph breaks and recompilations of torch
 
 SnugBERT runs its code for a GPU, see `host_time.py`. A wait is an operation that reads a value from the device, or
 whose result has a shape that depends on values. `tests/host_waits.py` finds them in a forward and a backward pass.
-Data workers and collators run before and are not counted. The file needs pytest, which is in the dependency group
+Data workers and collators run before and are not counted. This script needs pytest, from the dependency group
 `dev`.
 
-`torch.compile(dynamic=True)` compiles the whole model. Eight batches follow, with other lengths each. The table has
+`torch.compile(dynamic=True)` compiles the whole model. Eight batches follow, each with other lengths. The table has
 the number of graph breaks, the number of graphs that the first batch compiled, and how many each later batch added.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from gpu import HEADS, LABELS, Batch, make_fine_tuning_batches, make_pretraining_batches
+from gpu import HEADS, Batch, count_labels, make_task_batches, shortest_length
 from host_time import FIELDS, VOCABULARY, act_as_gpu, load_kernels
 from torch._dynamo.utils import counters
 
@@ -40,15 +40,9 @@ HEADER = "| version | head | layout | waits | graph breaks | graphs of the first
 def make_batches(task: str) -> dict[str, list[Batch]]:
     """Returns batches for a name in [`HEADS`], packed (ours) and padded (stock)."""
     rng = np.random.default_rng(0)
-    if HEADS[task] not in ("PreTraining", "MaskedLM"):
-        choices = 2 if task == "multiple choice" else 1
-        lengths = rng.integers(2, 40, BATCHES * EXAMPLES * choices).tolist()
-        return make_fine_tuning_batches(task, lengths, EXAMPLES, VOCABULARY, rng)
-    batches = make_pretraining_batches(rng.integers(5, 40, BATCHES * EXAMPLES).tolist(), EXAMPLES, VOCABULARY, rng)
-    if task == "masked LM":
-        for batch in (*batches["ours"], *batches["stock"]):
-            del batch["next_sentence_label"]
-    return batches
+    choices = 2 if task == "multiple choice" else 1
+    lengths = rng.integers(shortest_length(task), 40, BATCHES * EXAMPLES * choices).tolist()
+    return make_task_batches(task, lengths, EXAMPLES, VOCABULARY, rng)
 
 
 def run_step(model: Any, batch: Batch) -> None:
@@ -83,7 +77,7 @@ def print_rows(version: str) -> None:
         batches = make_batches(task)
         config = SnugBertConfig(
             **{**FIELDS, "num_hidden_layers": LAYERS},
-            num_labels={"regression": 1, "answers": 2}.get(task, LABELS),
+            num_labels=count_labels(task),
         )
         for layout, side in (("packed", "ours"), ("padded", "stock")):
             torch.manual_seed(0)

@@ -452,7 +452,7 @@ def _differentiate_operator(
 
 
 @_differentiate_operator.register_fake
-def _(grad_output, query, key, value, *others):  # type: ignore[no-untyped-def]
+def _empty_gradients(grad_output, query, key, value, *others):  # type: ignore[no-untyped-def]
     grad_query, grad_key, grad_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
     return grad_query, grad_key, grad_value
 
@@ -594,10 +594,7 @@ def _differentiate_efficient_operator(
     return gradients[0].squeeze(0), gradients[1].squeeze(0), gradients[2].squeeze(0)
 
 
-@_differentiate_efficient_operator.register_fake
-def _(grad_output, query, key, value, *others):  # type: ignore[no-untyped-def]
-    grad_query, grad_key, grad_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
-    return grad_query, grad_key, grad_value
+_differentiate_efficient_operator.register_fake(_empty_gradients)
 
 
 def _remember_efficient(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

@@ -89,7 +89,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
         if self.args.torch_compile:
-            self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")  # accelerate compiles nothing
+            self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
 
     def call_model_init(self, trial: Any = None) -> torch.nn.Module:
         """As in Trainer. `torch_compile` compiles the layers of the new model."""

@@ -145,7 +145,7 @@ def test_restarting_positions_stop_the_kernels():
 
 @pytest.mark.parametrize(("head", "kernel"), [*((head, "flash") for head in HEADS), ("ForPreTraining", "efficient")])
 def test_a_packed_step_compiles_to_one_graph(head, kernel):
-    """Random numbers of sequences, tokens and labels. Gradients equal those of the eager model, with dropout."""
+    """Batches of random sizes. The compiled and the eager model have the same gradients, with dropout."""
     layers = 2 if head == "ForPreTraining" else 1  # the last layer computes fewer tokens
     eager, model = (
         ours_and_stock(head, num_hidden_layers=layers, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)[0]

@@ -106,8 +106,8 @@ class TrainingLog:
         with torch.no_grad():
             labels = inputs["labels"].flatten()
             is_labeled = labels != IGNORE_INDEX
-            # The logits are those of the labeled tokens. Selecting these labels would make the host wait for their
-            # number, so each token looks up the prediction for the last labeled token up to it.
+            # Only labeled tokens have logits. To select their labels, the host would have to wait for their number.
+            # So each token looks up the prediction of the last labeled token up to it.
             predicted = F.pad(get_mlm_logits(outputs).argmax(-1), (1, 0))
             mlm_correct = ((predicted[is_labeled.cumsum(0)] == labels) & is_labeled).sum()
             if "next_sentence_label" in inputs:

@@ -55,7 +55,7 @@ def test_padding_of_a_padded_batch():
 
 @pytest.mark.parametrize(("predictions", "correct"), [([5, 0, 7], 2), ([0, 0, 7], 1), ([5, 6, 7], 3), ([], 0)])
 def test_correct_predictions(predictions, correct):
-    """The logits are those of labeled tokens only."""
+    """Only labeled tokens have logits."""
     labels = torch.tensor([[-100, 5, 6, -100], [-100, -100, 7, -100]])
     labels = labels if predictions else torch.full_like(labels, -100)
     log = make_log()
