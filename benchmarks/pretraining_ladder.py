@@ -211,7 +211,7 @@ def make_task(recipe: Recipe, args: argparse.Namespace) -> Task:
         tokenizer,
         count_steps(corpus, tokenizer, data_args, training_args, args.max_tokens),
         sentences,
-        None if data_args.no_nsp else make_validation_examples(data_args.objective),
+        None if data_args.objective == "mlm" else make_validation_examples(data_args.dataset_objective),
         unigram_baseline(corpus, sentences)["mlm_loss"],
     )
 
@@ -225,7 +225,7 @@ def count_steps(
 ) -> int:
     """Computes the number of steps whose batches have `max_tokens` tokens, without padding."""
     datasets = [
-        PretrainingDataset(corpus, tokenizer, length, data_args.objective, data_args.short_seq_prob)
+        PretrainingDataset(corpus, tokenizer, length, data_args.dataset_objective, data_args.short_seq_prob)
         for length, _ in data_args.lengths_and_shares
     ]
     phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)

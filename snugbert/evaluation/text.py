@@ -105,7 +105,7 @@ def score_text(
         "metrics": metrics,
         "baselines": baselines,
         "token_frequencies": "held-out text" if train is None else "training text",
-        "objective": data_args.objective,
+        "objective": data_args.dataset_objective,
         "examples": num_examples,
         "tokens": text.num_tokens,
         "characters": characters,
@@ -129,8 +129,8 @@ def _choose_examples(
     if not predicts_pairs(model):
         if args.sentence_order:
             raise InputError("--sentence_order: the model does not predict the order of segments. Remove it.")
-        data_args.no_nsp = True
-    if data_args.no_nsp and _distinguishes_spaces(tokenizer):
+        data_args.objective = "mlm"
+    if data_args.objective == "mlm" and _distinguishes_spaces(tokenizer):
         logger.info("lines are not split into sentences, because the tokenizer joins a space and the next word")
         data_args.lines_are_sentences = True
     return data_args

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.arguments import PreparationArguments
 from snugbert.trainers.device_arguments import DeviceArguments
-from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.pretraining.objectives import OBJECTIVES, Objective
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
 
@@ -87,6 +87,7 @@ class PretrainingDataArguments(PreparationArguments):
         InputError: arguments that exclude each other, or a value out of range.
 
     Attributes:
+        objective: `mlm+nsp`, `mlm` or `mlm+order`.
         lengths_and_shares: maximum sequence length and share of the steps, for each phase.
     """
 
@@ -108,11 +109,13 @@ class PretrainingDataArguments(PreparationArguments):
     short_seq_prob: float = field(
         default=0.1, metadata={"help": "Share of sentence pairs with a random shorter target length."}
     )
-    no_nsp: bool = field(
-        default=False, metadata={"help": "Predict only masked tokens, in full sentences without pairs (RoBERTa)."}
+    objective: str | None = field(
+        default=None,
+        metadata={"help": "mlm+nsp (as BERT), mlm (as RoBERTa) or mlm+order (as ALBERT). Default: mlm+nsp."},
     )
+    no_nsp: bool = field(default=False, metadata={"advanced": True, "help": "Short for --objective mlm."})
     sentence_order: bool = field(
-        default=False, metadata={"help": "Predict the order of segments instead of the next sentence (ALBERT)."}
+        default=False, metadata={"advanced": True, "help": "Short for --objective mlm+order."}
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
     mask_replace_prob: float = field(
@@ -136,14 +139,25 @@ class PretrainingDataArguments(PreparationArguments):
         super().__post_init__()
         if self.corpus is not None and (self.train_file or self.dataset_name is not None):
             raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Give one of them.")
-        if self.no_nsp and self.sentence_order:
-            raise InputError("--no_nsp and --sentence_order exclude each other. Give one of them.")
+        self.objective = self._choose_objective()
         self.lengths_and_shares = parse_phases(self.phases or f"{self.max_seq_length}:100%")
 
     @property
-    def objective(self) -> Objective:
-        """What to predict."""
-        return "mlm" if self.no_nsp else "sop" if self.sentence_order else "nsp"
+    def dataset_objective(self) -> Objective:
+        """The objective of the [`PretrainingDataset`]."""
+        return OBJECTIVES[self.objective or "mlm+nsp"]
+
+    def _choose_objective(self) -> str:
+        given = {f"--objective {self.objective}": self.objective} if self.objective else {}
+        given |= {"--no_nsp": "mlm"} if self.no_nsp else {}
+        given |= {"--sentence_order": "mlm+order"} if self.sentence_order else {}
+        objectives = set(given.values()) or {"mlm+nsp"}
+        if len(objectives) > 1:
+            raise InputError(f"{' and '.join(given)} contradict each other. Give one of them.")
+        (objective,) = objectives
+        if objective not in OBJECTIVES:
+            raise InputError(f"--objective {objective!r} is unknown. Choose one of {', '.join(OBJECTIVES)}.")
+        return objective
 
 
 def parse_phases(text: str) -> list[tuple[int, float]]:

@@ -37,7 +37,7 @@ def write_run_card(
         validation_name=_name_validation_text(data_args, validation),
         dataset_name=hub_id(data_args.dataset_name),
         base_model=model_args.model_name_or_path,
-        sentence_pairs=not data_args.no_nsp,
+        sentence_pairs=data_args.dataset_objective in PAIR_TASKS,
     )
 
 
@@ -71,13 +71,14 @@ def _describe_training(
         f"heads, {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens"
     )
     changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
+    pair_task = PAIR_TASKS.get(data_args.dataset_objective)
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
         "initial weights": "bigrams of the training text"
         if data_args.bigram_init
         else find_base_model(model_args.model_name_or_path)[1],
         "model": size,
-        "objective": "masked tokens" + (f", {PAIR_TASKS[data_args.objective]}" if not data_args.no_nsp else ""),
+        "objective": "masked tokens" + (f", {pair_task}" if pair_task else ""),
         "masking": f"{data_args.mlm_probability:.0%} of the {units}: {data_args.mask_replace_prob:.0%} replaced by "
         f"[MASK], {data_args.random_replace_prob:.0%} by random tokens, the rest unchanged",
         "steps": "; ".join(

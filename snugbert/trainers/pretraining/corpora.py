@@ -56,10 +56,10 @@ def load_corpora(
     if hold_out and data_args.corpus is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
     prepare = partial(_prepare, data_args, cache_dir, tokenizer)
-    train_objective: Objective = data_args.objective if do_train else "mlm"  # token frequencies need no pairs
+    train_objective: Objective = data_args.dataset_objective if do_train else "mlm"  # token frequencies need no pairs
     train = validation = None
     if data_args.validation_file:  # first, because the training text can take hours
-        validation = prepare(data_args.objective, "validation text", _select_validation_text(data_args))
+        validation = prepare(data_args.dataset_objective, "validation text", _select_validation_text(data_args))
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
         logger.info("training text: %s", train)
@@ -107,7 +107,7 @@ def _split(
 
     train = prepare(train_objective, "training text", data_args, documents=f"all but {percentage} %", keeps=is_kept)
     name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
-    return train, prepare(data_args.objective, name, data_args, documents=f"{percentage} %", keeps=is_held_out)
+    return train, prepare(data_args.dataset_objective, name, data_args, documents=f"{percentage} %", keeps=is_held_out)
 
 
 def _prepare(
@@ -161,17 +161,17 @@ def make_dataset(
     """
     try:
         dataset = PretrainingDataset(
-            corpus, tokenizer, max_seq_length, data_args.objective, data_args.short_seq_prob, seed, epochs_dir
+            corpus, tokenizer, max_seq_length, data_args.dataset_objective, data_args.short_seq_prob, seed, epochs_dir
         )
     except ValueError as error:
         raise InputError(f"{name}: {error}") from error
     labels = ""
     if dataset.next_share is not None:
-        labels = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[data_args.objective][0]})"
+        labels = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[data_args.dataset_objective][0]})"
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
     if dataset.next_share in (0, 1):
         raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
-    if data_args.objective == "nsp" and (share := _share_of_longest_document(corpus)) > 0.5:
+    if data_args.dataset_objective == "nsp" and (share := _share_of_longest_document(corpus)) > 0.5:
         logger.warning(
             "%s: one document has %.0f %% of the tokens. Each epoch leaves out some of it, because random segments "
             "come from other documents. Split it at blank lines, or pass --no_nsp.",

@@ -26,7 +26,7 @@ def collect_data_settings(
     settings: dict[str, Any] = {
         "text": _remove_folders(corpus.sources),
         **corpus.settings,
-        "objective": data_args.objective,
+        "objective": data_args.dataset_objective,
         "recipe": RECIPE_VERSION,
         "seed": training_args.examples_seed,
         **{name: getattr(data_args, name) for name in names},

@@ -2,8 +2,12 @@
 
 from typing import Literal
 
-# Masked tokens and next sentences, masked tokens and sentence order, or masked tokens alone.
+# What the examples of a dataset are for: masked tokens and next sentences, masked tokens and sentence order, or masked
+# tokens alone.
 Objective = Literal["nsp", "sop", "mlm"]
+
+# The values of `--objective`, and the examples that they need.
+OBJECTIVES: dict[str, Objective] = {"mlm+nsp": "nsp", "mlm": "mlm", "mlm+order": "sop"}
 
 # The second task, in addition to masked tokens.
 PAIR_TASKS: dict[Objective, str] = {"nsp": "next sentence", "sop": "sentence order"}

@@ -148,7 +148,7 @@ def _train_and_evaluate(
             write_card(metrics, baselines)
             _print_duration(trainer.state.global_step, checkpoint, seconds)
         if metrics:
-            print(f"\n{format_comparison(metrics, baselines, data_args.objective)}")
+            print(f"\n{format_comparison(metrics, baselines, data_args.dataset_objective)}")
         _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
     if do_train and training_args.push_to_hub:
         trainer.push_to_hub()
@@ -162,7 +162,7 @@ def _load_model(
 ) -> PreTrainedModel:
     """Loads the model. Before training, checks the free space and the training arguments with it."""
     set_seed(training_args.seed)
-    auto_class = AutoModelForMaskedLM if data_args.no_nsp else AutoModelForPreTraining
+    auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
     model = load_model(auto_class, model_args, config)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:

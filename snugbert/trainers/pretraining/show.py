@@ -36,4 +36,5 @@ def show_examples(
         )
         print(f"\n{textwrap.fill(LEGEND, shutil.get_terminal_size().columns)}")
         for index in range(min(data_args.show, len(dataset))):
-            print(f"\n{index + 1}. {collator.describe(dataset[index], data_args.objective, dataset.find_cuts(index))}")
+            example = collator.describe(dataset[index], dataset.objective, dataset.find_cuts(index))
+            print(f"\n{index + 1}. {example}")

@@ -165,15 +165,21 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
     assert not (tmp_path / "epochs").exists()  # needed only during the run
 
 
-@pytest.mark.parametrize("flag", ["no_nsp", "sentence_order"])
-def test_other_objectives(small_run, tmp_path, capsys, flag):
-    more = {flag: "true", "max_steps": 40, "learning_rate": 2e-3, "whole_word_mask": "true", "save_strategy": "no"}
+@pytest.mark.parametrize("objective", ["mlm", "mlm+order"])
+def test_other_objectives(small_run, tmp_path, capsys, objective):
+    more = {
+        "objective": objective,
+        "max_steps": 40,
+        "learning_rate": 2e-3,
+        "whole_word_mask": "true",
+        "save_strategy": "no",
+    }
     assert run(small_run, output_dir=tmp_path, **more) == 0
     results = json.loads((tmp_path / "eval_results.json").read_text())
     assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"]
-    assert ("eval_nsp_loss" in results) == (flag == "sentence_order")
-    assert ("sentence order accuracy" in capsys.readouterr().out) == (flag == "sentence_order")
-    kind = snugbert.SnugBertForMaskedLM if flag == "no_nsp" else snugbert.SnugBertForPreTraining
+    assert ("eval_nsp_loss" in results) == (objective == "mlm+order")
+    assert ("sentence order accuracy" in capsys.readouterr().out) == (objective == "mlm+order")
+    kind = snugbert.SnugBertForMaskedLM if objective == "mlm" else snugbert.SnugBertForPreTraining
     _, loading = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
 
@@ -367,7 +373,9 @@ BAD = [
     ({"language": "klingon"}, "--language 'klingon' is not a language code"),
     ({"accelerator_config": '{"a": 1}'}, "--accelerator_config: "),
     ({"random_replace_prob": 0.3}, "must add up to at most 1"),
-    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order exclude each other"),
+    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order contradict each other"),
+    ({"no_nsp": "true", "objective": "mlm+nsp"}, "--objective mlm+nsp and --no_nsp contradict each other"),
+    ({"objective": "clm"}, "--objective 'clm' is unknown. Choose one of mlm+nsp, mlm, mlm+order"),
     ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
     ({"phases": "32"}, "expected a length and its share of the steps, such as 128:90%, not '32'"),
     ({"phases": "32:50%,1024:50%"}, "--phases: length 1024 must be between 5"),
