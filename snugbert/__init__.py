@@ -12,11 +12,13 @@ import transformers
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.modeling_snugbert import (
     AUTO_CLASSES,
+    OTHER_PRETRAINING_MODELS,
     SnugBertForMaskedLM,
     SnugBertForMultipleChoice,
     SnugBertForNextSentencePrediction,
     SnugBertForPreTraining,
     SnugBertForQuestionAnswering,
+    SnugBertForReplacedTokenDetection,
     SnugBertForSequenceClassification,
     SnugBertForTokenClassification,
     SnugBertModel,
@@ -47,6 +49,14 @@ SnugBertTokenizer.register_for_auto_class()
 for _auto_class, _model_class in AUTO_CLASSES.items():
     getattr(transformers, _auto_class).register(SnugBertConfig, _model_class)
     _model_class.register_for_auto_class(_auto_class)
+for _model_class in OTHER_PRETRAINING_MODELS:
+    _model_class.register_for_auto_class("AutoModelForPreTraining")
+# `register` takes one class per configuration. Of several classes, `architectures` in the configuration chooses one.
+transformers.MODEL_FOR_PRETRAINING_MAPPING.register(
+    SnugBertConfig,
+    (AUTO_CLASSES["AutoModelForPreTraining"], *OTHER_PRETRAINING_MODELS),  # type: ignore[arg-type]
+    exist_ok=True,
+)
 
 
 # Imported on demand: the training packages take seconds to import and may not be installed.
@@ -91,6 +101,7 @@ __all__ = [
     "SnugBertForNextSentencePrediction",
     "SnugBertForPreTraining",
     "SnugBertForQuestionAnswering",
+    "SnugBertForReplacedTokenDetection",
     "SnugBertForSequenceClassification",
     "SnugBertForTokenClassification",
     "SnugBertModel",

@@ -10,6 +10,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .families_snugbert import FAMILY_TYPES, convert_family_config
+
 # Layers, hidden size, attention heads. Sizes base and large: Devlin et al. (2018), section 3. Smaller sizes: Google's
 # models for Turc et al. (2019), "Well-Read Students Learn Better".
 SIZES = {
@@ -20,8 +22,10 @@ SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-POSITION_EMBEDDING_TYPES = ("absolute", "sinusoidal")
+POSITION_EMBEDDING_TYPES = ("absolute", "after_padding", "sinusoidal")
+CLASSIFICATION_HEADS = ("pooler", "dense")
 OUR_CODE = re.compile(r"(configuration|modeling)_snugbert\.SnugBert\w+")  # allowed in an `auto_map`
+LOADABLE_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
@@ -33,6 +37,8 @@ class SnugBertConfig(PreTrainedConfig):
         vocab_size (`int`, *optional*, defaults to 30522): Number of tokens in the vocabulary.
         hidden_size (`int`, *optional*, defaults to 768): Width of the encoder. A model needs a multiple of
             `num_attention_heads`.
+        embedding_size (`int`, *optional*): Width of the embeddings. If it differs from `hidden_size`, a linear layer
+            projects them, as in ELECTRA. None: `hidden_size`.
         num_hidden_layers (`int`, *optional*, defaults to 12): Number of encoder layers.
         num_attention_heads (`int`, *optional*, defaults to 12): Number of attention heads per layer.
         intermediate_size (`int`, *optional*, defaults to 3072): Width of the feed-forward sublayer. The paper uses 4
@@ -47,10 +53,17 @@ class SnugBertConfig(PreTrainedConfig):
         layer_norm_eps (`float`, *optional*, defaults to 1e-12): Added to the variance in LayerNorm.
         pad_token_id (`int`, *optional*, defaults to 0): Id of the padding token.
         position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` for learned positions
-            (Devlin et al., 2018), `"sinusoidal"` for computed positions (Vaswani et al., 2017, section 3.5).
-        pooler_act (`str`, *optional*, defaults to `"tanh"`): Activation of the pooler. Classifiers converted from
-            DistilBERT use `"relu"`.
-        classifier_dropout (`float`, *optional*): Dropout before a classifier. None: `hidden_dropout_prob`.
+            (Devlin et al., 2018), `"after_padding"` for RoBERTa's, `"sinusoidal"` for computed positions (Vaswani et
+            al., 2017, section 3.5). RoBERTa counts only tokens that are not padding, and its table begins with
+            `pad_token_id` + 1 rows for padding. They are not part of `max_position_embeddings`.
+        pooler_act (`str`, *optional*, defaults to `"tanh"`): Activation of the pooler. ELECTRA uses `"gelu"`.
+            Classifiers converted from DistilBERT use `"relu"`.
+        prediction_act (`str`, *optional*): Activation of the masked token head. None: `hidden_act`. RoBERTa and
+            ELECTRA use `"gelu"`.
+        classification_head (`str`, *optional*, defaults to `"pooler"`): `"pooler"` for BERT's sequence classifier:
+            pooler, dropout, linear layer. `"dense"` for RoBERTa's and ELECTRA's, which has dropout before the pooler,
+            too.
+        classifier_dropout (`float`, *optional*): Dropout of a classifier. None: `hidden_dropout_prob`.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`): Whether the masked token head shares the word
             embeddings.
 
@@ -65,6 +78,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     vocab_size: int = 30522
     hidden_size: int = 768
+    embedding_size: int | None = None
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
@@ -80,6 +94,8 @@ class SnugBertConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     position_embedding_type: str = "absolute"
     pooler_act: str = "tanh"
+    prediction_act: str | None = None
+    classification_head: str = "pooler"
     classifier_dropout: float | int | None = None
     tie_word_embeddings: bool = True
     # Accepts any string, so that `_check_ranges` raises the error. huggingface_hub's error is not a ValueError.
@@ -88,14 +104,14 @@ class SnugBertConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any):
         # The "bert" in a BERT checkpoint must not shadow the class attribute, which is saved.
         model_type = kwargs.pop("model_type", None)
-        if model_type not in (None, "", "bert", self.model_type):
-            raise ValueError(f"Unsupported model type {model_type!r}. SnugBERT loads 'snugbert' and 'bert'.")
+        if model_type not in (None, "", "bert", self.model_type):  # `from_dict` translates the other loadable types
+            raise ValueError(f"Unsupported model type {model_type!r}. SnugBERT loads {', '.join(LOADABLE_TYPES)}.")
         # Fields of BertConfig for decoders.
         kwargs.pop("use_cache", None)
         for name in ("is_decoder", "add_cross_attention"):
             if kwargs.pop(name, False):
                 raise ValueError(
-                    f"`{name}` is true, but SnugBERT is an encoder. Use transformers' BERT for a decoder."
+                    f"`{name}` is true, but SnugBERT is an encoder. Use transformers' own class for a decoder."
                 )
         super().__post_init__(**kwargs)
         if self.id2label is not None and self.label2id is None:  # pipelines need both
@@ -104,11 +120,24 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads the values as in transformers. Replaces the `model_type` "bert" to avoid a warning."""
+        """Reads the values as in transformers. Translates those of other families.
+
+        Raises:
+            ValueError: SnugBERT has no equal model.
+        """
         values, unused = super().get_config_dict(*args, **kwargs)
-        if values.get("model_type") == "bert":
-            values["model_type"] = cls.model_type
+        if values.get("model_type") in LOADABLE_TYPES:
+            values = convert_family_config(values) | {"model_type": cls.model_type}  # another type causes a warning
         return values, unused
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Builds a configuration from the contents of a `config.json`, also of another family.
+
+        Raises:
+            ValueError: SnugBERT has no equal model.
+        """
+        return super().from_dict(convert_family_config(config_dict), **kwargs)
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> "SnugBertConfig":
@@ -157,6 +186,8 @@ class SnugBertConfig(PreTrainedConfig):
             probability = getattr(self, name)
             if probability is not None and not 0 <= probability < 1:
                 raise ValueError(f"`{name}` must be at least 0 and below 1, not {probability}.")
+        if self.embedding_size is not None and self.embedding_size < 1:
+            raise ValueError(f"`embedding_size` must be at least 1, not {self.embedding_size}.")
         for name in ("initializer_range", "layer_norm_eps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must be at least 0, not {getattr(self, name)}.")
@@ -164,19 +195,33 @@ class SnugBertConfig(PreTrainedConfig):
             raise ValueError(f"Unknown `problem_type` {self.problem_type!r}. Expected {', '.join(PROBLEM_TYPES)}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` {self.pad_token_id} is outside the vocabulary of {self.vocab_size}.")
-        for name in ("hidden_act", "pooler_act"):
-            if getattr(self, name) not in ACT2FN:
+        for name in ("hidden_act", "pooler_act", "prediction_act"):
+            if getattr(self, name) not in ACT2FN and (name, getattr(self, name)) != ("prediction_act", None):
                 raise ValueError(f"Unknown `{name}` {getattr(self, name)!r}. Expected {', '.join(sorted(ACT2FN))}.")
         if self.position_embedding_type not in POSITION_EMBEDDING_TYPES:
             raise ValueError(
                 f"Unknown `position_embedding_type` {self.position_embedding_type!r}. Expected "
-                f"{' or '.join(POSITION_EMBEDDING_TYPES)}."
+                f"{', '.join(POSITION_EMBEDDING_TYPES)}."
             )
-        if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
-            raise ValueError(f"Sinusoidal positions need an even `hidden_size`, not {self.hidden_size}.")
+        if self.position_embedding_type == "sinusoidal" and compute_embedding_size(self) % 2:
+            raise ValueError(
+                f"Sinusoidal positions need an even `embedding_size`, not {compute_embedding_size(self)}."
+            )
+        if self.position_embedding_type == "after_padding" and self.pad_token_id is None:
+            raise ValueError('`pad_token_id` is missing. Positions of type "after_padding" start after it.')
+        if self.classification_head not in CLASSIFICATION_HEADS:
+            raise ValueError(
+                f"Unknown `classification_head` {self.classification_head!r}. Expected "
+                f"{' or '.join(CLASSIFICATION_HEADS)}."
+            )
 
 
-# Not an attribute of the configuration, because a file may have a field of any name.
+# Not attributes of the configuration, because a file may have a field of any name.
+def compute_embedding_size(config: SnugBertConfig) -> int:
+    """Computes the width of the embeddings."""
+    return config.hidden_size if config.embedding_size is None else config.embedding_size
+
+
 def compute_head_size(config: SnugBertConfig) -> int:
     """Computes the dimensions of an attention head.
 

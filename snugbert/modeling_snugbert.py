@@ -6,8 +6,8 @@ SnugBERT model with learned positions in stock BERT, set `"model_type": "bert"` 
 The encoder works on one row of tokens without padding ([`SnugBertBatch`]). Only attention depends on where sequences
 end. Heads gather the tokens they need. Outputs have the layout of the caller's batch.
 
-Shapes: B rows and L columns of the caller's batch, N sequences, T tokens, H hidden size, V vocabulary size, M labeled
-tokens, Q tokens whose output is needed.
+Shapes: B rows and L columns of the caller's batch, N sequences, T tokens, E embedding size, H hidden size, V
+vocabulary size, M labeled tokens, Q tokens whose output is needed.
 """
 
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
@@ -40,7 +40,8 @@ from transformers.utils.generic import can_return_tuple, is_flash_attention_requ
 from transformers.utils.output_capturing import capture_outputs
 
 from .card_snugbert import write_model_card
-from .configuration_snugbert import SnugBertConfig, compute_head_size
+from .configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
+from .families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES
 from .kernels_snugbert import (
     SnugBertDropout,
     cross_entropy_sum,
@@ -78,17 +79,31 @@ class SnugBertSinusoidalPositions(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
-        self.hidden_size = config.hidden_size
+        self.embedding_size = compute_embedding_size(config)
         # Positions have the scale of the word embeddings. With amplitude 1, they would dominate the sum that
         # LayerNorm normalizes. Vaswani et al. scale the word embeddings instead (section 3.4).
         self.amplitude = config.initializer_range
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """Computes embeddings in float32. *Shape:* (..., L) -> (..., L, H)"""
+        """Computes embeddings in float32. *Shape:* (..., L) -> (..., L, E)"""
         # Not a buffer: `from_pretrained` builds the model on the meta device and would leave it unset.
-        exponents = torch.arange(0, self.hidden_size, 2, device=position_ids.device) / self.hidden_size
+        exponents = torch.arange(0, self.embedding_size, 2, device=position_ids.device) / self.embedding_size
         angles = position_ids[..., None] * SINUSOID_BASE**-exponents
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2) * self.amplitude
+
+
+class SnugBertPositionsAfterPadding(nn.Embedding):
+    """RoBERTa's position embeddings. Rows 0 to `pad_token_id` are for padding, so position 0 has the next row."""
+
+    def __init__(self, config: SnugBertConfig):
+        assert config.pad_token_id is not None  # checked by the configuration
+        self.first_row = config.pad_token_id + 1
+        rows = config.max_position_embeddings + self.first_row
+        super().__init__(rows, compute_embedding_size(config), padding_idx=config.pad_token_id)
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Looks up positions. They count from 0; -1 is the position of padding. *Shape:* (..., L) -> (..., L, E)"""
+        return super().forward(position_ids + self.first_row)
 
 
 class SnugBertEmbeddings(nn.Module):
@@ -96,19 +111,23 @@ class SnugBertEmbeddings(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        size = compute_embedding_size(config)
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        self.position_embeddings: nn.Module
         if config.position_embedding_type == "sinusoidal":
-            self.position_embeddings: nn.Module = SnugBertSinusoidalPositions(config)
+            self.position_embeddings = SnugBertSinusoidalPositions(config)
+        elif config.position_embedding_type == "after_padding":
+            self.position_embeddings = SnugBertPositionsAfterPadding(config)
         else:
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
+        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = SnugBertDropout(config.hidden_dropout_prob)
 
     def forward(
         self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor, position_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Embeds tokens. *Shape:* word embeddings (1, T, H), segments (1, T), positions (1, T) -> (1, T, H)"""
+        """Embeds tokens. *Shape:* word embeddings (1, T, E), segments (1, T), positions (1, T) -> (1, T, E)"""
         embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
         embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
@@ -329,12 +348,13 @@ class SnugBertPooler(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
+        self.dropout = SnugBertDropout(0.0)  # a classifier may set it, see `classification_head`
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.pooler_act]
 
     def forward(self, first_tokens: torch.Tensor) -> torch.Tensor:
         """Pools first tokens. *Shape:* (N, H) -> (N, H)"""
-        return self.activation(self.dense(first_tokens))
+        return self.activation(self.dense(self.dropout(first_tokens)))
 
 
 # --- base classes and losses ------------------------------------------------------------------------------------
@@ -353,7 +373,8 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": SnugBertLayer, "attentions": SnugBertSelfAttention}
-    # BERT files from 2019 to 2022 contain this buffer.
+    _family_names = FAMILY_NAMES
+    # Files from 2019 to 2022 contain this buffer.
     _keys_to_ignore_on_load_unexpected = [r"position_ids"]
 
     @torch.no_grad()
@@ -397,6 +418,15 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         """Runs [`SnugBertModel`] on a gathered batch. `hidden_states` have the caller's layout."""
         # Heads read the encoder's output by name. The caller's `return_dict` applies to the head's output.
         return self.bert(batch=batch, token_indices=token_indices, return_dict=True, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """Loads as in transformers. Also opens checkpoints of RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA."""
+        kwargs["key_mapping"] = {**cls._family_names, **(kwargs.get("key_mapping") or {})}
+        loaded = super().from_pretrained(*args, **kwargs)
+        # Otherwise transformers would save the weights under the names of the file that was read.
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._weight_conversions = None
+        return loaded
 
     def save_pretrained(self, *args, **kwargs):
         """Saves the model as transformers does, and adds SnugBERT's code files and an `auto_map` with all heads.
@@ -483,6 +513,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
     def __init__(self, config: SnugBertConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         self.embeddings = SnugBertEmbeddings(config)
+        size = compute_embedding_size(config)
+        self.embeddings_project = None if size == config.hidden_size else nn.Linear(size, config.hidden_size)
         self.encoder = SnugBertEncoder(config)
         self.pooler = SnugBertPooler(config) if add_pooling_layer else None
         self.post_init()
@@ -516,9 +548,10 @@ class SnugBertModel(SnugBertPreTrainedModel):
             attention_mask: 1 at tokens, 0 at padding; no padding if None. *Shape:* (B, L). A 4-D mask is applied to
                 the attention scores, boolean or additive. With a 4-D mask the encoder also computes on padding.
             token_type_ids: segments; 0 if None. *Shape:* as `input_ids`
-            position_ids: positions. If None: 0 to L - 1, or from 0 in each packed sequence. *Shape:* (1, L) or (B, L),
-                or (1, T) if packed
-            inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, H), or (1, T, H) if packed
+            position_ids: positions, which count from 0 in every family. If None: 0 to L - 1, or from 0 in each packed
+                sequence. With `position_embedding_type="after_padding"`, padding tokens do not count. *Shape:* (1, L)
+                or (B, L), or (1, T) if packed
+            inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, E), or (1, T, E) if packed
             batch: a batch gathered by a head, instead of the arguments above. The output keeps the packed layout.
             token_indices: with `batch`, the tokens whose last hidden states are needed; all if None. The last layer
                 skips the others. *Shape:* (M,)
@@ -563,6 +596,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             inputs = [layout.scatter(values) for values in inputs]
         words = inputs[0] if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(inputs[0])
         hidden_states = self.embeddings(words, *inputs[1:])
+        if self.embeddings_project is not None:
+            hidden_states = self.embeddings_project(hidden_states)
         if layout is not None:
             hidden_states = layout.scatter(layout.gather(hidden_states))  # zero at padding
         first_tokens, query_indices = batch.first_tokens, None
@@ -597,12 +632,13 @@ class SnugBertPredictionTransform(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        size = compute_embedding_size(config)
+        self.dense = nn.Linear(config.hidden_size, size)
+        self.activation = ACT2FN[config.prediction_act or config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Transforms hidden states. *Shape:* (..., H) -> (..., H)"""
+        """Transforms hidden states. *Shape:* (..., H) -> (..., E)"""
         return self.LayerNorm(self.activation(self.dense(hidden_states)))
 
 
@@ -610,7 +646,7 @@ class SnugBertVocabularyProjection(nn.Linear):
     """Linear layer to the vocabulary. On a GPU its product is padded to a size that fast kernels need."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Computes vocabulary logits. *Shape:* (..., H) -> (..., V)"""
+        """Computes vocabulary logits. *Shape:* (..., E) -> (..., V)"""
         # Quantized and sharded weights have a type of their own.
         if has_own_kernels(input) or type(self.weight) not in (nn.Parameter, torch.Tensor):
             return super().forward(input)
@@ -623,7 +659,7 @@ class SnugBertPredictions(nn.Module):
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.transform = SnugBertPredictionTransform(config)
-        self.decoder: nn.Linear = SnugBertVocabularyProjection(config.hidden_size, config.vocab_size)
+        self.decoder: nn.Linear = SnugBertVocabularyProjection(compute_embedding_size(config), config.vocab_size)
         # BERT files also store the bias under this name. It is tied to the decoder's bias.
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
@@ -888,6 +924,77 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
         )
 
 
+class SnugBertDiscriminatorPredictions(nn.Module):
+    """ELECTRA's head: dense layer, activation, and one logit per token."""
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.dense_prediction = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Computes the logits. *Shape:* (..., H) -> (...)"""
+        return self.dense_prediction(self.activation(self.dense(hidden_states))).squeeze(-1)
+
+
+class SnugBertForReplacedTokenDetection(SnugBertPreTrainedModel):
+    """ELECTRA's discriminator (Clark et al., 2020): predicts for each token whether it was replaced.
+
+    transformers calls it `ElectraForPreTraining`. `AutoModelForPreTraining` opens it if the configuration names it.
+    """
+
+    def __init__(self, config: SnugBertConfig):
+        super().__init__(config)
+        self.bert = SnugBertModel(config, add_pooling_layer=False)
+        self.discriminator_predictions = SnugBertDiscriminatorPredictions(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        r"""Predicts replaced tokens.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+            labels: 1 for replaced tokens, 0 for original ones, -100 for tokens without a label. Labels at padding are
+                ignored with a warning. *Shape:* (B, L)
+            num_items_in_batch: number of labeled tokens in the global batch. Trainer passes it.
+
+        Returns:
+            `logits` (B, L). Above 0 means replaced.
+
+        Raises:
+            ValueError: as [`SnugBertModel`]; labels of the wrong shape or other than 0, 1 and -100.
+        """
+        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self._encode(batch, **kwargs)
+        logits = self.discriminator_predictions(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            token_labels = batch.gather_labels(labels)
+            check_range("labels", token_labels, 2, "replaced-token classes:", ignored=IGNORE_INDEX)
+            is_labeled = token_labels != IGNORE_INDEX
+            targets, scores = token_labels.clamp(min=0), upcast(logits)
+            losses = F.binary_cross_entropy_with_logits(scores, targets.to(scores.dtype), reduction="none")
+            loss = _mean(losses.masked_fill(~is_labeled, 0).sum(), is_labeled.sum(), num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss,
+            logits=batch.scatter(logits),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
 # --- fine-tuning heads ------------------------------------------------------------------------------------------
 
 
@@ -898,13 +1005,20 @@ def _classifier_dropout(config: SnugBertConfig) -> SnugBertDropout:
 
 
 class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
-    """Linear layer on the pooled output, for one label, several labels or regression (`config.problem_type`)."""
+    """Linear layer on the pooled output, for one label, several labels or regression (`config.problem_type`).
+
+    With `classification_head="dense"`, there is also dropout before the pooler, as in RoBERTa and ELECTRA.
+    """
+
+    _family_names = CLASSIFIER_NAMES | FAMILY_NAMES
 
     def __init__(self, config: SnugBertConfig):
         super().__init__(config)
         self.num_labels: int = config.num_labels  # type: ignore[assignment]
         self.bert = SnugBertModel(config)
         self.dropout = _classifier_dropout(config)
+        if config.classification_head == "dense":
+            self.bert.pooler.dropout = _classifier_dropout(config)  # type: ignore[union-attr]
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
@@ -1180,8 +1294,13 @@ AUTO_CLASSES: dict[str, type[PreTrainedModel]] = {
     "AutoModelForQuestionAnswering": SnugBertForQuestionAnswering,
     "AutoModelForMultipleChoice": SnugBertForMultipleChoice,
 }
+# More models of AutoModelForPreTraining. It opens them if the configuration's `architectures` name them.
+OTHER_PRETRAINING_MODELS: tuple[type[PreTrainedModel], ...] = (SnugBertForReplacedTokenDetection,)
 AUTO_MAP = {"AutoConfig": "configuration_snugbert.SnugBertConfig"} | {
     auto_class: f"modeling_snugbert.{model.__name__}" for auto_class, model in AUTO_CLASSES.items()
 }
 
-__all__ = ["SnugBertPreTrainedModel", *(model.__name__ for model in AUTO_CLASSES.values())]
+__all__ = [
+    "SnugBertPreTrainedModel",
+    *(model.__name__ for model in (*AUTO_CLASSES.values(), *OTHER_PRETRAINING_MODELS)),
+]

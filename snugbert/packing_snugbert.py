@@ -1,6 +1,6 @@
 """Converts padded and packed batches to one row of tokens, and outputs back to the caller's layout.
 
-Shapes: B rows and L columns of the caller's batch, N sequences, T tokens, H hidden size.
+Shapes: B rows and L columns of the caller's batch, N sequences, T tokens, E embedding size.
 """
 
 from dataclasses import dataclass
@@ -134,7 +134,7 @@ class SnugBertBatch:
     """All tokens of a batch in one row without padding, and their layout in the caller's batch.
 
     Attributes:
-        inputs: token ids (1, T), or word embeddings (1, T, H).
+        inputs: token ids (1, T), or word embeddings (1, T, E).
         token_type_ids, position_ids: segment and position of each token. *Shape:* (1, T)
         shape: rows and columns of the caller's batch, (B, L).
         token_indices: index of each token in the caller's flattened batch; None if nothing was dropped. *Shape:* (T,)
@@ -398,7 +398,7 @@ def _padded_batch(
     B, L = inputs.shape[:2]
     token_mask = _check_mask(attention_mask, (B, config.num_attention_heads, L))
     if position_ids is None:
-        position_ids = torch.arange(L, device=inputs.device).repeat(B, 1)
+        position_ids = _make_positions(config, inputs)
     else:
         position_ids = position_ids.expand(B, L)
         if attention_mask is None or token_mask is not None:  # a 4-D mask may separate several sequences in a row
@@ -432,6 +432,15 @@ def _padded_batch(
     elif token_mask is not None:
         _drop_padding(batch, token_mask, labels)
     return batch
+
+
+def _make_positions(config: SnugBertConfig, inputs: torch.Tensor) -> torch.Tensor:
+    """Returns the position of each token: its column, or the number of tokens before it. *Shape:* (B, L)"""
+    B, L = inputs.shape[:2]
+    if config.position_embedding_type != "after_padding" or inputs.dim() == 3:
+        return torch.arange(L, device=inputs.device).repeat(B, 1)
+    is_token = inputs.ne(config.pad_token_id or 0).long()  # RoBERTa's rule, whatever the mask
+    return is_token.cumsum(1) * is_token - 1  # -1 for padding tokens
 
 
 def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]) -> torch.Tensor | None:

@@ -194,7 +194,11 @@ CASES = {
         fields(is_decoder=True),
         "config.json: unsupported configuration. .*SnugBERT is an encoder",
     ),
-    "relative positions": ({}, fields(position_embedding_type="relative_key"), "Expected absolute or sinusoidal"),
+    "relative positions": (
+        {},
+        fields(position_embedding_type="relative_key"),
+        "Expected absolute, after_padding, sinusoidal",
+    ),
     "ambiguous": (
         {},
         fields(architectures=None),

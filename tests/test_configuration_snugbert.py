@@ -8,7 +8,14 @@ from snugbert import SnugBertConfig, SnugBertModel
 
 def test_defaults_equal_bert():
     stock, ours = BertConfig().to_dict(), SnugBertConfig().to_dict()
-    only_ours = {"position_embedding_type", "pooler_act", "model_type"}
+    only_ours = {
+        "position_embedding_type",
+        "pooler_act",
+        "prediction_act",
+        "classification_head",
+        "embedding_size",
+        "model_type",
+    }
     assert {name: ours[name] for name in ours.keys() - only_ours} == {
         name: stock[name] for name in ours.keys() - only_ours
     }
@@ -48,8 +55,12 @@ def test_sizes(size, expected):
         ({"hidden_dropout_prob": 1.0}, "`hidden_dropout_prob` must be at least 0 and below 1, not 1.0"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` must be at least 1, not 0"),
         ({"hidden_act": "gulu"}, "Unknown `hidden_act` 'gulu'. Expected .*gelu"),
+        ({"prediction_act": "gulu"}, "Unknown `prediction_act` 'gulu'. Expected .*gelu"),
+        ({"embedding_size": 0}, "`embedding_size` must be at least 1, not 0"),
+        ({"classification_head": "mlp"}, "Unknown `classification_head` 'mlp'. Expected pooler or dense"),
+        ({"position_embedding_type": "after_padding", "pad_token_id": None}, "`pad_token_id` is missing"),
         ({"pooler_act": "rilu"}, "Unknown `pooler_act` 'rilu'. Expected .*relu"),
-        ({"position_embedding_type": "relative_key"}, "Expected absolute or sinusoidal"),
+        ({"position_embedding_type": "relative_key"}, "Expected absolute, after_padding, sinusoidal"),
         ({"is_decoder": True}, "SnugBERT is an encoder"),
         ({"pad_token_id": 30522}, "`pad_token_id` 30522 is outside the vocabulary of 30522"),
         ({"layer_norm_eps": -1}, "`layer_norm_eps` must be at least 0"),
