@@ -167,7 +167,7 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
         raise InputError(f"{name}: no such folder.")
     download = functools.partial(snapshot_download, name, ignore_patterns="*/*", **hub)
     try:
-        folder = Path(download(allow_patterns=["*.json", "*.txt", "model*.safetensors"]))
+        folder = Path(download(allow_patterns=["*.json", "*.txt", "sentencepiece.bpe.model", "model*.safetensors"]))
         if not any(folder.glob("model*.safetensors")):
             download(allow_patterns="pytorch_model*.bin")
     except (OSError, ValueError) as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertTokenizer, DistilBertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, BertConfig, BertTokenizer, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints import (
@@ -36,6 +36,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, format_count
 from snugbert.json_files import read_json
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
+from snugbert.models import check_vocabulary
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import write_vocab_txt
 from snugbert.writing import writing
@@ -60,6 +61,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "vocab.json",
     "merges.txt",
+    "sentencepiece.bpe.model",
 )
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
@@ -81,7 +83,11 @@ WORDPIECE_TOKENIZERS = (
     "BertTokenizerFast",
     "DistilBertTokenizer",
     "DistilBertTokenizerFast",
+    "ElectraTokenizer",
+    "ElectraTokenizerFast",
 )
+# Model type -> tokenizer class if the folder does not name one. For all others it is BertTokenizer.
+TOKENIZERS = {"roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}
 
 
 @dataclass
@@ -351,49 +357,54 @@ def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_case: bool | None) -> str | None:
-    """Converts a WordPiece tokenizer, or copies the files of any other tokenizer.
+    """Converts the tokenizer to a `tokenizer.json`.
+
+    A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class.
 
     Returns:
         The tokenizer's class name; None if the source has no tokenizer.
 
     Raises:
-        InputError: the tokenizer needs custom code, cannot be opened, or returns different ids after conversion.
+        InputError: the tokenizer needs custom code or a missing package, cannot be opened, or returns different ids
+            after conversion.
     """
     source = checkpoint.folder
     files = [source / name for name in TOKENIZER_FILES if (source / name).exists()]
     if not files:
         return None
     settings = read_json(source / "tokenizer_config.json") if source / "tokenizer_config.json" in files else {}
-    name = settings.get("tokenizer_class") or checkpoint.values.get("tokenizer_class") or "BertTokenizer"
-    if name not in WORDPIECE_TOKENIZERS:
-        if "auto_map" in settings:
-            raise InputError(
-                f"{source}: the tokenizer {name} needs custom code and cannot be converted. Convert a copy of the "
-                "folder without tokenizer files."
-            )
-        for file in files:
-            shutil.copyfile(file, written / file.name)
-        return name
-
-    if not {source / "tokenizer.json", source / "vocab.txt"} & {*files}:
-        raise InputError(f"{source}: the tokenizer has no vocabulary. Expected tokenizer.json or vocab.txt.")
+    declared = settings.get("tokenizer_class") or checkpoint.values.get("tokenizer_class")
+    name = declared or TOKENIZERS.get(checkpoint.kind, "BertTokenizer")
+    is_wordpiece = name in WORDPIECE_TOKENIZERS
+    if not is_wordpiece and "auto_map" in settings:
+        raise InputError(
+            f"{source}: the tokenizer {name} needs custom code and cannot be converted. Convert a copy of the "
+            "folder without tokenizer files."
+        )
+    if not is_wordpiece and do_lower_case is not None:
+        raise InputError(f"{source}: {name} has no lowercase setting. Leave out --[no_]do_lower_case.")
+    check_vocabulary(source)
     if do_lower_case is None and not {source / "tokenizer.json", source / "tokenizer_config.json"} & {*files}:
-        do_lower_case = is_uncased(source / "vocab.txt")
+        do_lower_case = is_uncased(source / "vocab.txt") if is_wordpiece else None
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
-    tokenizer_class = BertTokenizer if to == "bert" else SnugBertTokenizer
     try:
-        before = BertTokenizer.from_pretrained(source, **options)
-        tokenizer = tokenizer_class.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+        before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
+        tokenizer = before
+        if is_wordpiece and to == "snugbert":
+            tokenizer = SnugBertTokenizer.from_pretrained(source, **options)
+    except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, checkpoint.config.max_position_embeddings)
     tokenizer.save_pretrained(written)
-    write_vocab_txt(tokenizer, written)
+    if is_wordpiece:
+        write_vocab_txt(tokenizer, written)
 
     tokens = list(before.get_vocab())
-    sample = " ".join(tokens[:: 1 + len(tokens) // 500]) + " Émigré in 東京, [MASK]!"
-    after = tokenizer_class.from_pretrained(written)
-    if dict(before(sample, sample, verbose=False)) != dict(after(sample, sample, verbose=False)):
+    sample = " ".join(tokens[:: 1 + len(tokens) // 500]) + f" Émigré in 東京, {before.mask_token}!"
+    after = AutoTokenizer.from_pretrained(written)
+    options = {"return_offsets_mapping": before.is_fast, "verbose": False}
+    if dict(before(sample, sample, **options)) != dict(after(sample, sample, **options)):
         raise InputError(f"{source}: the converted tokenizer returns different token ids. Nothing was written.")
-    return tokenizer_class.__name__
+    return type(tokenizer).__name__

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from snugbert.checkpoints import is_uncased, read_weights, shorten
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig, compute_head_size
@@ -27,6 +28,8 @@ HEAD_WEIGHTS = re.compile(
 )
 
 HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
+# Files with a tokenizer's vocabulary. vocab.json also needs merges.txt.
+VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -183,19 +186,22 @@ def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:
 def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_TOKEN_NAMES) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of `tokenizer_source`.
 
-    A folder with only a `vocab.txt` loads as well. Text is then lowercased if the whole vocabulary is lowercase.
+    A folder needs no `tokenizer.json`. It can also have a `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
+    (byte-level BPE), or `sentencepiece.bpe.model`. With only a `vocab.txt`, text is lowercased if the whole vocabulary
+    is lowercase.
 
     Args:
         args: which tokenizer.
         required: names of the special tokens that it must have.
 
     Raises:
-        InputError: there is no tokenizer, it is damaged, or its vocabulary lacks a special token.
+        InputError: there is no tokenizer, it is damaged or needs a missing package, or its vocabulary lacks a special
+            token.
     """
     name = str(args.tokenizer_source)
     folder = Path(name)
-    if folder.exists() and not (folder / "tokenizer.json").exists() and not (folder / "vocab.txt").exists():
-        raise InputError(f"{name} contains no tokenizer.json or vocab.txt.")
+    if folder.exists():
+        check_vocabulary(folder)
     only_vocabulary = (folder / "vocab.txt").exists() and not (folder / "tokenizer_config.json").exists()
     try:
         if only_vocabulary:
@@ -210,6 +216,24 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
     if missing:
         raise InputError(f"the tokenizer of {name} lacks special tokens: {', '.join(missing)}.")
     return tokenizer
+
+
+def check_vocabulary(folder: Path) -> None:
+    """Checks that a tokenizer's folder has a vocabulary and that the packages that read it are installed.
+
+    Raises:
+        InputError: a file or a package is missing.
+    """
+    found = [name for name in VOCABULARY_FILES if (folder / name).exists()]
+    if not found:
+        raise InputError(f"{folder}: no tokenizer. Expected one of these files: {', '.join(VOCABULARY_FILES)}.")
+    if found == ["vocab.json"] and not (folder / "merges.txt").exists():
+        raise InputError(f"{folder}: merges.txt is missing. vocab.json needs it.")
+    if found == ["sentencepiece.bpe.model"] and not (is_sentencepiece_available() and is_protobuf_available()):
+        raise InputError(
+            f"{folder}: reading sentencepiece.bpe.model needs SentencePiece. Run `pip install "
+            "'snugbert[sentencepiece]'`."
+        )
 
 
 def limit_length(config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:

@@ -385,7 +385,7 @@ def test_tokenizers_are_converted(tmp_path):
         (
             "empty",
             {"tokenizer_class": "BertTokenizer"},
-            "the tokenizer has no vocabulary. Expected tokenizer.json or vocab.txt",
+            "no tokenizer. Expected one of these files: tokenizer.json, vocab.txt",
         ),
         ("code", {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}, "needs custom code"),
     ):

@@ -1,0 +1,209 @@
+"""Converted tokenizers of RoBERTa, XLM-R, CamemBERT and ELECTRA give the ids of SentencePiece, GPT-2 and BERT."""
+
+import io
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import regex
+import sentencepiece
+import transformers
+from babel import Locale
+from family_checkpoints import FAMILIES, write_tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from snugbert.checkpoints import Checkpoint
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.convert import _convert_tokenizer
+from snugbert.errors import InputError
+from snugbert.models import TokenizerArguments, load_tokenizer
+
+LOCALES = {
+    "Latin": ("en", "fr", "de", "pl", "vi", "tr"),
+    "Cyrillic": ("ru", "uk", "bg", "sr"),
+    "Greek and Arabic": ("el", "ar", "fa", "ur"),
+    "Devanagari": ("hi", "mr", "ne"),
+    "Han, Kana and Hangul": ("ja", "zh", "zh_Hant", "ko"),
+}
+TEXTS_PER_SCRIPT = 4000
+ODD_TEXTS = [
+    "",
+    " ",
+    "  two  spaces ",
+    "ﬁne ½ ① Ｆｕｌｌ ｶ ㍿ ℃ Å ﷺ 𝔘𝔫𝔦 Straße İ",  # noqa: RUF001
+    "tab\there\nnew\r\nline\x0bvt\x0cff\u2028ls",
+    "nbsp\u00a0x\u3000y\u2009z\u200bw\ufeffv\u00adu",
+    "emoji 😀 👩‍👩‍👧 🇩🇪 ❤️",
+    "a\x00b\x01c\x7fd\x1fe\x1c\x9f",
+    "join\u200der\u200cs क्\u200dष क\u093c \u0958",
+    "e\u0301 A\u030a",
+    "▁under a▁b",
+    "x" * 200,
+    "中文　日本語テキスト שלום ศำ",
+    "\ufffd \ud7ff x\u200f\u200ey don't we'll it's  'S 12345 ١٢٣",
+]
+SPECIAL_TEXTS = ["a <mask> b", "a<mask>b", " <mask> , <mask>", "<s> in </s> <pad> <unk> ", "[MASK] [SEP]"]
+
+
+@cache
+def read_texts() -> list[str]:
+    """Makes 20,000 texts from names of languages, territories and currencies in five groups of scripts."""
+    rng = random.Random(0)
+    texts = []
+    for codes in LOCALES.values():
+        locales = [Locale.parse(code) for code in codes]
+        tables = [table for one in locales for table in (one.languages, one.territories, one.currencies)]
+        names = [table[key] for table in tables for key in sorted(table)]
+        separators = (" ", ", ", " — ", "/", " (", "。")
+        for _ in range(TEXTS_PER_SCRIPT):
+            texts.append(rng.choice(separators).join(rng.choices(names, k=rng.randint(1, 8))))
+    return texts
+
+
+@cache
+def train_sentencepiece() -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(read_texts()[::8]), model_writer=model, vocab_size=2500, num_threads=1, minloglevel=2
+    )
+    return model.getvalue()
+
+
+def write_sentencepiece(folder: Path, family: str) -> Callable[[str], list[int]]:
+    """Writes a tokenizer of XLM-R or CamemBERT, and returns the function that computes its ids by SentencePiece.
+
+    fairseq, which trained both models, counts SentencePiece's ids from 1 (XLM-R) or 4 (CamemBERT). XLM-R uses
+    fairseq's own <s>, <pad>, </s> and <unk>, CamemBERT only its <pad> and <unk>.
+    """
+    model = sentencepiece.SentencePieceProcessor(model_proto=train_sentencepiece())
+    (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece())
+    if family == "xlm-roberta":
+        return lambda text: [{0: 3, 1: 0, 2: 2}.get(index, index + 1) for index in model.encode(text)]
+    return lambda text: [{0: 3}.get(index, index + 4) for index in model.encode(text)]
+
+
+def write_byte_level(folder: Path, family: str) -> Callable[[str], list[int]]:
+    """Writes a tokenizer of RoBERTa, and returns GPT-2's algorithm in plain Python."""
+    trained = Tokenizer(BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = BpeTrainer(
+        vocab_size=2500,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(read_texts()[::8], trainer)
+    model = json.loads(trained.to_str())["model"]
+    vocabulary = model["vocab"] | {"<mask>": len(model["vocab"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    merges = [tuple(merge) for merge in model["merges"]]
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in merges))
+    return gpt2(vocabulary, merges)
+
+
+def gpt2(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Callable[[str], list[int]]:
+    """Byte pair encoding as GPT-2 published it (Radford et al., 2019)."""
+    ranks = {pair: rank for rank, pair in enumerate(merges)}
+    # A printable character stands for each byte: itself, or for the others one after 255.
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    character = {byte: chr(byte) for byte in visible} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
+    words = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+
+    @cache
+    def merge(word: str) -> list[int]:
+        parts = [character[byte] for byte in word.encode()]
+        while True:
+            pairs = [pair for pair in pairwise(parts) if pair in ranks]
+            if not pairs:
+                return [vocabulary[part] for part in parts]
+            best, merged = min(pairs, key=ranks.__getitem__), []
+            while parts:
+                size = 2 if tuple(parts[:2]) == best else 1
+                merged.append("".join(parts[:size]))
+                parts = parts[size:]
+            parts = merged
+
+    return lambda text: [index for word in words.findall(text) for index in merge(word)]
+
+
+WRITERS = {"roberta": write_byte_level, "xlm-roberta": write_sentencepiece, "camembert": write_sentencepiece}
+
+
+def convert_tokenizer(source: Path, output: Path, kind: str, to: str) -> transformers.PreTrainedTokenizerBase:
+    """Converts the tokenizer in `source`, and opens the result as users do."""
+    output.mkdir()
+    (output / "config.json").write_text(json.dumps({"model_type": to}))
+    checkpoint = Checkpoint(source, kind, {"model_type": kind}, SnugBertConfig(), "Model", {})
+    name = _convert_tokenizer(checkpoint, output, to, None)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(output)
+    assert type(tokenizer).__name__ == name and (output / "tokenizer.json").exists()
+    return tokenizer
+
+
+def make_source(tmp_path: Path, family: str) -> Path:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": family}))
+    return source
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_ids_equal_the_published_algorithm_in_both_directions(family, tmp_path):
+    source = make_source(tmp_path, family)
+    compute_ids = WRITERS[family](source, family)
+    ours = convert_tokenizer(source, tmp_path / "snug", family, "snugbert")
+    texts = read_texts() + ODD_TEXTS
+    assert ours(texts, add_special_tokens=False)["input_ids"] == [compute_ids(text) for text in texts]
+    back = convert_tokenizer(tmp_path / "snug", tmp_path / "back", "snugbert", family)
+    stock = transformers.AutoTokenizer.from_pretrained(source)
+    assert type(back) is type(stock)
+    assert stock.backend_tokenizer.to_str() == ours.backend_tokenizer.to_str() == back.backend_tokenizer.to_str()
+    loaded = load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))
+    assert loaded.backend_tokenizer.to_str() == stock.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_added_and_special_tokens_lengths_and_offsets_are_kept(family, tmp_path):
+    source = write_tokenizer(make_source(tmp_path, family), family)
+    stock = transformers.AutoTokenizer.from_pretrained(source)
+    stock.add_tokens(["snug"])
+    stock.add_special_tokens({"extra_special_tokens": ["<e1>"]})
+    stock.model_max_length = 514
+    stock.save_pretrained(source)
+    texts = [*ODD_TEXTS, *SPECIAL_TEXTS, "so snug, <e1> snugly"]
+    options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+    expected = stock(texts, texts[::-1], **options)
+    assert stock.convert_tokens_to_ids("snug") in expected["input_ids"][-1]
+    one_space = stock(f"a {stock.mask_token}", add_special_tokens=False)["input_ids"]
+    assert one_space[1:] == [stock.mask_token_id]  # the mask includes the space before it
+    for folder, kind, to in ((source, family, "snugbert"), (tmp_path / "snugbert", "snugbert", family)):
+        tokenizer = convert_tokenizer(folder, tmp_path / to, kind, to)
+        encoded = tokenizer(texts, texts[::-1], **options)
+        assert {name: encoded[name] for name in encoded} == {name: expected[name] for name in expected}
+        assert tokenizer.batch_decode(encoded["input_ids"]) == stock.batch_decode(expected["input_ids"])
+        assert tokenizer.special_tokens_map == stock.special_tokens_map
+        assert (tokenizer.model_max_length, len(tokenizer)) == (512, len(stock))
+
+
+def test_missing_files_and_packages_are_named(tmp_path, monkeypatch):
+    source = make_source(tmp_path, "xlm-roberta")
+
+    def load():
+        load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))
+
+    with pytest.raises(InputError, match=r"source: no tokenizer\. Expected one of these files: tokenizer\.json, "):
+        load()
+    (source / "vocab.json").write_text("{}")
+    with pytest.raises(InputError, match=r"source: merges\.txt is missing\. vocab\.json needs it\."):
+        load()
+    (source / "vocab.json").rename(source / "sentencepiece.bpe.model")
+    monkeypatch.setattr("snugbert.models.is_sentencepiece_available", lambda: False)
+    with pytest.raises(InputError, match=r"needs SentencePiece\. Run `pip install 'snugbert\[sentencepiece\]'`\."):
+        load()
