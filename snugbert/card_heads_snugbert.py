@@ -134,7 +134,7 @@ print(outputs.seq_relationship_logits.softmax(-1))  # follows, does not follow""
         None,
         "detects words that do not fit a text. Fine-tune it to classify or tag text, to answer questions, or to embed "
         "sentences",
-        "The model learned from words that a small language model predicted. It may not notice other changes of a text.",
+        "The model learned from words that a small language model chose. It may not notice other changes of a text.",
         """
 inputs = tokenizer("The chef ate the meal.", return_tensors="pt")
 outputs = model(**inputs)

@@ -1,0 +1,249 @@
+"""RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA as SnugBERT, compared with transformers' own classes."""
+
+import json
+import re
+from types import MethodType
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from family_checkpoints import CLASSES, FAMILIES, write_checkpoint
+from parity import HEADS, NUM_LABELS, packed, ragged_batch, without_padding
+from safetensors.torch import load_file, save_file
+
+import snugbert
+from snugbert.kernels_snugbert import SnugBertDropout
+
+FAMILIES_AND_HEADS = [
+    (family, head) for family in FAMILIES for head in HEADS if hasattr(transformers, CLASSES[family] + head)
+]
+READS_FIRST_TOKEN = ("Model", "ForSequenceClassification", "ForMultipleChoice")
+SIZES = {
+    "narrow": {},
+    "wide": {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 96},
+}
+
+
+def stock_class(family: str, head: str) -> type[transformers.PreTrainedModel]:
+    return getattr(transformers, CLASSES[family] + head)
+
+
+def our_class(family: str, head: str) -> type[snugbert.SnugBertPreTrainedModel]:
+    if (family, head) == ("electra", "ForPreTraining"):
+        return snugbert.SnugBertForReplacedTokenDetection
+    return getattr(snugbert, f"SnugBert{head}")
+
+
+def write_family(folder, family, head, **fields):
+    """Writes a checkpoint of transformers with random weights, by default without dropout."""
+    fields.setdefault("num_labels", 2 if head == "ForQuestionAnswering" else NUM_LABELS)
+    if family == "electra":
+        fields.setdefault("summary_last_dropout", 0.0)
+    return write_checkpoint(folder, family, head, **fields)
+
+
+def open_as_snugbert(folder, family, head, **options):
+    """Opens a checkpoint of transformers. No weight is missing or unused."""
+    if (family, head) == ("electra", "Model"):
+        options["add_pooling_layer"] = False  # ELECTRA has none
+    model, info = our_class(family, head).from_pretrained(folder, output_loading_info=True, **options)
+    assert not any(info.values()), info
+    return model
+
+
+def make_batch(family: str, head: str, config: transformers.PreTrainedConfig) -> dict[str, torch.Tensor]:
+    """Draws a right-padded batch with the labels of a head."""
+    inputs = ragged_batch("ForTokenClassification" if head == "ForPreTraining" else head)
+    is_token = inputs["attention_mask"].bool()
+    first_id = 7  # after all special tokens
+    inputs["input_ids"] = torch.where(
+        is_token, inputs["input_ids"] % (config.vocab_size - first_id) + first_id, config.pad_token_id
+    )
+    inputs["token_type_ids"] %= config.type_vocab_size
+    if head == "ForPreTraining":
+        inputs["labels"] = torch.where(is_token, inputs["input_ids"] % 2, -100)
+    return inputs
+
+
+def pad_left(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Moves the padding of a batch to the left."""
+    mask = inputs["attention_mask"]
+    length = mask.shape[-1]
+    source = (torch.arange(length) + mask.sum(-1, keepdim=True)) % length
+    moved = {name: value.gather(-1, source) for name, value in inputs.items() if value.shape == mask.shape}
+    ends = {name: torch.full_like(value, length - 1) for name, value in inputs.items() if name.endswith("_positions")}
+    return inputs | moved | ends
+
+
+def in_the_dtype_of_the_logits(forward):
+    """Wraps stock ELECTRA's `forward`, which computes the loss in float32."""
+
+    def detect(self, labels, **inputs):
+        output = forward(self, **inputs)
+        is_token = inputs["attention_mask"].bool()
+        logits = output.logits[is_token]
+        output.loss = F.binary_cross_entropy_with_logits(logits, labels[is_token].to(logits.dtype))
+        return output
+
+    return detect
+
+
+def run(model, inputs, token_mask=None):
+    """Returns the outputs, without padding, and the gradients of the loss.
+
+    Without a head, the loss is made from the outputs. Gradients of unused parameters are left out.
+    """
+    model.zero_grad()
+    outputs = {
+        name: value[token_mask] if token_mask is not None and value.shape[:2] == token_mask.shape else value
+        for name, value in model(**inputs).items()
+    }
+    loss = outputs["loss"] if "loss" in outputs else sum((value**3).sum() for value in outputs.values())
+    loss.backward()
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    return outputs, gradients
+
+
+def rename(name: str, ours: snugbert.SnugBertPreTrainedModel) -> str:
+    """Returns our name of a weight of a transformers class."""
+    for pattern, replacement in ours._family_names.items():
+        name = re.sub(pattern, replacement, name)
+    tied = {"weight": "bert.embeddings.word_embeddings.weight", "bias": "cls.predictions.bias"}
+    return re.sub(r"^cls\.predictions\.decoder\.(weight|bias)$", lambda match: tied[match[1]], name)
+
+
+def assert_close(ours, theirs, tolerance):
+    """Compares two sets of tensors. The tolerance is relative to the largest value of the set, at least 1."""
+    assert ours.keys() == theirs.keys()
+    largest = max(1.0, *(value.abs().max().item() for value in theirs.values()))
+    for name, value in theirs.items():
+        mine = ours[name].reshape(value.shape)
+        assert (mine - value).abs().max() <= tolerance * largest, name
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("family", "head"), FAMILIES_AND_HEADS)
+def test_outputs_and_gradients_equal_transformers(tmp_path, family, head, size):
+    write_family(tmp_path, family, head, **SIZES[size])
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        stock = stock_class(family, head).from_pretrained(tmp_path, dtype=dtype, attn_implementation="eager")
+        ours = open_as_snugbert(tmp_path, family, head, dtype=dtype)
+        if head == "ForQuestionAnswering":
+            stock.forward = MethodType(without_padding(type(stock).forward), stock)
+        if head == "ForPreTraining":
+            stock.forward = MethodType(in_the_dtype_of_the_logits(type(stock).forward), stock)
+        right = make_batch(family, head, stock.config)
+        left = pad_left(right)
+        right_mask, left_mask = (batch["attention_mask"].flatten(0, -2).bool() for batch in (right, left))
+        expected = {"right": run(stock, right, right_mask)}
+        expected["packed"] = expected["left"] = expected["right"]
+        if head not in READS_FIRST_TOKEN:
+            expected["left"] = run(stock, left, left_mask)
+        elif family == "electra":  # its positions count padding, so that the first token of `left` has a later one
+            left["position_ids"] = left["attention_mask"].cumsum(-1).sub(1).clamp(min=0)
+        packed_inputs = packed(right)
+        if family != "electra":
+            del packed_inputs["position_ids"]
+        batches = {"right": (right, right_mask), "left": (left, left_mask), "packed": (packed_inputs, None)}
+        for layout, (inputs, mask) in batches.items():
+            outputs, gradients = run(ours, inputs, mask)
+            expected_outputs, expected_gradients = expected[layout]
+            if layout == "packed":  # outputs of tokens are one row
+                outputs = {
+                    name: value.squeeze(0) if value.shape[:1] == (1,) else value for name, value in outputs.items()
+                }
+            assert_close(outputs, expected_outputs, tolerance)
+            assert_close(gradients, {rename(name, ours): g for name, g in expected_gradients.items()}, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("family", "head"), [pair for pair in FAMILIES_AND_HEADS if pair[0] in ("roberta", "electra")]
+)
+def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, family, head):
+    """A deterministic stand-in for dropout reveals where dropout acts and with which probability."""
+
+    def scale(values, p=0.5, training=True, inplace=False):
+        return values * (1 + p) if training else values
+
+    monkeypatch.setattr(F, "dropout", scale)
+    monkeypatch.setattr(SnugBertDropout, "forward", lambda self, values: scale(values, self.p, self.training))
+    fields = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
+    if family == "electra":
+        fields |= {"summary_last_dropout": 0.1}
+    write_family(tmp_path, family, head, hidden_act="relu", **fields)
+    stock = stock_class(family, head).from_pretrained(tmp_path, attn_implementation="eager").train()
+    ours = open_as_snugbert(tmp_path, family, head, attn_implementation="eager").train()
+    inputs = make_batch(family, head, stock.config)
+    mask = inputs["attention_mask"].flatten(0, -2).bool()
+    if head == "ForQuestionAnswering":  # stock's softmax includes padding
+        del inputs["start_positions"], inputs["end_positions"]
+        inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
+        mask = torch.ones_like(mask)
+    (mine, _), (expected, _) = run(ours, inputs, mask), run(stock, inputs, mask)
+    names = ["loss"] if head == "ForMaskedLM" else list(expected)  # ours computes logits of labeled tokens only
+    assert_close({name: mine[name] for name in names}, {name: expected[name] for name in names}, 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fine_tuning_starts_from_the_pretrained_encoder(tmp_path, family):
+    """A new head gets random weights, as in transformers. Saving writes SnugBERT's own names."""
+    pretrained = write_family(tmp_path / "pretrained", family, "ForMaskedLM")
+    model, info = snugbert.SnugBertForSequenceClassification.from_pretrained(
+        pretrained, num_labels=3, output_loading_info=True
+    )
+    head = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
+    assert info["missing_keys"] == head
+    assert all(name.startswith(("lm_head.", "generator_", "cls.")) for name in info["unexpected_keys"])
+    model.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved/model.safetensors")
+    assert saved.keys() == model.state_dict().keys()
+    assert json.loads((tmp_path / "saved/config.json").read_text())["model_type"] == "snugbert"
+    again, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "saved", output_loading_info=True
+    )
+    assert not any(info.values())
+    inputs = make_batch(family, "ForSequenceClassification", model.config)
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+
+
+def test_an_unused_pooler_of_a_roberta_classifier_is_ignored(tmp_path):
+    """Files from before transformers 4 contain a pooler besides the classifier's dense layer."""
+    write_family(tmp_path, "roberta", "ForSequenceClassification")
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    dense = weights["classifier.dense.weight"]
+    pooler = {"roberta.pooler.dense.weight": dense + 1, "roberta.pooler.dense.bias": torch.ones(len(dense))}
+    save_file(weights | pooler, file, {"format": "pt"})
+    model = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(model.bert.pooler.dense.weight, dense)
+
+
+def test_auto_model_for_pretraining_opens_the_discriminator(tmp_path):
+    write_family(tmp_path / "stock", "electra", "ForPreTraining")
+    model = open_as_snugbert(tmp_path / "stock", "electra", "ForPreTraining")
+    model.save_pretrained(tmp_path / "ours")
+    opened = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "ours")
+    assert type(opened) is snugbert.SnugBertForReplacedTokenDetection
+    auto_map = json.loads((tmp_path / "ours/config.json").read_text())["auto_map"]
+    assert auto_map["AutoModelForPreTraining"] == "modeling_snugbert.SnugBertForReplacedTokenDetection"
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("roberta", {"position_embedding_type": "relative_key"}, "has no relative positions"),
+        ("xlm-roberta", {"is_decoder": True}, "SnugBERT is an encoder"),
+        ("electra", {"add_cross_attention": True}, "SnugBERT is an encoder"),
+        ("camembert", {"pad_token_id": None}, "RoBERTa's positions start after it"),
+        (
+            "electra",
+            {"summary_type": "mean", "architectures": ["ElectraForMultipleChoice"]},
+            "multiple choice head reads the first token",
+        ),
+    ],
+)
+def test_what_cannot_be_equal_is_refused(tmp_path, family, fields, message):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | fields))
+    with pytest.raises(ValueError, match=message):
+        snugbert.SnugBertConfig.from_pretrained(tmp_path)
