@@ -114,6 +114,8 @@ class SnugBertConfig(PreTrainedConfig):
                     f"`{name}` is true, but SnugBERT is an encoder. Use transformers' own class for a decoder."
                 )
         super().__post_init__(**kwargs)
+        if self.architectures is None:
+            self.architectures = []  # AutoModelForPreTraining, which opens two models, reads the list
         if self.id2label is not None and self.label2id is None:  # pipelines need both
             self.label2id = {str(label): int(index) for index, label in self.id2label.items()}
         self._check_ranges()

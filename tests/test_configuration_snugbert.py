@@ -15,6 +15,7 @@ def test_defaults_equal_bert():
         "classification_head",
         "embedding_size",
         "model_type",
+        "architectures",  # [] instead of None
     }
     assert {name: ours[name] for name in ours.keys() - only_ours} == {
         name: stock[name] for name in ours.keys() - only_ours
