@@ -30,7 +30,7 @@ COMMANDS = {
     "squad": Command("snugbert.trainers.squad.command", "train", "fine-tune and score question answering"),
     "ner": Command("snugbert.trainers.ner.command", "train", "fine-tune and score named-entity recognition"),
     "evaluate": Command("snugbert.evaluation.command", "train", "score a masked language model without fine-tuning"),
-    "convert": Command("snugbert.convert", "train", "convert BERT, DistilBERT and TensorFlow checkpoints, and back"),
+    "convert": Command("snugbert.convert", "train", "convert checkpoints of BERT and its relatives, and back"),
     "demo": Command("snugbert.demo", "demo", "try a checkpoint on a web page"),
 }
 

@@ -1,17 +1,16 @@
-"""Reads SnugBERT, BERT, DistilBERT and TensorFlow checkpoints as SnugBERT weights and a configuration.
+"""Reads checkpoints of SnugBERT, BERT, its relatives and TensorFlow as SnugBERT weights and a configuration.
 
 SnugBERT uses BERT's parameter names. The tables below rename the weights of old BERT files, DistilBERT and Google's
-TensorFlow release. Nothing is guessed: missing weights, unknown weights and wrong shapes are errors.
+TensorFlow release. Those of RoBERTa and ELECTRA are in `families_snugbert.py`. Nothing is guessed: missing weights,
+unknown weights and wrong shapes are errors.
 
     checkpoint = read_checkpoint(Path("distilbert-base-uncased"))
     checkpoint.head, checkpoint.config.num_hidden_layers, checkpoint.weights["bert.pooler.dense.weight"]
 """
 
 import functools
-import os
-import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,20 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.trainer_pt_utils import safe_globals
 
 import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
-from snugbert.errors import InputError
+from snugbert.errors import InputError, shorten
+from snugbert.families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, FAMILY_TYPES
 from snugbert.json_files import read_json
+from snugbert.weight_files import NOT_NEEDED, find_tensorflow_prefix, read_tensorflow, read_weights
 
 # Head -> its parts in addition to the encoder.
 PARTS: dict[str, set[str]] = {
     "Model": set(),
     "ForPreTraining": {"cls.predictions", "cls.seq_relationship"},
+    "ForReplacedTokenDetection": {"discriminator_predictions"},
     "ForMaskedLM": {"cls.predictions"},
     "ForNextSentencePrediction": {"cls.seq_relationship"},
     "ForSequenceClassification": {"classifier"},
@@ -41,22 +40,33 @@ PARTS: dict[str, set[str]] = {
     "ForQuestionAnswering": {"qa_outputs"},
     "ForMultipleChoice": {"classifier"},
 }
-# Kind of checkpoint -> head -> model class. Stock BERT runs TensorFlow checkpoints.
+# Kind of checkpoint -> the beginning of its class names in transformers. Stock BERT runs TensorFlow checkpoints.
+STOCK_NAMES = {
+    "bert": "Bert",
+    "distilbert": "DistilBert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "electra": "Electra",
+    "tensorflow": "Bert",
+}
+# Kind of checkpoint -> head -> model class.
 CLASSES: dict[str, dict[str, type[PreTrainedModel]]] = {
     "snugbert": {head: getattr(snugbert, f"SnugBert{head}") for head in PARTS},
-    "bert": {head: getattr(transformers, f"Bert{head}") for head in PARTS},
-    "distilbert": {
-        head: getattr(transformers, f"DistilBert{head}")
-        for head in PARTS
-        if head not in ("ForPreTraining", "ForNextSentencePrediction")
+    **{
+        kind: {
+            head: getattr(transformers, f"{name}{head}") for head in PARTS if hasattr(transformers, f"{name}{head}")
+        }
+        for kind, name in STOCK_NAMES.items()
     },
-    "tensorflow": {head: getattr(transformers, f"Bert{head}") for head in PARTS},
 }
-MODEL_TYPES = ("snugbert", "bert", "distilbert")
+# ELECTRA's pretraining model is the discriminator.
+CLASSES["electra"]["ForReplacedTokenDetection"] = CLASSES["electra"].pop("ForPreTraining")
+MODEL_TYPES = ("snugbert", "bert", "distilbert", *FAMILY_TYPES)
 
 # Pattern -> replacement. All are applied to every name, in order.
 BERT_NAMES = (
-    (r"^(embeddings|encoder|pooler)\.", r"bert.\1."),  # files of the bare encoder
+    (r"^(embeddings|embeddings_project|encoder|pooler)\.", r"bert.\1."),  # files of the bare encoder
     (r"\.gamma$", ".weight"),  # files from 2018 and 2019
     (r"\.beta$", ".bias"),
 )
@@ -86,19 +96,12 @@ TENSORFLOW_NAMES = (
     (r"/beta$", "/bias"),
     (r"/", "."),
 )
-NAMES = {
-    "snugbert": BERT_NAMES,
-    "bert": BERT_NAMES,
-    "distilbert": DISTILBERT_NAMES,
-    "tensorflow": TENSORFLOW_NAMES,
-}
-# Not part of a model: the position buffer of BERT files from 2019 to 2022, and optimizer state in TensorFlow files.
-NOT_NEEDED = r"(^|\.)position_ids$|/adam_[mv]$|^global_step$"
+NAMES = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
 
 POOLER = "bert.pooler."
+UNUSED_POOLER = "unused_pooler."
 WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
-POSITIONS = "bert.embeddings.position_embeddings.weight"
 PROJECTION = "cls.predictions.decoder.weight"
 BIAS, DECODER_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
 
@@ -114,8 +117,6 @@ DISTILBERT_FIELDS = {
 # `sinusoidal_pos_embds` only sets initial values. BERT's question answering head has no dropout.
 DISTILBERT_ONLY = ("model_type", "sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_")
 
-MOST_LISTED = 8  # names in a message
-
 
 @dataclass
 class Checkpoint:
@@ -123,7 +124,7 @@ class Checkpoint:
 
     Attributes:
         folder: folder of the checkpoint and its tokenizer.
-        kind: `"snugbert"`, `"bert"`, `"distilbert"` or `"tensorflow"`.
+        kind: a key of `CLASSES`: the model type, or `"tensorflow"`.
         values: contents of its configuration file.
         config: the equivalent SnugBERT configuration.
         head: for example `"ForMaskedLM"`; `"Model"` for the bare encoder.
@@ -141,10 +142,14 @@ class Checkpoint:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of the model class, in addition to the configuration."""
-        without_pooler = self.head == "Model" and not any(name.startswith(POOLER) for name in self.weights)
-        return {"add_pooling_layer": False} if without_pooler else {}
+    def has_pooler(self) -> bool:
+        """Whether the weights include a pooler, which may be the dense layer of a classifier."""
+        return any(name.startswith(POOLER) for name in self.weights)
+
+    def options(self, kind: str) -> dict[str, Any]:
+        """Returns keyword arguments of the model class of a kind, in addition to the configuration."""
+        is_optional = self.head == "Model" and kind not in ("distilbert", "electra")  # these never have a pooler
+        return {"add_pooling_layer": False} if is_optional and not self.has_pooler else {}
 
 
 def fetch_checkpoint(name: str, **hub: Any) -> Path:
@@ -186,7 +191,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         InputError: files are missing, truncated or contain more than tensors; the architecture is not supported;
             weights are missing, unknown or of the wrong shape.
     """
-    prefix = _tensorflow_prefix(path)
+    prefix = find_tensorflow_prefix(path)
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"
     values = read_json(file)
     if prefix is not None:
@@ -200,7 +205,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 "release of BERT."
             )
         tensors = read_weights(path)
-    weights, origin = _rename(tensors, NAMES[kind], path)
+    weights, origin = _rename(tensors, _choose_names(kind, tensors), path)
     declared = _read_declared_head(kind, values, file)
     head = _find_head(kind, declared, weights, file)
     checkpoint = Checkpoint(file.parent, kind, values, _convert_config(kind, values, head, file), head, weights)
@@ -221,144 +226,28 @@ def build_model(
     """Builds a model from weights.
 
     Args:
-        model_class: a SnugBERT or stock BERT class.
+        model_class: a class in `CLASSES`.
         config: its configuration.
-        weights: weights as in [`Checkpoint`].
+        weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with its
+            prefix even for the bare encoder.
         dtype: dtype of the model.
         options: `options` of the checkpoint.
     """
-    if model_class is CLASSES["snugbert"]["Model"] or model_class is CLASSES["bert"]["Model"]:
-        weights = {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
+    if any(model_class is classes["Model"] for classes in CLASSES.values()):
+        prefix = f"{model_class.base_model_prefix}."
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
     return model_class.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
 
 
-# --- files ------------------------------------------------------------------------------------------------------
-
-
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a folder's `model.safetensors` or `pytorch_model.bin`, sharded or not, onto the CPU.
-
-    Safetensors files are memory-mapped and read on first use. `.bin` files are opened with `weights_only`, because
-    other objects could run code.
-
-    Raises:
-        InputError: weights or shards are missing, or a file is truncated or contains more than tensors.
-    """
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).exists():
-            return _read_tensors(folder / name)
-        index = folder / f"{name}.index.json"
-        if index.exists():
-            return _read_shards(folder, index)
-        stem, _, suffix = name.partition(".")
-        for shard in sorted(folder.glob(f"{stem}-*-of-*.{suffix}")):
-            raise InputError(
-                f"{folder}: {index.name} is missing. {shard.name} and the other shards need this index. Copy it here."
-            )
-    raise InputError(f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin.")
-
-
-def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise InputError(f'{index}: no "weight_map". It must map each weight to its shard.')
-    shards = sorted(set(weight_map.values()))
-    missing_shards = [shard for shard in shards if not (folder / shard).exists()]
-    if missing_shards:
-        raise InputError(
-            f"{folder}: missing {len(missing_shards)} of {len(shards)} shards: {shorten(missing_shards)}."
-        )
-    tensors = {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
-    missing = sorted(weight_map.keys() - tensors.keys())
-    if missing:
-        raise InputError(
-            f"{folder}: no shard contains {shorten(missing)}, which {index.name} lists. Download the checkpoint again."
-        )
-    return tensors
-
-
-def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    if file.suffix == ".safetensors":
-        try:
-            return load_file(file)
-        except SafetensorError as error:
-            raise InputError(f"{file}: truncated, or not a safetensors file ({error}).") from error
-    tensors = read_torch_file(file)
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{file}: not a weights file. Every value must be a tensor.")
-    return tensors
-
-
-def read_torch_file(file: Path) -> dict[str, Any]:
-    """Loads a dictionary written by `torch.save` onto the CPU. Runs no code from the file.
-
-    Raises:
-        InputError: the file is missing, damaged, not a dictionary, or contains objects that could run code.
-    """
-    try:
-        with safe_globals():  # random states are NumPy arrays
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(f"{file}: damaged, or contains objects that could run code. It was not loaded.") from error
-    except FileNotFoundError as error:
-        raise InputError(f"{file}: no such file.") from error
-    except Exception as error:  # a damaged archive or pickle can raise anything
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{file}: expected a dictionary written by torch.save, found a {type(content).__name__}.")
-    return content
-
-
-def is_uncased(vocabulary: Path) -> bool:
-    """Whether all tokens of a `vocab.txt` are lowercase, apart from special tokens in brackets."""
-    tokens = vocabulary.read_text(encoding="utf-8", errors="replace").split("\n")
-    return all(token == token.lower() for token in tokens if not token.startswith("["))
-
-
-def _tensorflow_prefix(path: Path) -> Path | None:
-    """Returns the prefix of the TensorFlow files at `path`, a folder or a prefix. None if there are none."""
-    if Path(f"{path}.index").exists():
-        return path
-    found = sorted(path.glob("*.ckpt*.index"))
-    if not found or (path / "config.json").exists():
-        return None
-    if len(found) > 1:
-        raise InputError(
-            f"{path}: contains {len(found)} checkpoints. Pass one of them, such as {found[-1].with_suffix('')}."
-        )
-    return found[0].with_suffix("")
-
-
-def read_tensorflow(prefix: Path) -> dict[str, torch.Tensor]:
-    """Reads the variables of a TensorFlow checkpoint, under their own names.
-
-    Kernels are transposed to torch's (outputs, inputs).
-
-    Args:
-        prefix: the prefix of the files, for example `folder/bert_model.ckpt`.
-
-    Raises:
-        InputError: TensorFlow is not installed, or files are missing or truncated.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides messages about processor features
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise InputError(
-            f"{prefix}: reading a TensorFlow checkpoint needs TensorFlow. Run `pip install 'snugbert[tensorflow]'`."
-        ) from error
-    try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        # The optimizer state is twice as large as the model. It is never read.
-        names = [name for name in reader.get_variable_to_shape_map() if not re.search(NOT_NEEDED, name)]
-        tensors = {name: torch.from_numpy(reader.get_tensor(name)) for name in names}
-    except (tf.errors.OpError, IndexError, ValueError) as error:  # raised for truncated files
-        raise InputError(f"{prefix}: damaged or incomplete checkpoint. {' '.join(str(error).split())}") from error
-    return {name: tensor.T.contiguous() if name.endswith("/kernel") else tensor for name, tensor in tensors.items()}
-
-
 # --- names, heads and configurations ----------------------------------------------------------------------------
+
+
+def _choose_names(kind: str, tensors: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, str]]:
+    if kind in NAMES:
+        return NAMES[kind]
+    is_dense_classifier = any(name.startswith("classifier.out_proj.") for name in tensors)
+    names = CLASSIFIER_NAMES | FAMILY_NAMES if is_dense_classifier else FAMILY_NAMES
+    return (*names.items(), *BERT_NAMES)
 
 
 def _rename(
@@ -446,17 +335,17 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
     """Drops an unused pooler. Refuses missing weights, unknown weights and wrong shapes."""
     model_class, folder = CLASSES["snugbert"][checkpoint.head], checkpoint.folder
     with torch.device("meta"):
-        model = model_class(checkpoint.config, **checkpoint.options)
+        model = model_class(checkpoint.config, **checkpoint.options("snugbert"))
     prefix = "bert." if checkpoint.head == "Model" else ""
     expected = {f"{prefix}{name}": tensor.shape for name, tensor in model.state_dict().items()}
     weights = checkpoint.weights
     # transformers before version 4 saved a pooler with every head.
-    if not any(name.startswith(POOLER) for name in expected):
-        unused = [name for name in weights if name.startswith(POOLER)]
-        for name in unused:
-            del weights[name]
-        if unused:
-            checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
+    has_pooler = any(name.startswith(POOLER) for name in expected)
+    unused = [name for name in weights if name.startswith(UNUSED_POOLER if has_pooler else POOLER)]
+    for name in unused:
+        del weights[name]
+    if unused:
+        checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
     if missing := sorted(expected.keys() - weights.keys()):
         raise InputError(f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}.")
     if unknown := sorted(origin[name] for name in weights.keys() - expected.keys()):
@@ -467,9 +356,3 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
                 f"{folder}: {origin.get(name, name)} has shape {list(weights[name].shape)}. The configuration "
                 f"requires {list(shape)}."
             )
-
-
-def shorten(names: list[str]) -> str:
-    """Joins the first names for a message, and appends the number of remaining ones."""
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more

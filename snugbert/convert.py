@@ -1,7 +1,7 @@
-"""`snugbert convert`: converts SnugBERT, BERT, DistilBERT and TensorFlow checkpoints to SnugBERT or BERT.
+"""`snugbert convert`: converts checkpoints of BERT and its relatives to SnugBERT, and back.
 
     snugbert convert pretrained pretrained-bert --to bert      # opens where only transformers is installed
-    snugbert convert distilbert-base-uncased distil --to snugbert
+    snugbert convert roberta-base snugbert-roberta --to snugbert
 
 The output is written only if the new model and the source give the same outputs on an example batch. Stock
 transformers runs the source if it supports it. The models run one after the other in float64, which takes twice the
@@ -18,40 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, BertConfig, BertTokenizer, DistilBertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints import (
-    CLASSES,
-    POOLER,
-    POSITIONS,
-    Checkpoint,
-    build_model,
-    fetch_checkpoint,
-    is_uncased,
-    read_checkpoint,
-)
+from snugbert.checkpoints import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.command_line import ArgumentParser
-from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, format_count
+from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.json_files import read_json
-from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 from snugbert.models import check_vocabulary
+from snugbert.stock_models import express, keep_encoder
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert.vocab_txt import write_vocab_txt
+from snugbert.vocab_txt import is_uncased, write_vocab_txt
 from snugbert.writing import writing
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-CONFIGS: dict[str, type[PreTrainedConfig]] = {
-    "snugbert": SnugBertConfig,
-    "bert": BertConfig,
-    "distilbert": DistilBertConfig,
-    "tensorflow": BertConfig,
-}
+TARGETS = ("snugbert", "bert", *FAMILY_TYPES)
 # Largest accepted difference of outputs. Rounding errors in float64 are near 1e-15 for outputs of 1 to 10.
 TOLERANCE = 1e-6
-# Fields of a SnugBERT configuration that BERT's does not have, or whose values differ.
-NOT_IN_BERT = ("model_type", "architectures", "position_embedding_type", "pooler_act")
+# Heads whose outputs have one value or row per token.
+TOKEN_HEADS = ("ForQuestionAnswering", "ForReplacedTokenDetection")
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -95,8 +81,8 @@ class Conversion:
     """Result of a conversion.
 
     Attributes:
-        source: kind of the source: `"snugbert"`, `"bert"`, `"distilbert"` or `"tensorflow"`.
-        to: `"snugbert"` or `"bert"`.
+        source: kind of the source, see [`Checkpoint`].
+        to: one of `TARGETS`.
         model_class: class of the new model, for example `"BertForMaskedLM"`.
         parameters: number of parameters.
         dtype: dtype of the weights, for example `"float32"`.
@@ -128,12 +114,12 @@ def main(argv: list[str]) -> None:
     parser = ArgumentParser(
         prog="snugbert convert",
         usage="[arguments] input output",
-        description="Converts a checkpoint of SnugBERT, BERT, DistilBERT or TensorFlow's BERT to SnugBERT or BERT.",
+        description="Converts checkpoints of BERT, its relatives and TensorFlow's BERT to SnugBERT, and back.",
         example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
     )
     parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
     parser.add_argument("output", help="Folder to write.")
-    parser.add_argument("--to", required=True, choices=("bert", "snugbert"), help="Target architecture.")
+    parser.add_argument("--to", required=True, choices=TARGETS, help="Target architecture.")
     parser.add_argument("--dtype", choices=DTYPES, help="Dtype of the weights. Default: the dtype of the input.")
     parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Maximum weight file size. Default: 5GB.")
     parser.add_argument(
@@ -187,13 +173,13 @@ def convert(
     do_lower_case: bool | None = None,
     overwrite_output_dir: bool = False,
 ) -> Conversion:
-    """Converts a checkpoint to SnugBERT or BERT.
+    """Converts a checkpoint to SnugBERT, or to a stock model of transformers.
 
     Args:
         source: a folder, or the prefix of TensorFlow files, see [`read_checkpoint`].
         output_dir: the folder to write. Other files in it are kept.
-        to: `"snugbert"` or `"bert"`. A SnugBERT folder contains SnugBERT's code, and loads with
-            `trust_remote_code=True`. A BERT folder needs transformers only.
+        to: one of `TARGETS`. A SnugBERT folder contains SnugBERT's code, and loads with `trust_remote_code=True`. The
+            others need transformers only.
         dtype: dtype of the weights. None: the widest dtype in the source.
         max_shard_size: largest size of a weight file, for example `"5GB"`.
         do_lower_case: whether the tokenizer lowercases text. None: as in the source. If the source has only a
@@ -204,8 +190,8 @@ def convert(
         A summary of the conversion.
 
     Raises:
-        InputError: the source is not supported, BERT has no equivalent, `output_dir` is the source or contains a
-            model or cannot be written, or the outputs differ. Nothing is written.
+        InputError: the source is not supported, the target has no equal model, `output_dir` is the source or contains
+            a model or cannot be written, or the outputs differ. Nothing is written.
     """
     _check_output_dir(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(source)
@@ -213,9 +199,14 @@ def convert(
         del checkpoint.config.tokenizer_class  # tokenizer_config.json declares the new class
     tensors = [tensor for tensor in checkpoint.weights.values() if tensor.is_floating_point()]
     dtype = dtype or functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-    config, weights = _as_bert(checkpoint, dtype) if to == "bert" else (checkpoint.config, checkpoint.weights)
-    model_class = CLASSES[to][checkpoint.head]
-    if checkpoint.options:
+    if checkpoint.head == "ForReplacedTokenDetection" and to not in ("snugbert", "electra"):
+        checkpoint = keep_encoder(checkpoint)  # a pretrained encoder, which needs its head for pretraining only
+    config: PreTrainedConfig = checkpoint.config
+    weights = checkpoint.weights
+    if to != "snugbert":
+        config, weights = express(checkpoint, to, dtype)
+    model_class, options = CLASSES[to][checkpoint.head], checkpoint.options(to)
+    if options:
         checkpoint.notes.append(
             f"The source has no pooler. Load {model_class.__name__} with `add_pooling_layer=False`. Otherwise its "
             "pooler is random."
@@ -224,7 +215,7 @@ def convert(
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
     with writing(output_dir, "run the same command again"), temporary:
         written = Path(temporary.name)
-        model = build_model(model_class, config, weights, dtype, checkpoint.options)
+        model = build_model(model_class, config, weights, dtype, options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
         tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case)
         done = Conversion(
@@ -236,7 +227,7 @@ def convert(
             size=sum(file.stat().st_size for file in written.glob("*.safetensors")),
             files=len(list(written.glob("*.safetensors"))),
             tokenizer=tokenizer,
-            difference=_difference(checkpoint, model_class, written, dtype),
+            difference=_difference(checkpoint, to, written, dtype),
             notes=checkpoint.notes,
         )
         _put_in_place(written, output_dir)
@@ -267,36 +258,10 @@ def _put_in_place(written: Path, output_dir: Path) -> None:
         shutil.move(file, output_dir / file.name)
 
 
-# --- the model --------------------------------------------------------------------------------------------------
+# --- the check --------------------------------------------------------------------------------------------------
 
 
-def _as_bert(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
-    """Returns the configuration and the weights of the equivalent stock BERT model.
-
-    Raises:
-        InputError: there is no equivalent.
-    """
-    config, weights = checkpoint.config, dict(checkpoint.weights)
-    if config.pooler_act != "tanh" and any(name.startswith(POOLER) for name in weights):
-        raise InputError(
-            f"{checkpoint.folder}: the pooler of this {checkpoint.head} uses {config.pooler_act}, but BERT's uses "
-            "tanh. Convert it with --to snugbert."
-        )
-    if config.position_embedding_type == "sinusoidal":
-        if dtype not in (torch.float32, torch.float64):
-            raise InputError(
-                f"{checkpoint.folder}: BERT stores sinusoidal positions as weights, and {dtype} would round them. Add "
-                "--dtype float32."
-            )
-        weights[POSITIONS] = SnugBertSinusoidalPositions(config)(torch.arange(config.max_position_embeddings))
-        checkpoint.notes.append("Sinusoidal positions became weights. Training would change them.")
-    fields = {name: value for name, value in config.to_dict().items() if name not in NOT_IN_BERT}
-    return BertConfig.from_dict(fields), weights
-
-
-def _difference(
-    checkpoint: Checkpoint, model_class: type[PreTrainedModel], written: Path, dtype: torch.dtype
-) -> float:
+def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dtype) -> float:
     """Computes the largest difference of any output between source and result, both in float64.
 
     The weights of both are rounded to `dtype`. transformers' own class loads the source from its own files. For
@@ -305,28 +270,24 @@ def _difference(
     Raises:
         InputError: the outputs differ by more than `TOLERANCE`.
     """
-    source_class = CLASSES[checkpoint.kind][checkpoint.head]
-    source_config = CONFIGS[checkpoint.kind].from_dict(checkpoint.values)
-    inputs = _example_batch(checkpoint)
-    source_inputs = dict(inputs)
-    options = checkpoint.options
-    if checkpoint.kind == "distilbert":
-        del source_inputs["token_type_ids"]
-        # DistilBERT's multiple choice head flattens all other inputs, but not positions.
-        source_inputs["position_ids"] = inputs["position_ids"].flatten(0, -2)
-        options = {}
-    if checkpoint.kind == "tensorflow":
-        source = build_model(source_class, source_config, checkpoint.weights, dtype, options)
+    kind, head = checkpoint.kind, checkpoint.head
+    source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
+    options = checkpoint.options(kind)
+    if kind == "tensorflow":
+        config = source_class.config_class.from_dict(checkpoint.values)  # type: ignore[union-attr]
+        source = build_model(source_class, config, checkpoint.weights, dtype, options)
     else:
-        source = source_class.from_pretrained(checkpoint.folder, config=source_config, dtype=dtype, **options)
+        source = source_class.from_pretrained(checkpoint.folder, dtype=dtype, **options)
+    inputs = _example_batch(checkpoint)
     with torch.no_grad():
-        expected = source.double().eval()(**source_inputs)
+        expected = source.double().eval()(**_adapt(inputs, checkpoint, kind))
         del source  # saves memory: float64 doubles the size
-        outputs = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options).double().eval()(**inputs)
+        model = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options(to))
+        outputs = model.double().eval()(**_adapt(inputs, checkpoint, to))
     difference = torch.zeros(())
     for name, tensor in expected.items():
         theirs, ours = tensor, outputs[name]
-        if tensor.dim() == 3 or name in ("start_logits", "end_logits"):  # outputs at padding are undefined
+        if tensor.dim() == 3 or head in TOKEN_HEADS:  # outputs at padding are undefined
             token_mask = inputs["attention_mask"].bool()
             theirs, ours = theirs[token_mask], ours[token_mask]
         difference = torch.maximum(difference, (ours - theirs).abs().max())  # propagates NaN
@@ -351,6 +312,19 @@ def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
         "token_type_ids": (columns * config.type_vocab_size).div(length, rounding_mode="floor"),
         "position_ids": torch.linspace(0, config.max_position_embeddings - 1, length).long().expand(shape),
     }
+
+
+def _adapt(inputs: dict[str, torch.Tensor], checkpoint: Checkpoint, kind: str) -> dict[str, torch.Tensor]:
+    """Returns the inputs in the form that a kind of model needs."""
+    inputs = dict(inputs)
+    if kind == "distilbert":
+        del inputs["token_type_ids"]
+        # DistilBERT's multiple choice head flattens all other inputs, but not positions.
+        inputs["position_ids"] = inputs["position_ids"].flatten(0, -2)
+    elif kind in ROBERTA_TYPES:
+        assert checkpoint.config.pad_token_id is not None
+        inputs["position_ids"] = inputs["position_ids"] + checkpoint.config.pad_token_id + 1
+    return inputs
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
-"""Exceptions that the command line handles without a traceback, and the format of counts in messages."""
+"""Exceptions that the command line handles without a traceback, and the format of counts and lists in messages."""
 
 import signal
+
+MOST_LISTED = 8  # names in a message
 
 
 class InputError(ValueError):
@@ -25,3 +27,9 @@ class RunStopped(Exception):
 def format_count(number: int, noun: str) -> str:
     """Formats a count: "1 row", "1,000 rows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shorten(names: list[str]) -> str:
+    """Joins the first names for a message, and appends the number of remaining ones."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more

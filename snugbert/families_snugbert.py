@@ -14,26 +14,37 @@ from typing import Any
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
 FAMILY_TYPES = (*ROBERTA_TYPES, "electra")
 
-# Pattern -> replacement, at the beginning of a name. No pattern matches a name of BERT or of another family, so
-# `from_pretrained` applies all of them to every checkpoint.
-FAMILY_NAMES = {
-    r"^roberta\.": "bert.",
-    r"^lm_head\.dense\.": "cls.predictions.transform.dense.",
-    r"^lm_head\.layer_norm\.": "cls.predictions.transform.LayerNorm.",
-    r"^lm_head\.decoder\.": "cls.predictions.decoder.",
-    r"^lm_head\.bias": "cls.predictions.bias",
-    r"^electra\.": "bert.",
-    r"^generator_predictions\.dense\.": "cls.predictions.transform.dense.",
-    r"^generator_predictions\.LayerNorm\.": "cls.predictions.transform.LayerNorm.",
-    r"^generator_lm_head\.": "cls.predictions.decoder.",
-    r"^sequence_summary\.summary\.": "bert.pooler.dense.",
+# Beginning of a name in transformers -> in SnugBERT. The encoder's prefix goes last, because it begins other names.
+ROBERTA_NAMES = {
+    "lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+    "lm_head.decoder.": "cls.predictions.decoder.",
+    "lm_head.bias": "cls.predictions.bias",
+    "roberta.": "bert.",
+}
+ELECTRA_NAMES = {
+    "generator_predictions.dense.": "cls.predictions.transform.dense.",
+    "generator_predictions.LayerNorm.": "cls.predictions.transform.LayerNorm.",
+    "generator_lm_head.": "cls.predictions.decoder.",
+    "sequence_summary.summary.": "bert.pooler.dense.",
+    "electra.": "bert.",
 }
 # Additional names of sequence classifiers, which go first. The dense layer of the head takes the place of the pooler.
-CLASSIFIER_NAMES = {
-    r"^roberta\.pooler\.": "unused_pooler.",
-    r"^classifier\.dense\.": "bert.pooler.dense.",
-    r"^classifier\.out_proj\.": "classifier.",
+DENSE_CLASSIFIER_NAMES = {
+    "roberta.pooler.": "unused_pooler.",
+    "classifier.dense.": "bert.pooler.dense.",
+    "classifier.out_proj.": "classifier.",
 }
+
+
+def _make_patterns(names: dict[str, str]) -> dict[str, str]:
+    return {"^" + theirs.replace(".", r"\."): ours for theirs, ours in names.items()}
+
+
+# For `from_pretrained`, which applies all of them to every checkpoint: no pattern matches a name of BERT, or a name of
+# two families.
+FAMILY_NAMES = _make_patterns(ROBERTA_NAMES | ELECTRA_NAMES)
+CLASSIFIER_NAMES = _make_patterns(DENSE_CLASSIFIER_NAMES)
 
 
 def convert_family_config(values: dict[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
-from snugbert.checkpoints import is_uncased, read_weights, shorten
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig, compute_head_size
-from snugbert.errors import InputError
+from snugbert.errors import InputError, shorten
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
+from snugbert.vocab_txt import is_uncased
+from snugbert.weight_files import read_weights
 
 logger = logging.getLogger(__name__)
 

@@ -19,3 +19,9 @@ def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     if tokens.keys() == set(range(len(tokens))):
         text = "".join(f"{tokens[index]}\n" for index in range(len(tokens)))
         (folder / "vocab.txt").write_text(text, encoding="utf-8", newline="\n")
+
+
+def is_uncased(vocabulary: Path) -> bool:
+    """Whether all tokens of a `vocab.txt` are lowercase, apart from special tokens in brackets."""
+    tokens = vocabulary.read_text(encoding="utf-8", errors="replace").split("\n")
+    return all(token == token.lower() for token in tokens if not token.startswith("["))

@@ -179,10 +179,11 @@ CASES = {
     "no weights": ({}, lambda folder: (folder / "model.safetensors").unlink(), "source: no weights"),
     "no config": ({}, lambda folder: (folder / "config.json").unlink(), r"source contains no config\.json\.$"),
     "short config": ({}, cut("config.json"), r"config\.json is not JSON"),
-    "roberta": (
+    "albert": (
         {},
-        fields(model_type="roberta"),
-        "unsupported model type 'roberta'. Supported: snugbert, bert, distilbert, and the TensorFlow release",
+        fields(model_type="albert"),
+        "unsupported model type 'albert'. Supported: snugbert, bert, distilbert, roberta, xlm-roberta, camembert, "
+        "electra, and the TensorFlow release",
     ),
     "decoder": (
         {},

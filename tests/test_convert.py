@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import family_checkpoints
 import pytest
 import torch
 import transformers
@@ -185,9 +186,10 @@ def test_the_commands_of_the_page(bert_folders, tmp_path, monkeypatch):
     for folder, model in (("bert-base-uncased", stock), ("distilbert-base-uncased", distilbert("ForMaskedLM"))):
         model.save_pretrained(tmp_path / folder)
         shutil.copytree(bert_folders / "tokenizer", tmp_path / folder, dirs_exist_ok=True)
+    family_checkpoints.write_checkpoint(tmp_path / "roberta-base", "roberta")
     monkeypatch.chdir(tmp_path)
     lines = re.findall(r"^snugbert (convert .*)$", PAGE, flags=re.MULTILINE)
-    assert len(lines) == 5
+    assert len(lines) == 7
     for line in lines:
         assert main(shlex.split(line, comments=True)) == 0, line
     exec(re.search(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE).group(1), names := {})
@@ -325,7 +327,8 @@ def test_distilbert_ignores_segments_and_keeps_its_relu(tmp_path):
     swapped = inputs | {"token_type_ids": 1 - inputs["token_type_ids"]}
     assert torch.equal(ours(**inputs).logits, ours(**swapped).logits)
     with pytest.raises(
-        InputError, match="the pooler of this ForSequenceClassification uses relu, but BERT's uses tanh"
+        InputError,
+        match="the pooler of this ForSequenceClassification uses relu, but BertForSequenceClassification uses tanh",
     ):
         convert(tmp_path / "snug", tmp_path / "bert", "bert")
     assert not (tmp_path / "bert").exists()

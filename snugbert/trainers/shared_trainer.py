@@ -17,7 +17,6 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
 
-from snugbert.checkpoints import read_torch_file, read_weights
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertLayer
 from snugbert.packing_snugbert import warn_of_padding
@@ -40,6 +39,7 @@ from snugbert.trainers.run_settings import (
 )
 from snugbert.trainers.run_setup import move_hub_token
 from snugbert.trainers.stopping import StoppableTrainer
+from snugbert.weight_files import read_torch_file, read_weights
 
 logger = logging.getLogger(__name__)
 

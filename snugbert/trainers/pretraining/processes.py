@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, Trainer
 
-from snugbert.checkpoints import read_torch_file
 from snugbert.errors import InputError
+from snugbert.weight_files import read_torch_file
 
 logger = logging.getLogger(__name__)
 

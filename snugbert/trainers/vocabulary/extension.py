@@ -184,7 +184,9 @@ def load_init_model(name: str) -> PreTrainedModel | None:
         return None
     checkpoint = read_checkpoint(folder)
     model_class = CLASSES["snugbert"][checkpoint.head]
-    return build_model(model_class, checkpoint.config, checkpoint.weights, torch.float32, checkpoint.options)
+    return build_model(
+        model_class, checkpoint.config, checkpoint.weights, torch.float32, checkpoint.options("snugbert")
+    )
 
 
 @torch.no_grad()

@@ -1,0 +1,163 @@
+"""Expresses a SnugBERT model as a stock model of transformers: BERT, RoBERTa, XLM-RoBERTa, CamemBERT or ELECTRA.
+
+The result gives the same outputs. A model that the family cannot express is refused. What differs in training only is
+noted.
+"""
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedConfig
+
+from snugbert.checkpoints import CLASSES, Checkpoint
+from snugbert.configuration_snugbert import compute_embedding_size
+from snugbert.errors import InputError, format_count
+from snugbert.families_snugbert import DENSE_CLASSIFIER_NAMES, ELECTRA_NAMES, ROBERTA_NAMES, ROBERTA_TYPES
+from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
+
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+BIAS = "cls.predictions.bias"
+# Fields of a SnugBERT configuration that other families do not have, or whose values differ.
+NOT_IN_STOCK = (
+    "model_type",
+    "architectures",
+    "embedding_size",
+    "position_embedding_type",
+    "pooler_act",
+    "prediction_act",
+    "classification_head",
+)
+
+
+def keep_encoder(checkpoint: Checkpoint) -> Checkpoint:
+    """Returns the checkpoint of the encoder alone, for families without the checkpoint's head."""
+    weights = {name: tensor for name, tensor in checkpoint.weights.items() if name.startswith("bert.")}
+    note = f"The head {checkpoint.head} was dropped. The result is the encoder alone."
+    return replace(checkpoint, head="Model", weights=weights, notes=[*checkpoint.notes, note])
+
+
+def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
+    """Returns the configuration and the weights of the equal stock model. Adds to the notes of the checkpoint.
+
+    Args:
+        checkpoint: the checkpoint.
+        to: model type of the stock model, for example `"roberta"`.
+        dtype: dtype of the result.
+
+    Raises:
+        InputError: there is no equal model.
+    """
+    config, head = checkpoint.config, checkpoint.head
+    _check_layers(checkpoint, to)
+    weights, rows = _convert_positions(checkpoint, to, dtype)
+    fields = {name: value for name, value in config.to_dict().items() if name not in NOT_IN_STOCK}
+    fields["max_position_embeddings"] = rows
+    if to == "electra":
+        fields["embedding_size"] = compute_embedding_size(config)
+        weights.pop(BIAS, None)  # the decoder has the same bias
+    if head == "ForMultipleChoice" and to == "electra":
+        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        fields |= {
+            "summary_activation": config.pooler_act,
+            "summary_last_dropout": dropout,
+            "classifier_dropout": None,
+        }
+    elif head == "ForMultipleChoice" and to in ROBERTA_TYPES and config.classifier_dropout is not None:
+        checkpoint.notes.append(f"{CLASSES[to][head].__name__} ignores `classifier_dropout`. This changes training.")
+    elif head == "ForSequenceClassification" and (config.classification_head == "dense") == (to == "bert"):
+        less_or_more = "no dropout" if to == "bert" else "dropout"
+        checkpoint.notes.append(
+            f"{CLASSES[to][head].__name__} has {less_or_more} before its first dense layer. This changes training."
+        )
+    names = _stock_names(to, head)
+    weights = {_rename(name, names): tensor for name, tensor in weights.items()}
+    return CLASSES[to][head].config_class.from_dict(fields), weights  # type: ignore[union-attr]
+
+
+def _check_layers(checkpoint: Checkpoint, to: str) -> None:
+    """Refuses a model with layers or activations that the family does not have."""
+    config, head, folder = checkpoint.config, checkpoint.head, checkpoint.folder
+    if head not in CLASSES[to]:
+        raise InputError(f"{folder}: {to} has no {head}. Convert it with --to bert.")
+    stock = CLASSES[to][head].__name__
+    size = compute_embedding_size(config)
+    if to != "electra" and size != config.hidden_size:
+        raise InputError(
+            f"{folder}: the embeddings have size {size} and the layers {config.hidden_size}. {stock} needs equal "
+            "sizes. Convert it with --to electra."
+        )
+    if to == "electra" and head == "Model" and checkpoint.has_pooler:
+        raise InputError(
+            f"{folder}: ElectraModel has no pooler. Load SnugBertModel with `add_pooling_layer=False`, save it, and "
+            "convert that folder."
+        )
+    pooler_act = config.pooler_act if to == "electra" and head == "ForMultipleChoice" else _pooler_act(to)
+    if checkpoint.has_pooler and config.pooler_act != pooler_act:
+        raise InputError(
+            f"{folder}: the pooler of this {head} uses {config.pooler_act}, but {stock} uses {pooler_act}. Convert it "
+            "with --to snugbert."
+        )
+    prediction_act = config.prediction_act or config.hidden_act
+    stock_act = config.hidden_act if to == "bert" else "gelu"
+    if BIAS in checkpoint.weights and prediction_act != stock_act:
+        raise InputError(
+            f"{folder}: the masked token head uses {prediction_act}, but {stock} uses {stock_act}. Convert it with "
+            "--to snugbert."
+        )
+    if to in ROBERTA_TYPES and config.pad_token_id is None:
+        raise InputError(
+            f"{folder}: `pad_token_id` is missing, but positions of {stock} start after it. Add it to config.json."
+        )
+
+
+def _pooler_act(to: str) -> str:
+    return "gelu" if to == "electra" else "tanh"
+
+
+def _convert_positions(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], int]:
+    """Returns the weights with the family's table of positions, and the number of its rows.
+
+    Raises:
+        InputError: `dtype` would round computed positions.
+    """
+    config, weights = checkpoint.config, dict(checkpoint.weights)
+    if config.position_embedding_type == "sinusoidal":
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"{checkpoint.folder}: {to} stores sinusoidal positions as weights, and {dtype} would round them. Add "
+                "--dtype float32."
+            )
+        weights[POSITIONS] = SnugBertSinusoidalPositions(config)(torch.arange(config.max_position_embeddings))
+        checkpoint.notes.append("Sinusoidal positions became weights. Training would change them.")
+    table = weights[POSITIONS]
+    if (config.position_embedding_type == "after_padding") == (to in ROBERTA_TYPES):
+        return weights, len(table)
+    assert config.pad_token_id is not None  # checked
+    padding_rows = config.pad_token_id + 1
+    rows = format_count(padding_rows, "row")
+    if to in ROBERTA_TYPES:
+        table = torch.cat([table.new_zeros(padding_rows, table.shape[1]), table])
+        checkpoint.notes.append(
+            f"The position table got {rows} for padding. Unlike before, padding on the left does not change outputs."
+        )
+    else:
+        table = table[padding_rows:].clone()
+        checkpoint.notes.append(
+            f"The position table lost {rows} for padding. Unlike before, padding on the left changes outputs."
+        )
+    return weights | {POSITIONS: table}, len(table)
+
+
+def _stock_names(to: str, head: str) -> dict[str, str]:
+    """Returns the table of names of a family and head: beginning of a name in transformers -> in SnugBERT."""
+    if to == "bert":
+        return {}
+    names = ELECTRA_NAMES if to == "electra" else ROBERTA_NAMES
+    return DENSE_CLASSIFIER_NAMES | names if head == "ForSequenceClassification" else names
+
+
+def _rename(name: str, names: dict[str, str]) -> str:
+    for theirs, ours in names.items():
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return name

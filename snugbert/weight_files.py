@@ -1,0 +1,135 @@
+"""Reads the weight files of a checkpoint: safetensors, .bin files, shards, and TensorFlow's format."""
+
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers.trainer_pt_utils import safe_globals
+
+from snugbert.errors import InputError, shorten
+from snugbert.json_files import read_json
+
+# Not part of a model: the position buffer of files from 2019 to 2022, and optimizer state in TensorFlow files.
+NOT_NEEDED = r"(^|\.)position_ids$|/adam_[mv]$|^global_step$"
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Reads all tensors of a folder's `model.safetensors` or `pytorch_model.bin`, sharded or not, onto the CPU.
+
+    Safetensors files are memory-mapped and read on first use. `.bin` files are opened with `weights_only`, because
+    other objects could run code.
+
+    Raises:
+        InputError: weights or shards are missing, or a file is truncated or contains more than tensors.
+    """
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).exists():
+            return _read_tensors(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            return _read_shards(folder, index)
+        stem, _, suffix = name.partition(".")
+        for shard in sorted(folder.glob(f"{stem}-*-of-*.{suffix}")):
+            raise InputError(
+                f"{folder}: {index.name} is missing. {shard.name} and the other shards need this index. Copy it here."
+            )
+    raise InputError(f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin.")
+
+
+def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise InputError(f'{index}: no "weight_map". It must map each weight to its shard.')
+    shards = sorted(set(weight_map.values()))
+    missing_shards = [shard for shard in shards if not (folder / shard).exists()]
+    if missing_shards:
+        raise InputError(
+            f"{folder}: missing {len(missing_shards)} of {len(shards)} shards: {shorten(missing_shards)}."
+        )
+    tensors = {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
+    missing = sorted(weight_map.keys() - tensors.keys())
+    if missing:
+        raise InputError(
+            f"{folder}: no shard contains {shorten(missing)}, which {index.name} lists. Download the checkpoint again."
+        )
+    return tensors
+
+
+def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    if file.suffix == ".safetensors":
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            raise InputError(f"{file}: truncated, or not a safetensors file ({error}).") from error
+    tensors = read_torch_file(file)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise InputError(f"{file}: not a weights file. Every value must be a tensor.")
+    return tensors
+
+
+def read_torch_file(file: Path) -> dict[str, Any]:
+    """Loads a dictionary written by `torch.save` onto the CPU. Runs no code from the file.
+
+    Raises:
+        InputError: the file is missing, damaged, not a dictionary, or contains objects that could run code.
+    """
+    try:
+        with safe_globals():  # random states are NumPy arrays
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{file}: damaged, or contains objects that could run code. It was not loaded.") from error
+    except FileNotFoundError as error:
+        raise InputError(f"{file}: no such file.") from error
+    except Exception as error:  # a damaged archive or pickle can raise anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: expected a dictionary written by torch.save, found a {type(content).__name__}.")
+    return content
+
+
+def find_tensorflow_prefix(path: Path) -> Path | None:
+    """Returns the prefix of the TensorFlow files at `path`, a folder or a prefix. None if there are none."""
+    if Path(f"{path}.index").exists():
+        return path
+    found = sorted(path.glob("*.ckpt*.index"))
+    if not found or (path / "config.json").exists():
+        return None
+    if len(found) > 1:
+        raise InputError(
+            f"{path}: contains {len(found)} checkpoints. Pass one of them, such as {found[-1].with_suffix('')}."
+        )
+    return found[0].with_suffix("")
+
+
+def read_tensorflow(prefix: Path) -> dict[str, torch.Tensor]:
+    """Reads the variables of a TensorFlow checkpoint, under their own names.
+
+    Kernels are transposed to torch's (outputs, inputs).
+
+    Args:
+        prefix: the prefix of the files, for example `folder/bert_model.ckpt`.
+
+    Raises:
+        InputError: TensorFlow is not installed, or files are missing or truncated.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides messages about processor features
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise InputError(
+            f"{prefix}: reading a TensorFlow checkpoint needs TensorFlow. Run `pip install 'snugbert[tensorflow]'`."
+        ) from error
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        # The optimizer state is twice as large as the model. It is never read.
+        names = [name for name in reader.get_variable_to_shape_map() if not re.search(NOT_NEEDED, name)]
+        tensors = {name: torch.from_numpy(reader.get_tensor(name)) for name in names}
+    except (tf.errors.OpError, IndexError, ValueError) as error:  # raised for truncated files
+        raise InputError(f"{prefix}: damaged or incomplete checkpoint. {' '.join(str(error).split())}") from error
+    return {name: tensor.T.contiguous() if name.endswith("/kernel") else tensor for name, tensor in tensors.items()}
