@@ -1,10 +1,10 @@
 """Users who have installed SnugBERT.
 
-    python owner.py push FOLDER    pushes every head, a model in training, branches, and a private model
-    python owner.py open FOLDER    opens a repository whose code fails, and calls commands, first with missing
-                                   repositories, then without a network
+`python owner.py FOLDER` runs two parts. Their results go to FOLDER, where the tests check them.
 
-Results go to FOLDER, where the tests check them.
+- push: pushes every head, a model in training, branches, a private model, and repositories whose code fails.
+- open: has no token. Opens a repository whose code fails, and calls commands, first with missing repositories, then
+  without a network.
 """
 
 import errno
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from huggingface_hub import HfApi, close_session
-from stranger import AUTO_CLASSES, PIPELINES, answer, fine_tune, outputs, refusal
+from huggingface_hub import CommitOperationAdd, HfApi, close_session
+from stranger import AUTO_CLASSES, PIPELINES, answer, fine_tune, outputs, refusal, run_parts
 from transformers import pipeline
 
 import snugbert
@@ -79,10 +79,25 @@ def push(folder: Path) -> tuple[dict, dict]:
         tensors[case] = outputs(model, TOKENIZER)
 
     first.push_to_hub("org/private", private=True)
+    push_failing_code(api, models["AutoModelForMaskedLM"])
     return report, tensors
 
 
+def push_failing_code(api: HfApi, model) -> None:
+    """Pushes a model whose code fails, and a model with a tokenizer of another class whose code fails."""
+    poison = b"raise RuntimeError('remote code runs')\n"
+    settings = {"tokenizer_class": "Other", "auto_map": {"AutoTokenizer": ["other.Other", "other.Other"]}}
+    for name, files in {
+        "org/poisoned": {file.name: poison for file in Path(snugbert.__file__).parent.glob("*_snugbert.py")},
+        "org/other-tokenizer": {"other.py": poison, "tokenizer_config.json": json.dumps(settings).encode()},
+    }.items():
+        model.push_to_hub(name), TOKENIZER.push_to_hub(name)
+        operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+        api.create_commit(name, operations, commit_message="Code that must not run")
+
+
 def open_installed(folder: Path) -> tuple[dict, dict]:
+    (folder / "data.csv").write_text("sentence,label\n" + "the cat sat,yes\na dog,no\nthe mat,maybe\n" * 3)
     report, tensors = {"modules": {}}, {}
     for trust in (None, True, False):
         options = {"trust_remote_code": trust}
@@ -173,7 +188,4 @@ def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    part, folder = sys.argv[1], Path(sys.argv[2])
-    report, tensors = {"push": push, "open": open_installed}[part](folder)
-    torch.save(tensors, folder / f"{part}.pt")
-    (folder / f"{part}.json").write_text(json.dumps(report))
+    run_parts(Path(sys.argv[1]), push=(push, "hf_owner"), open=(open_installed, None))

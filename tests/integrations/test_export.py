@@ -1,6 +1,5 @@
 """torch.export, ONNX and torch.compile: exported heads and the examples of docs/how-to/integrate.md."""
 
-import logging
 from functools import partial
 
 import numpy as np
@@ -25,12 +24,6 @@ pytestmark = [
 ]
 LEFT_OUT = {"ForMaskedLM": ["token_type_ids"], "ForNextSentencePrediction": ["token_type_ids", "attention_mask"]}
 LONGEST = CONFIG["max_position_embeddings"]
-
-
-@pytest.fixture(autouse=True)
-def _no_trace(monkeypatch):
-    """Disables torch's compilation trace. pytest would capture it, which doubles the time."""
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
 
 
 def batch_for(head: str, batch: int, length: int) -> dict[str, torch.Tensor]:

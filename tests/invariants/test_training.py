@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from accelerate.commands.launch import launch_command, launch_command_parser
 from safetensors.torch import load_file
 from transformers import (
     BertConfig,
@@ -435,6 +434,11 @@ def losses(log_history: list[dict]) -> list[dict[str, float]]:
     return [{name: line[name] for name in names} for line in log_history if "loss" in line]
 
 
+def launch(flags: list[str]) -> None:
+    """`accelerate launch` with two processes."""
+    launch_command(launch_command_parser().parse_args(["--multi_gpu", "--num_processes", "2", *flags]))
+
+
 def test_one_process_equals_two_processes(data_dir, material, tmp_path):
     """`accelerate launch -m snugbert pretrain` with gloo, under DDP and FSDP2. Compares log and weights.
 
@@ -469,9 +473,7 @@ def test_one_process_equals_two_processes(data_dir, material, tmp_path):
             if "fsdp" in more:
                 process = forked.run(snugbert_command, ["pretrain", *flags], processes=2)
             else:
-                launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-                command = [sys.executable, "-m", *launcher, "-m", "snugbert", "pretrain", *flags]
-                process = subprocess.run(command, capture_output=True, text=True)
+                process = forked.run(launch, ["-m", "snugbert", "pretrain", *flags])
             assert process.returncode == 0, process.stderr
             assert process.stderr.count("3 steps of 8 examples") == 1
             assert process.stdout.count("baseline") == 1

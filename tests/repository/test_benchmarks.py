@@ -5,14 +5,17 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import chain
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
 from parity import ours_and_stock, packed, ragged_batch, without_padding
+from reference_kernels import acting_as_gpu
 from synthetic import make_corpus
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -21,7 +24,6 @@ from transformers import (
     BertForQuestionAnswering,
     BertForTokenClassification,
     BertModel,
-    RobertaConfig,
 )
 
 from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
@@ -30,13 +32,15 @@ from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--batch_size", "4", "--pairs", "1", "--json"]
 TRAINING = [*TINY, "--steps", "1"]
+KERNELS = {"_flash_attention", "_efficient_attention"}
 
 
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.syspath_prepend(BENCHMARKS)
 
 
 def read_rows(capsys, dtype, trains) -> list[dict]:
@@ -54,9 +58,20 @@ def read_rows(capsys, dtype, trains) -> list[dict]:
     return rows
 
 
-def test_pretraining_step(data_dir, minilm, capsys):
+def run_code(code: str, path: list[str]) -> None:
+    sys.path[:] = path
+    exec(code, {})
+
+
+def test_pretraining_step(data_dir, minilm, capsys, monkeypatch):
+    """Memory is measured in a new process, and then in a fork, because another would import everything again."""
+    import side_by_side
     from pretraining_step import main
 
+    processes = iter(
+        [subprocess.run, lambda command, **_: forked.run(run_code, command[-1], [str(BENCHMARKS), *sys.path])]
+    )
+    monkeypatch.setattr(side_by_side.subprocess, "run", lambda *args, **kwargs: next(processes)(*args, **kwargs))
     text = str(data_dir / "sample_text/sample_text.txt")
     settings = ["--tokenizer_name", str(minilm), "--size", "tiny", "--max_seq_length", "32"]
     main([*TRAINING, *settings, "--train_file", text])
@@ -82,18 +97,6 @@ def test_finetuning_and_inference(data_dir, minilm, tmp_path, capsys):
     inference.main([*TINY, *model, "--tasks", "mrpc", "--max_samples", "6"])
     rows = read_rows(capsys, "float32", trains=False)
     assert [row["work"] for row in rows] == ["mrpc dev, 6 examples, float32", "mrpc dev, 6 examples, float32, packed"]
-
-
-def test_relatives_of_bert(data_dir, capsys, monkeypatch):
-    """The benchmark stops if the sides' weights, names or positions differ."""
-    import families
-
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 96}
-    config = RobertaConfig(**sizes, **families.ROBERTA, vocab_size=30522)
-    monkeypatch.setattr(families, "MODELS", {"roberta": config})
-    families.main([*TRAINING, "--glue_dir", str(data_dir / "glue"), "--max_samples", "8", "--skip_memory"])
-    rows = read_rows(capsys, "bfloat16", trains=True)
-    assert [row["work"] for row in rows] == ["roberta, step, bfloat16", "roberta, inference, bfloat16"]
 
 
 def test_finetuning_parity(data_dir, minilm, tmp_path, capsys):
@@ -471,6 +474,7 @@ def read_results(folder: Path, piece: str) -> dict[str, dict]:
 
 
 def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch, capsys):
+    """The piece `correctness` runs what a GPU runs, and fails if the sides differ."""
     import gpu
     import stock_finetuning
 
@@ -483,7 +487,9 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "run_python", run_here)
     flags = ["--rehearse", "--output_dir", str(tmp_path)]
     for piece in gpu.PIECES:
-        gpu.main([piece, *flags])
+        with acting_as_gpu() if piece == "correctness" else nullcontext([]) as calls:
+            gpu.main([piece, *flags])
+        assert piece != "correctness" or {name.removesuffix("_forward") for name in calls} >= KERNELS
     results = {piece: read_results(tmp_path, piece) for piece in gpu.PIECES}
     assert not [row for rows in results.values() for row in rows.values() if "error" in row]
     steps = results["eager"] | results["compiled"] | results["lengths"]
@@ -491,6 +497,9 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch, capsys):
     full = results["eager"]["pretraining step, 4 x 24, full fill, dropout 0.1 | SnugBERT"]
     assert full["tokens"] == 2 * 4 * 24 and full["fill"] == 1
     assert len(results["pretrain"]) == 2 and len(results["finetune"]) == 3
+    assert len(results["correctness"]) == 19
+    for row in results["correctness"].values():
+        assert row["row"] == "device" or (row["packed"]["within"] and row["padded"]["within"]), row
 
     # Rows are not repeated. The table contains them all, with ratios to stock BERT on the same work.
     before = (tmp_path / "eager.jsonl").read_text()
@@ -501,26 +510,30 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert len([line for line in out.splitlines() if line.startswith("| ")]) == 2 + 2 + 3 + 3 + 1 + 2
     stock = results["eager"]["pretraining step, 4 x 24, full fill, dropout 0.1 | stock sdpa"]
-    command = [Path(gpu.__file__).with_name("gpu.sh"), "table", *flags]
-    environment = os.environ | {"PYTHON": sys.executable}
-    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == out
     ratio = np.median(stock["seconds"]) / np.median(full["seconds"])
     assert re.search(rf"full fill, dropout 0.1 \| SnugBERT \| .* \| {ratio:.2f} \|  \|\n", out)
     assert out.count("equal") == 2 * 18 and "DIFFERENT" not in out
 
 
-def test_correctness_on_a_gpu(tmp_path):
-    """The piece `correctness` runs what a GPU runs, and fails if the sides differ."""
+def test_the_script_of_gpu_measurements(tmp_path):
+    """It runs a piece twice if the first process fails, and pieces in order, with the repository's packages."""
     import gpu
-    from reference_kernels import acting_as_gpu
 
-    with acting_as_gpu() as calls:
-        gpu.main(["correctness", "--rehearse", "--output_dir", str(tmp_path)])
-    assert {name.removesuffix("_forward") for name in calls} >= {"_flash_attention", "_efficient_attention"}
-    rows = read_results(tmp_path, "correctness")
-    assert len(rows) == 19
-    for row in rows.values():
-        assert row["row"] == "device" or (row["packed"]["within"] and row["padded"]["within"]), row
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"; test "$2" != eager\n')
+    python.chmod(0o755)
+
+    def run(*flags: str) -> list[str]:
+        environment = os.environ | {"PYTHON": str(python), "PYTHONPATH": "others"}
+        process = subprocess.run([BENCHMARKS / "gpu.sh", *flags], env=environment, stdout=subprocess.PIPE, text=True)
+        return process.stdout.splitlines()
+
+    path = f"{BENCHMARKS.parent}:{BENCHMARKS.parent}/build/site:others {BENCHMARKS}/gpu.py"
+    assert run("table", "--rehearse") == [f"{path} table --minutes 8 --rehearse"]
+    lines = run("--rehearse")
+    assert all(line.startswith(path) and line.endswith(" --rehearse") for line in lines)
+    pieces = [line.removeprefix(path).split()[0] for line in lines]
+    assert pieces == [piece for piece in (*gpu.PIECES, "table") for _ in range(1 + (piece == "eager"))]
 
 
 def test_lengths_of_gpu_measurements():
@@ -606,19 +619,21 @@ def test_default_steps():
             assert parse([*argv, *flags]).steps == steps
 
 
+def print_host_time_and_waits() -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    import host_time
+    import waits_and_graphs
+
+    host_time.load_kernels()
+    host_time.act_as_gpu()
+    host_time.print_rows("SnugBERT", True, 2)
+    waits_and_graphs.HEADS = {"tagging": "TokenClassification"}
+    waits_and_graphs.print_rows("now")
+
+
 def test_host_time_and_waits():
     """The kernels that do nothing replace torch's own, so this runs in a process of its own."""
-    code = """
-import host_time, waits_and_graphs
-host_time.load_kernels()
-host_time.act_as_gpu()
-host_time.print_rows("SnugBERT", True, 2)
-waits_and_graphs.HEADS = {"tagging": "TokenClassification"}
-waits_and_graphs.print_rows("now")
-"""
-    repository = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [repository / "benchmarks", repository]))}
-    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    process = forked.run(print_host_time_and_waits)
     assert process.returncode == 0, process.stderr
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in process.stdout.splitlines()]
     assert [row[:2] for row in rows[:4]] == [
