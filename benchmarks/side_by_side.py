@@ -1,5 +1,7 @@
 """Compares SnugBERT and stock BERT on the same weights and batches in one process. Shared by the benchmarks.
 
+`families.py` compares SnugBERT with transformers' classes of BERT's relatives in the same way.
+
 `compare` first checks that both sides compute the same. Then it times pairs of runs. Both runs of a pair use the same
 examples, and the side that goes first alternates. Ratios are computed within pairs. Each side trains on batches of the
 collator that its users have: packed for SnugBERT, padded to the longest sequence for stock BERT. Collators are not
@@ -21,6 +23,7 @@ import json
 import os
 import pickle
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -37,7 +40,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers import BertConfig, PreTrainedModel
+from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.modeling_snugbert import IGNORE_INDEX
@@ -63,14 +66,15 @@ class Work:
 
     Attributes:
         name: name of the row.
-        head: the models are SnugBertFor<head> and BertFor<head>.
-        config: our configuration. Stock BERT's is derived from it.
-        weights: initial weights of both sides; None: random.
+        head: the models are SnugBertFor<head> and, for example, BertFor<head>.
+        config: our configuration.
+        weights: initial weights of both sides, under stock's names; None: random.
         batches: batches of each side, as keyword arguments of the model, from the same examples. Stock BERT's are
             padded.
         checked: a batch of each side, to compare their results.
         steps: number of batches that each side runs in a pair. The next pair uses the next batches.
         trains: forward and backward in training mode. Otherwise forward in evaluation mode, without labels.
+        stock_config: configuration of the stock class; None: BERT's, derived from ours.
     """
 
     name: str
@@ -81,6 +85,7 @@ class Work:
     checked: dict[str, Batch]
     steps: int
     trains: bool
+    stock_config: PreTrainedConfig | None = None
 
     def select_batches(self, side: str, pair: int) -> list[Batch]:
         """Returns a side's batches of a pair. The first pairs are for warmup."""
@@ -179,20 +184,35 @@ def default_checkpoint() -> str:
 
 def build(side: str, work: Work, args: argparse.Namespace, **overrides: Any) -> PreTrainedModel:
     """Builds the model of a side. `overrides` are fields of its configuration."""
-    fields = {**work.config.to_dict(), **overrides}
+    config: PreTrainedConfig = work.config
+    if side == "stock":
+        config = work.stock_config or BertConfig(**{**config.to_dict(), "model_type": "bert"})
     torch.manual_seed(args.seed)
-    model: PreTrainedModel
-    if side == "ours":
-        model = getattr(snugbert, f"SnugBertFor{work.head}")(snugbert.SnugBertConfig.from_dict(fields))
-    else:
-        model = getattr(transformers, f"BertFor{work.head}")(BertConfig(**{**fields, "model_type": "bert"}))
+    model: PreTrainedModel = model_class(work, config)(type(config).from_dict({**config.to_dict(), **overrides}))
     try:
         model.set_attn_implementation(args.attention if side == "ours" else args.stock_attention)
     except (ImportError, ValueError) as error:
         raise SystemExit(f"{side}: {error}") from error
     if work.weights is not None:
-        model.load_state_dict(work.weights)
+        model.load_state_dict(rename(work.weights, model))
     return model.to(args.device).train(work.trains)
+
+
+def model_class(work: Work, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """Returns the class of a configuration with the head of `work`."""
+    if isinstance(config, snugbert.SnugBertConfig):
+        return getattr(snugbert, f"SnugBertFor{work.head}")
+    return getattr(transformers, f"{type(config).__name__.removesuffix('Config')}For{work.head}")
+
+
+def rename(values: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """Returns values of weights under the names of `model`. They have these names or a stock class's."""
+    renamed = {}
+    for name, value in values.items():
+        for pattern, replacement in getattr(model, "_family_names", {}).items():
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = value
+    return renamed
 
 
 def autocast(args: argparse.Namespace, dtype: str) -> AbstractContextManager[Any]:
@@ -299,7 +319,7 @@ def comparable_loss(work: Work, output: Any, batch: Batch) -> torch.Tensor:
 
 def gradient_distance(ours: PreTrainedModel, stock: PreTrainedModel) -> float:
     """Computes the norm of the difference of all gradients, relative to the norm of stock BERT's."""
-    theirs = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    theirs = rename({name: parameter.grad for name, parameter in stock.named_parameters()}, ours)
     difference = norm = 0.0
     for name, parameter in ours.named_parameters():
         zeros = torch.zeros_like(parameter)  # unused parameters have no gradient
@@ -429,7 +449,7 @@ def print_peak_memory(job: str) -> None:
     side, work, args = pickle.loads(Path(job).read_bytes())
     on_gpu = args.device == "cuda"
     # transformers imports a model's code on first use. The code must not count.
-    _ = getattr(transformers, f"BertFor{work.head}")
+    model_class(work, work.stock_config or BertConfig())
     before = 0 if on_gpu else _resident("VmRSS")
     batch = to_device(work.batches[side][0], args.device)
     make_runner(build(side, work, args), work, args)([batch, batch])

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
-from snugbert.configuration_snugbert import SIZES, SnugBertConfig, compute_head_size
+from snugbert.configuration_snugbert import LOADABLE_TYPES, SIZES, SnugBertConfig, compute_head_size
 from snugbert.errors import InputError, shorten
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
@@ -22,10 +22,10 @@ from snugbert.weight_files import read_weights
 
 logger = logging.getLogger(__name__)
 
-LOADABLE_TYPES = ("snugbert", "bert")
 # Weights of heads. A model with a different head does not load them.
 HEAD_WEIGHTS = re.compile(
-    r"cls\.(predictions|seq_relationship)\.|(classifier|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
+    r"(cls\.(predictions|seq_relationship)|discriminator_predictions|unused_pooler)\.|"
+    r"(classifier|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
 )
 
 HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
@@ -106,7 +106,7 @@ class ModelArguments(TokenizerArguments):
         default=None, metadata={"help": "Tokenizer: a folder or Hub name. Default: the tokenizer of the model."}
     )
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "SnugBERT or BERT checkpoint to start from: a folder or Hub name."}
+        default=None, metadata={"help": "Checkpoint of the BERT family to start from: a folder or Hub name."}
     )
     config_name: str | None = field(
         default=None,
@@ -136,7 +136,7 @@ class ModelArguments(TokenizerArguments):
 
 
 def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> SnugBertConfig:
-    """Loads the configuration of a SnugBERT or BERT checkpoint, or of a model with random weights.
+    """Loads the configuration of a checkpoint of the BERT family, or of a model with random weights.
 
     Args:
         model_args: `config_name` may be a size (`tiny` to `large`), a folder, a JSON file or a Hub name.
@@ -178,7 +178,7 @@ def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:
     model_type = values.get("model_type") or "bert"  # the configurations of Google's original release have none
     if model_type not in LOADABLE_TYPES:
         raise InputError(
-            f"{name} is a {model_type!r} model. Expected {' or '.join(LOADABLE_TYPES)}. "
+            f"{name} is a {model_type!r} model. Expected {', '.join(LOADABLE_TYPES)}. "
             "`snugbert convert` converts DistilBERT and TensorFlow checkpoints."
         )
     return SnugBertConfig.from_dict(values)

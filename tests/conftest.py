@@ -61,7 +61,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _freeze_after_each_file() -> Iterator[None]:
-    """Repeats this after each file. The graphs of torch.compile alone would double the time of a short training run."""
+    """Repeats this after each file. Graphs of torch.compile alone would double the time of a short training run."""
     yield
     gc.collect()
     gc.freeze()

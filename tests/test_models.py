@@ -73,7 +73,7 @@ def test_another_architecture_is_refused(sharded):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
         with pytest.raises(ValueError, match=rf"Unsupported model type '{model_type}'\. SnugBERT loads"):
             snugbert.SnugBertModel.from_pretrained(sharded)
-        with pytest.raises(InputError, match=f"is a '{model_type}' model. Expected snugbert or bert."):
+        with pytest.raises(InputError, match=f"is a '{model_type}' model. Expected snugbert, bert, roberta, xlm-"):
             as_in_a_command(sharded)
 
 

@@ -24,7 +24,7 @@ class DemoArguments:
         InputError: the port is out of range.
     """
 
-    model: str = field(metadata={"help": "SnugBERT or BERT checkpoint: a folder or a Hub name."})
+    model: str = field(metadata={"help": "Checkpoint of the BERT family: a folder or a Hub name."})
     host: str = field(
         default="127.0.0.1",
         metadata={"help": "Address to serve on. 0.0.0.0 opens the page to everyone who can reach this machine."},

@@ -19,10 +19,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
 from snugbert.errors import InputError
-from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertForMaskedLM
+from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.models import (
-    LOADABLE_TYPES,
     SPECIAL_TOKEN_NAMES,
     MissingWeightsError,
     ModelArguments,
@@ -37,7 +37,7 @@ def load_masked_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model with its masked token head, in float32 and in evaluation mode, on the accelerator if there is one.
 
-    BERT checkpoints are loaded as SnugBERT, which computes the same in less time.
+    Checkpoints of the BERT family are loaded as SnugBERT, which computes the same in less time.
 
     Args:
         args: the model. Without `model_name_or_path`, its weights are random.
@@ -64,7 +64,11 @@ def load_masked_model(
 
 def _load_heads(args: ModelArguments, config: Any, sentence_pairs: bool) -> PreTrainedModel:
     trained = args.model_name_or_path is not None
-    pretraining_class: Any = MODEL_FOR_PRETRAINING_MAPPING.get(type(config), None)
+    if isinstance(config, SnugBertConfig):
+        config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
+        pretraining_class: Any = SnugBertForPreTraining
+    else:
+        pretraining_class = MODEL_FOR_PRETRAINING_MAPPING.get(type(config), None)
     if sentence_pairs and pretraining_class is not None and predicts_pairs(pretraining_class):
         try:
             return load_model(AutoModelForPreTraining, args, config, trained=trained)

@@ -85,7 +85,7 @@ def score_text(
         InputError: the text cannot be used, `max_seq_length` does not fit the model, or the loss is not finite.
     """
     _check_length(args.max_seq_length, model, tokenizer)
-    data_args = _choose_examples(args, model, tokenizer)
+    data_args = _choose_examples(args, model)
     train, text = load_corpora(data_args, do_train=False, do_eval=True, cache_dir=cache_dir, tokenizer=tokenizer)
     assert text is not None  # `validation_file` is given
     characters = count_characters(data_args)
@@ -121,27 +121,14 @@ def _check_length(max_seq_length: int, model: PreTrainedModel, tokenizer: PreTra
         )
 
 
-def _choose_examples(
-    args: HeldOutTextArguments, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> PretrainingDataArguments:
+def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> PretrainingDataArguments:
     """Returns the arguments of `snugbert pretrain` that make the examples. Masks have its defaults."""
     data_args = PretrainingDataArguments(**{field.name: getattr(args, field.name) for field in fields(args)})
     if not predicts_pairs(model):
         if args.sentence_order:
             raise InputError("--sentence_order: the model does not predict the order of segments. Remove it.")
         data_args.objective = "mlm"
-    if data_args.objective == "mlm" and _distinguishes_spaces(tokenizer):
-        logger.info("lines are not split into sentences, because the tokenizer joins a space and the next word")
-        data_args.lines_are_sentences = True
     return data_args
-
-
-def _distinguishes_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a word after a space is another token than the first word of a text, as in RoBERTa's tokenizer.
-
-    A sentence without the space before it would not be the text that such a model learned from.
-    """
-    return tokenizer.tokenize("a") != tokenizer.tokenize(" a")
 
 
 def count_characters(data_args: PretrainingDataArguments) -> int:

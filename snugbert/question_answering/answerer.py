@@ -84,10 +84,10 @@ class QuestionAnswerer:
         self.max_seq_length = min(max_seq_length, model.config.max_position_embeddings, tokenizer.model_max_length)
         self.doc_stride = min(128, self.max_seq_length // 3) if doc_stride is None else doc_stride
         self.max_query_length = max_query_length
-        if self._make_windows(["a"], ["b"]).features["input_ids"][0] != tokenizer("a", "b")["input_ids"]:
+        if tokenizer("a", "b")["input_ids"][0] != tokenizer.cls_token_id:
             raise ValueError(
-                f"`tokenizer`: a {type(tokenizer).__name__} does not encode pairs as [CLS] question [SEP] context "
-                "[SEP]."
+                f"`tokenizer`: pairs of a {type(tokenizer).__name__} do not begin with a [CLS] token. Its logits are "
+                "those of no answer."
             )
 
     @overload

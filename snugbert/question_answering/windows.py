@@ -82,9 +82,11 @@ def make_windows(
 ) -> ContextWindows:
     """Cuts the contexts of questions into windows: [CLS] question [SEP] part of the context [SEP].
 
+    The special tokens are those of the tokenizer's pairs. RoBERTa has two separators after the question.
+
     Args:
         questions: at least one. A context without tokens makes one window with an empty part.
-        tokenizer: a fast tokenizer with BERT's special tokens.
+        tokenizer: a fast tokenizer whose pairs begin with [CLS].
         max_seq_length: maximum tokens of a window.
         doc_stride: tokens that a window shares with the previous one, as in `run_qa.py`. In the original release's
             `run_squad.py` it is the step between windows instead.
@@ -95,8 +97,11 @@ def make_windows(
     Raises:
         InputError: next to the longest question, a window has room for at most `doc_stride` tokens of context.
     """
+    before, between, after = _find_special_tokens(tokenizer)
+    room = max_seq_length - len(before) - len(between) - len(after)
     queries = _tokenize([question.question for question in questions], tokenizer)
-    _check_lengths(questions, [len(query.ids) for query in queries], max_seq_length, doc_stride, max_query_length)
+    lengths = [len(query.ids) for query in queries]
+    _check_lengths(questions, lengths, max_seq_length, room, doc_stride, max_query_length)
     contexts = list(dict.fromkeys(question.context for question in questions))
     tokenized = dict(zip(contexts, _tokenize(contexts, tokenizer), strict=True))
 
@@ -106,14 +111,13 @@ def make_windows(
     char_ends: list[np.ndarray] = []
     max_context: list[np.ndarray] = []
     answer_positions: list[tuple[int, int]] = []
-    cls, sep = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
     for index, (question, query) in enumerate(zip(questions, queries, strict=True)):
         text = tokenized[question.context]
-        query_ids = np.concatenate([cls, query.ids[:max_query_length], sep])
-        spans = split_into_spans(len(text.ids), max_seq_length - len(query_ids) - 1, doc_stride)
+        query_ids = np.concatenate([before, query.ids[:max_query_length], between])
+        spans = split_into_spans(len(text.ids), room - len(query.ids[:max_query_length]), doc_stride)
         first, last = _find_answer_tokens(question, text)
         for begin, end in spans:
-            token_ids.append((query_ids, np.concatenate([text.ids[begin:end], sep])))
+            token_ids.append((query_ids, np.concatenate([text.ids[begin:end], after])))
             question_indices.append(index)
             char_starts.append(text.char_starts[begin:end])
             char_ends.append(text.char_ends[begin:end])
@@ -133,19 +137,40 @@ def make_windows(
     )
 
 
+def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
+    """Returns the ids of the special tokens before, between and after the texts of a pair."""
+    encoding = tokenizer("a", "b")
+    ids, texts = encoding["input_ids"], encoding.sequence_ids()
+    first, second = (slice(texts.index(text), len(texts) - texts[::-1].index(text)) for text in (0, 1))
+    return ids[: first.start], ids[first.stop : second.start], ids[second.stop :]
+
+
 def _check_lengths(
-    questions: Sequence[Question], lengths: list[int], max_seq_length: int, doc_stride: int, max_query_length: int
+    questions: Sequence[Question],
+    lengths: list[int],
+    max_seq_length: int,
+    room: int,
+    doc_stride: int,
+    max_query_length: int,
 ) -> None:
-    """Warns about long questions and checks that every window has room for context; `lengths` counts tokens."""
+    """Warns about long questions and checks that every window has room for context.
+
+    Args:
+        questions: the questions.
+        lengths: tokens of each question.
+        max_seq_length: maximum tokens of a window.
+        room: the same without special tokens.
+        doc_stride, max_query_length: see [`make_windows`].
+    """
     long = [question for question, length in zip(questions, lengths, strict=True) if length > max_query_length]
     if long:
         message = "Questions truncated to %d tokens (max_query_length): %d. The first: %s."
         logger.warning(message, max_query_length, len(long), long[0].row or long[0].id)
     longest = min(max(lengths), max_query_length)
-    room = max_seq_length - longest - 3  # [CLS] and two [SEP]
-    if room <= doc_stride:
+    left = max(room - longest, 0)
+    if left <= doc_stride:
         raise InputError(
-            f"max_seq_length {max_seq_length}: a question of {longest} tokens leaves {max(room, 0)} for the context. "
+            f"max_seq_length {max_seq_length}: a question of {longest} tokens leaves {left} for the context. "
             f"This must exceed doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
         )
 

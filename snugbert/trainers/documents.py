@@ -223,16 +223,19 @@ def _decode_rows(batch: pyarrow.RecordBatch, file: Path, rows_before: int, log: 
     return rows
 
 
-def split_sentences(document: Sequence[str], language: str) -> list[str]:
+def split_sentences(document: Sequence[str], language: str, keep_spaces: bool = False) -> list[str]:
     """Splits a document into sentences. The end of a line ends a sentence.
 
     Args:
         document: the lines of the document, as [`read_documents`] yields them.
         language: ISO 639-1 code of the language whose rules the sentencex library applies.
+        keep_spaces: whether a sentence that follows a space in its line begins with one.
     """
-    return [
-        stripped
-        for line in document
-        for sentence in sentencex.segment(splitter_language(language), line)
-        if (stripped := sentence.strip())
-    ]
+    sentences = []
+    for line in document:
+        space = ""
+        for segment in sentencex.segment(splitter_language(language), line):
+            if stripped := segment.strip():
+                sentences.append(space + stripped)
+            space = " " if keep_spaces and segment[-1:].isspace() else ""
+    return sentences

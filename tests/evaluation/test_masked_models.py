@@ -18,7 +18,8 @@ def test_a_saved_model_predicts_the_same_tokens(architecture, tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded, _ = load_masked_model(ModelArguments(model_name_or_path=str(tmp_path)))
-    assert isinstance(loaded, SnugBertForMaskedLM if architecture == "bert" else type(model)) and not loaded.training
+    in_family = architecture in ("bert", "roberta", "electra")
+    assert isinstance(loaded, SnugBertForMaskedLM if in_family else type(model)) and not loaded.training
 
     input_ids = torch.randint(5, len(tokenizer), (4, 7))
     positions = torch.tensor([1, 5, 3, 1])
@@ -40,7 +41,7 @@ def test_a_model_whose_projection_cannot_be_changed(monkeypatch):
     torch.testing.assert_close(predict_tokens(model, input_ids, positions), expected)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+@pytest.mark.parametrize("architecture", ["bert", "deberta-v2"])
 def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
     for part in make_model(architecture):
         part.save_pretrained(tmp_path)
@@ -89,12 +90,12 @@ def test_models_that_cannot_be_scored(tmp_path, minilm):
     models = {
         "electra": transformers.ElectraForPreTraining(transformers.ElectraConfig(vocab_size=200, **SIZE)),
         "gpt": transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=200, n_embd=32, n_layer=1, n_head=2)),
-        "small": transformers.RobertaForMaskedLM(transformers.RobertaConfig(vocab_size=50, **sizes)),
+        "small": transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(vocab_size=50, **sizes)),
     }
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
         make_tokenizer("bert").save_pretrained(tmp_path / name)
-    assert "has no weights for generator_" in message(model_name_or_path=str(tmp_path / "electra"))
+    assert "has no weights for cls.predictions." in message(model_name_or_path=str(tmp_path / "electra"))
     assert "has no weights for cls.predictions." in message(model_name_or_path=str(minilm))  # no head
     gpt = message(model_name_or_path=str(tmp_path / "gpt"))
     assert gpt.endswith("gpt is a 'gpt2' model, which does not predict masked tokens.")

@@ -24,6 +24,7 @@ from transformers import (
     BertForQuestionAnswering,
     BertForTokenClassification,
     BertModel,
+    RobertaConfig,
 )
 
 from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
@@ -97,6 +98,18 @@ def test_finetuning_and_inference(data_dir, minilm, tmp_path, capsys):
     inference.main([*TINY, *model, "--tasks", "mrpc", "--max_samples", "6"])
     rows = read_rows(capsys, "float32", trains=False)
     assert [row["work"] for row in rows] == ["mrpc dev, 6 examples, float32", "mrpc dev, 6 examples, float32, packed"]
+
+
+def test_relatives_of_bert(data_dir, capsys, monkeypatch):
+    """The benchmark stops if the sides' weights, names or positions differ."""
+    import families
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 96}
+    config = RobertaConfig(**sizes, **families.ROBERTA, vocab_size=30522)
+    monkeypatch.setattr(families, "MODELS", {"roberta": config})
+    families.main([*TRAINING, "--glue_dir", str(data_dir / "glue"), "--max_samples", "8", "--skip_memory"])
+    rows = read_rows(capsys, "bfloat16", trains=True)
+    assert [row["work"] for row in rows] == ["roberta, step, bfloat16", "roberta, inference, bfloat16"]
 
 
 def test_finetuning_parity(data_dir, minilm, tmp_path, capsys):

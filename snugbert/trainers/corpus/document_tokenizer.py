@@ -41,7 +41,8 @@ class DocumentTokenizer:
     """Splits documents into sentences, and sentences into token ids. It can be pickled.
 
     The tokenizers library does the work, but only once per distinct word between two spaces. BERT's normalizer, its
-    pre-tokenizer and WordPiece never look across a space. Other tokenizers get whole sentences.
+    pre-tokenizer and WordPiece never look across a space. Other tokenizers get whole sentences, and RoBERTa's also the
+    space before a sentence, because its tokens of a word depend on it.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -63,6 +64,7 @@ class DocumentTokenizer:
         self._by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and all(
             token["special"] for token in definition["added_tokens"]
         )
+        self._keep_spaces = tokenizer.tokenize("a") != tokenizer.tokenize(" a")
         self._cache: dict[str, bytes] = {}
         self._cached_characters = 0
 
@@ -80,7 +82,8 @@ class DocumentTokenizer:
             batch: the index and the lines of each document.
         """
         documents = [
-            document if self.language is None else split_sentences(document, self.language) for _, document in batch
+            document if self.language is None else split_sentences(document, self.language, self._keep_spaces)
+            for _, document in batch
         ]
         sentences = self._tokenize(list(chain.from_iterable(documents)))
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64) // self.dtype.itemsize

@@ -17,7 +17,7 @@ from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits
 from snugbert.trainers.ner.metric import predict_most_frequent_tags, score_tags
 from snugbert.trainers.ner.predictions import predictions_file, write_predictions
-from snugbert.trainers.ner.windows import NerWindows, make_windows, predict_tags
+from snugbert.trainers.ner.windows import NerWindows, make_windows, predict_tags, put_space_before_words
 from snugbert.trainers.splits import DataSource, describe_source
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
@@ -36,6 +36,7 @@ def make_task(
         data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
     )
     tokenizer = load_tokenizer(model_args)
+    put_space_before_words(tokenizer)
     config = load_config(model_args, tokenizer)
     if "train" in splits:
         choose_learning_rate(config, training_args)

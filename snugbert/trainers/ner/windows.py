@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.entity_tags import convert_tags
@@ -26,6 +27,20 @@ class NerWindows(NamedTuple):
     features: Dataset
     window_indices: np.ndarray
     token_indices: np.ndarray
+
+
+def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes RoBERTa's tokenizer put a space before each word of a list.
+
+    Its tokens of a word depend on that space, and nearly all words of a text have one. Other tokenizers stay as they
+    are.
+    """
+    backend = tokenizer.backend_tokenizer
+    if isinstance(backend.pre_tokenizer, ByteLevel) and not backend.pre_tokenizer.add_prefix_space:
+        backend.pre_tokenizer.add_prefix_space = True
+        backend.post_processor.add_prefix_space = True
+        tokenizer.add_prefix_space = True
+        tokenizer.init_kwargs["add_prefix_space"] = True  # is saved
 
 
 def make_windows(

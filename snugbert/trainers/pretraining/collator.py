@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers.models import WordPiece
+from tokenizers.models import BPE, Unigram, WordPiece
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
@@ -19,6 +19,7 @@ from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
 from snugbert.trainers.ranges import check_ranges
 
 CUT = "‖"
+SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so
 # Explains the output of `describe`.
 LEGEND = (
     "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
@@ -143,16 +144,22 @@ class SnugBertDataCollatorForPretraining:
         return "\n".join(lines)
 
     def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray, cuts: Sequence[int]) -> str:
-        prefix = getattr(self.tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None) or "##"
+        model = self.tokenizer.backend_tokenizer.model
+        prefix = getattr(model, "continuing_subword_prefix", None)
+        # Byte-level BPE and SentencePiece mark the tokens that begin a word, WordPiece the others.
+        marks_spaces = isinstance(model, (BPE, Unigram)) and not prefix
         tokens, seen_tokens = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (original, seen))
         text = ""
         for place, (token, seen_token, label) in enumerate(zip(tokens, seen_tokens, labels, strict=True)):
             if place in cuts:
                 text += f" {CUT}" if text else CUT
-            continues_word = token.startswith(prefix) and text != "" and place not in cuts
+            is_inside = not token.startswith(SPACE_MARKS) if marks_spaces else token.startswith(prefix or "##")
+            continues_word = is_inside and text != "" and place not in cuts
             text += "" if continues_word or not text else " "
-            if label == IGNORE_INDEX:
-                text += token.removeprefix(prefix) if continues_word else token
+            if label == IGNORE_INDEX and marks_spaces:
+                text += token[1:] if token[1:] and not is_inside else token
+            elif label == IGNORE_INDEX:
+                text += token.removeprefix(prefix or "##") if continues_word else token
             else:
                 text += f"{seen_token}{{{token}}}"
         return f"{text} {CUT}" if len(tokens) in cuts else text

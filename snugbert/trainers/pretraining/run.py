@@ -42,6 +42,7 @@ from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora,
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
+from snugbert.trainers.pretraining.objectives import PAIR_TASKS
 from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
@@ -68,6 +69,11 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     _check_lengths(data_args, config)
+    if data_args.dataset_objective in PAIR_TASKS and config.type_vocab_size < 2:
+        raise InputError(
+            f"--objective {data_args.objective}: sentence pairs need two token types, but "
+            f"{model_args.model_name_or_path or model_args.config_name} has {config.type_vocab_size}. Add --no_nsp."
+        )
     if data_args.bigram_init:
         _check_bigram_init(model_args, data_args, config)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
@@ -163,6 +169,7 @@ def _load_model(
     """Loads the model. Before training, checks the free space and the training arguments with it."""
     set_seed(training_args.seed)
     auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
+    config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
     model = load_model(auto_class, model_args, config)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:

@@ -7,7 +7,7 @@ tokens. Cuts depend only on token ids, so one prepared corpus serves every seque
 import unicodedata
 
 import numpy as np
-from tokenizers.decoders import ByteLevel
+from tokenizers.decoders import ByteLevel, Metaspace
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.trainers.corpus.corpus import Block
@@ -33,7 +33,9 @@ def classify_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if isinstance(backend.decoder, ByteLevel):
         texts = [backend.decoder.decode([token]) for token in tokens]
-        return np.array([_classify_bytes(text) for text in texts], dtype=np.uint8)
+        return np.array([_classify_spaced(text) for text in texts], dtype=np.uint8)
+    if isinstance(backend.decoder, Metaspace):  # SentencePiece
+        return np.array([_classify_spaced(token.replace("▁", " ")) for token in tokens], dtype=np.uint8)
     prefix = getattr(backend.model, "continuing_subword_prefix", None) or "##"
     continues = [len(token) > 1 and token.startswith(prefix) for token in tokens]
     kinds = [
@@ -42,8 +44,8 @@ def classify_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     return np.array(kinds, dtype=np.uint8)
 
 
-def _classify_bytes(text: str) -> int:
-    """Returns the kind of a token of byte-level BPE. Words begin with a space, except in Chinese and Japanese.
+def _classify_spaced(text: str) -> int:
+    """Returns the kind of a token that includes the space before it. Chinese and Japanese words have no spaces.
 
     Args:
         text: the decoded token. Incomplete characters are U+FFFD.

@@ -1,9 +1,14 @@
 """Documents are split into the same tokens as the tokenizer gives for whole sentences."""
 
+import gzip
+from itertools import chain
+
 import pytest
+from family_checkpoints import write_tokenizer
 from prepared import content, prepare
 
 import snugbert
+from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import read_documents, split_sentences
 
 
@@ -34,3 +39,17 @@ def test_a_tokenizer_that_looks_across_spaces_gets_whole_sentences(tmp_path, tok
     expected = tokenizer("from new york to new jersey", add_special_tokens=False)["input_ids"]
     assert len(expected) == 5
     assert content(prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt")) == [[expected]]
+
+
+def test_sentences_of_roberta_have_the_tokens_of_their_line(data_dir, tmp_path):
+    """The tokens of a sentence depend on the space before it."""
+    with gzip.open(data_dir / "wiki_en/validation.txt.gz", "rt", encoding="utf-8") as file:
+        lines = [" ".join(line.split()) for line in file if line.strip()][:100]
+    (tmp_path / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
+    write_tokenizer(tmp_path / "tokenizer", "roberta")
+    (tmp_path / "tokenizer/config.json").write_text('{"model_type": "roberta"}')
+    tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "tokenizer")))
+    documents = content(prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt"))
+    expected = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
+    assert [list(chain.from_iterable(sentences)) for sentences in documents] == expected
+    assert sum(map(len, documents)) > 3 * len(lines)

@@ -1,18 +1,42 @@
 """Windows of sentences: every word is labeled once, with context on both sides."""
 
+import json
+
 import numpy as np
 import pytest
 from conll import WAYS, join_documents
+from family_checkpoints import FAMILIES, write_tokenizer
+from transformers import AutoTokenizer
 
 from snugbert.trainers.ner.data import NerSplit, Sentence, choose_labels
-from snugbert.trainers.ner.windows import make_windows
+from snugbert.trainers.ner.windows import make_windows, put_space_before_words
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_words_of_every_family_are_encoded_as_in_the_stock_script(family, conll, part, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    write_tokenizer(tmp_path, family)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    put_space_before_words(tokenizer)
+    options = {"add_prefix_space": True} if family == "roberta" else {}  # as in run_ner.py
+    stock = AutoTokenizer.from_pretrained(tmp_path, **options)
+    assert_encoded_as_by(stock, conll, part, tokenizer)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved/config.json").write_text(json.dumps({"model_type": "snugbert"}))
+    saved, text = AutoTokenizer.from_pretrained(tmp_path / "saved"), "Who said it?"
+    options = {"return_offsets_mapping": True}
+    assert saved(text, **options) == tokenizer(text, **options) == stock(text, **options)
 
 
 def test_a_sentence_that_fits_is_encoded_as_by_the_tokenizer(conll, part, tokenizer):
+    assert_encoded_as_by(tokenizer, conll, part, tokenizer)
+
+
+def assert_encoded_as_by(stock, conll, part, tokenizer):
     labels = choose_labels(conll, [])
     features = make_windows(part, labels, tokenizer, 512).features
     for sentence, row in zip(part.sentences, features, strict=True):
-        encoded = tokenizer(sentence.words, is_split_into_words=True)
+        encoded = stock(sentence.words, is_split_into_words=True)
         words = encoded.word_ids()
         expected = [
             -100 if word is None or word == before else labels.index(sentence.tags[word])

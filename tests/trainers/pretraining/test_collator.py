@@ -1,14 +1,16 @@
 """The pretraining collator: batches, and examples printed as text."""
 
+import json
 import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from family_checkpoints import write_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import snugbert
 from snugbert.errors import InputError
@@ -111,3 +113,21 @@ def test_an_example_is_described(monkeypatch):
     assert documents[0] == "44 tokens, 4 to predict" and documents[-1] in ("-  .", "-  [MASK]{.}")
     assert len(documents) > 5 and max(map(len, documents)) <= 60
     assert all(line.startswith("   ") for line in documents[2:-1])
+
+
+@pytest.mark.parametrize(("family", "mark"), [("roberta", "Ġ"), ("xlm-roberta", "▁")])
+def test_an_example_of_tokens_with_spaces_is_described(family, mark, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path, family))
+    example = {"input_ids": np.array(tokenizer(" who said (so)")["input_ids"]), "mask_seed": (0, 0, 0)}
+    few, every = (
+        SnugBertDataCollatorForPretraining(tokenizer, share, mask_replace_prob=1, random_replace_prob=0).describe(
+            example, "mlm"
+        )
+        for share in (0.01, 1)
+    )
+    tokens = [f"{mark}who", f"{mark}said", mark, "(", "s", "o", ")"]
+    text = "".join(f" <mask>{{{token}}}" if token[0] == mark else f"<mask>{{{token}}}" for token in tokens)
+    assert every.splitlines()[1] == f"- {text}"
+    plain = re.sub(r"<mask>\{(.+?)\}", r"\1", few.splitlines()[1])
+    assert plain.replace(mark, "") == "-  who said (so)"

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from family_checkpoints import make_unigram
 from synthetic import make_corpus
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
@@ -15,6 +16,7 @@ import snugbert
 from snugbert.trainers.pretraining.sentence_splits import (
     CLAUSE,
     CONTINUATION,
+    OPENING,
     SENTENCE,
     WORD,
     classify_tokens,
@@ -77,6 +79,14 @@ def test_byte_level_tokens_are_classified():
     assert {token: kind(token) for token in expected} == expected
     (partial,) = set(tokenizer("é")["input_ids"][:1])
     assert kinds[partial] == CONTINUATION
+
+
+def test_sentencepiece_tokens_are_classified():
+    pieces = {".": SENTENCE, ",": CLAUSE, "▁the": WORD, "the": CONTINUATION, "走": WORD, "。": SENTENCE, "▁(": OPENING}
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    backend = make_unigram(special, [(piece, -1.0) for piece in pieces])
+    kinds = classify_tokens(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert kinds[len(special) : -1].tolist() == list(pieces.values())
 
 
 def test_a_very_long_sentence_is_split():

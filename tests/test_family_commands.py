@@ -1,0 +1,132 @@
+"""The commands open RoBERTa, XLM-R, CamemBERT and ELECTRA checkpoints as they open BERT's, on rows of real data."""
+
+import gzip
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from family_checkpoints import CLASSES, FAMILIES, write_checkpoint
+from tables import write_csv
+
+import snugbert
+import snugbert_cli
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOKENIZERS = ("roberta", "camembert", "electra")  # XLM-R is RoBERTa with CamemBERT's kind of tokenizer
+SHORT_RUN = {
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "max_steps": 2,
+    "per_device_train_batch_size": 8,
+    "save_strategy": "no",
+}
+
+
+def run_command(name: str, **flags: object) -> int:
+    """Runs a command, with `flags` as on the command line."""
+    arguments = [part for flag, value in flags.items() for part in (f"--{flag}", str(value))]
+    return snugbert_cli.main([name, *arguments])
+
+
+@pytest.fixture(scope="module")
+def data(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few rows of MRPC, CoNLL-2003, SQuAD and Wikipedia."""
+    folder = tmp_path_factory.mktemp("data")
+    with (data_dir / "glue/MRPC/dev.tsv").open(encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in islice(file, 1, 17)]
+    fields = [{"sentence1": row[3], "sentence2": row[4], "label": "yes" if row[0] == "1" else "no"} for row in rows]
+    write_csv(folder / "pairs.csv", fields)
+    for source, name, lines in (
+        ("conll2003/valid.txt.gz", "entities.txt", 60),
+        ("squad/dev-v1.1.jsonl.gz", "questions.jsonl", 4),
+        ("wiki_en/validation.txt.gz", "text.txt", 12),
+    ):
+        with gzip.open(data_dir / source, "rt", encoding="utf-8") as file:
+            (folder / name).write_text("".join(islice(file, lines)), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_glue_scores_pairs_as_stock_does_and_trains(family, data, tmp_path):
+    labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    folder = write_checkpoint(tmp_path / "model", family, "ForSequenceClassification", initializer_range=0.5, **labels)
+    flags = {"model_name_or_path": folder, "validation_file": data / "pairs.csv", "output_dir": tmp_path / "glue"}
+    assert run_command("glue", **flags, do_eval=True, use_cpu=True) == 0
+    predicted = [json.loads(line) for line in (tmp_path / "glue/eval_predictions.jsonl").read_text().splitlines()]
+    stock = getattr(transformers, f"{CLASSES[family]}ForSequenceClassification").from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    options = {"truncation": True, "max_length": 128, "padding": True, "return_tensors": "pt"}
+    with torch.no_grad():
+        batch = tokenizer(*([row[name] for row in predicted] for name in ("sentence1", "sentence2")), **options)
+        expected = stock(**batch).logits.softmax(-1)
+    ours = torch.tensor([[row["probabilities"][label] for label in ("no", "yes")] for row in predicted])
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+    assert expected.std(0).min() > 1e-3
+
+    flags |= {"train_file": data / "pairs.csv", "output_dir": tmp_path / "trained"}
+    assert run_command("glue", **flags, **SHORT_RUN) == 0
+    model, tokenizer = open_result(tmp_path / "trained", transformers.AutoModelForSequenceClassification)
+    assert model.config.id2label == labels["id2label"] and tokenizer.model_max_length == 512
+
+
+def open_result(folder: Path, auto_class: type) -> tuple:
+    """Opens the result of a command as users do. No weight is missing, and the model runs."""
+    model, info = auto_class.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert model.eval()(**tokenizer("It was a film.", return_tensors="pt"))[0].isfinite().all()
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+def test_squad_trains(family, data, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    files = {"train_file": data / "questions.jsonl", "validation_file": data / "questions.jsonl"}
+    flags = {"model_name_or_path": folder, "output_dir": tmp_path / "squad", "max_seq_length": 512}
+    assert run_command("squad", **flags, **files, **SHORT_RUN) == 0
+    model, tokenizer = open_result(tmp_path / "squad", transformers.AutoModelForQuestionAnswering)
+    answers = json.loads((tmp_path / "squad/predictions.json").read_text())
+    with (data / "questions.jsonl").open(encoding="utf-8") as file:
+        questions = [json.loads(line) for line in file]
+    answer = snugbert.QuestionAnswerer(model, tokenizer, device="cpu", max_seq_length=512)
+    found = answer([row["question"] for row in questions], [row["context"] for row in questions])
+    assert {row["id"]: one["answer"] for row, one in zip(questions, found, strict=True)} == answers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ner_trains(family, data, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    files = {"train_file": data / "entities.txt", "validation_file": data / "entities.txt"}
+    flags = {"model_name_or_path": folder, "output_dir": tmp_path / "ner"}
+    assert run_command("ner", **flags, **files, **SHORT_RUN) == 0
+    _, tokenizer = open_result(tmp_path / "ner", transformers.AutoModelForTokenClassification)
+    # The first word of a text has the same tokens as in a list of words.
+    assert tokenizer("said", add_special_tokens=False) == tokenizer(
+        ["said"], is_split_into_words=True, add_special_tokens=False
+    )
+    assert len(tokenizer.tokenize("said")) == 1
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+def test_pretrain_continues_and_evaluate_scores_the_result(family, data, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    text = {"validation_file": data / "text.txt", "max_seq_length": 64}
+    flags = {"model_name_or_path": folder, "cache_dir": tmp_path, "train_file": data / "text.txt", **text}
+    assert run_command("pretrain", **flags, objective="mlm", output_dir=tmp_path / "trained", **SHORT_RUN) == 0
+    open_result(tmp_path / "trained", transformers.AutoModelForMaskedLM)
+    scored = {"model_name_or_path": tmp_path / "trained", "cache_dir": tmp_path, "output_dir": tmp_path / "scores"}
+    assert run_command("evaluate", **scored, **text) == 0
+    metrics = json.loads((tmp_path / "scores/results.json").read_text())["held_out_text"]["metrics"]
+    trained = json.loads((tmp_path / "trained/eval_results.json").read_text())
+    assert metrics["mlm_loss"] == pytest.approx(trained["eval_mlm_loss"], rel=1e-5)
+
+
+def test_sentence_pairs_need_two_token_types(data, tmp_path, capsys):
+    folder = write_checkpoint(tmp_path / "model", "roberta")
+    assert run_command("pretrain", model_name_or_path=folder, train_file=data / "text.txt", show=1) == 2
+    expected = f"--objective mlm+nsp: sentence pairs need two token types, but {folder} has 1. Add --no_nsp."
+    assert expected in capsys.readouterr().err
