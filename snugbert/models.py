@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import yaml
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
@@ -152,8 +153,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         if model_args.model_name_or_path is None:
             config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
         if model_args.config_overrides:
-            config.update_from_string(model_args.config_overrides)
-            config = SnugBertConfig.from_dict(config.to_dict())  # checks the new values
+            config = _override_config(config, model_args.config_overrides)
         compute_head_size(config)  # checks that a model can be built
     except InputError:
         raise
@@ -167,6 +167,18 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         )
     config._attn_implementation = model_args.attn_implementation
     return config
+
+
+def _override_config(config: SnugBertConfig, overrides: str) -> SnugBertConfig:
+    """Returns the configuration with the values of "name=value,name=value"."""
+    pairs = overrides.split(",")
+    unset = [pair for pair in pairs if getattr(config, pair.partition("=")[0], "") is None]
+    # transformers takes the type of a value from the old one, so it cannot replace None.
+    for name, _, value in (pair.partition("=") for pair in unset):
+        setattr(config, name, yaml.safe_load(value))
+    if rest := ",".join(pair for pair in pairs if pair not in unset):
+        config.update_from_string(rest)
+    return SnugBertConfig.from_dict(config.to_dict())  # checks the new values
 
 
 def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:

@@ -9,6 +9,7 @@ import torch
 import snugbert
 from snugbert.trainers.corpus.corpus import Block, Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
+from snugbert.trainers.pretraining.electra import make_pair
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 VOCAB_SIZE, MASK = 200, 4
@@ -52,30 +53,46 @@ class RandomExamples(torch.utils.data.Dataset):
 def packed(examples: list[dict[str, Any]]) -> dict[str, Any]:
     """Examples as one packed batch."""
     lengths = torch.tensor([len(example["input_ids"]) for example in examples])
-    return {
+    batch = {
         "input_ids": torch.cat([example["input_ids"] for example in examples])[None],
         "token_type_ids": torch.zeros(1, int(lengths.sum()), dtype=torch.long),
         "position_ids": torch.cat([torch.arange(int(length)) for length in lengths])[None],
         "cu_seq_lens_q": torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32),
         "max_length_q": int(lengths.max()),
         "labels": torch.cat([example["labels"] for example in examples])[None],
-        "next_sentence_label": torch.tensor([example["next_sentence_label"] for example in examples]),
     }
+    if "next_sentence_label" in examples[0]:
+        batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
+    return batch
 
 
-def tiny_model(dropout: float = 0.0) -> snugbert.SnugBertForPreTraining:
-    """A new model, the same at every call."""
+def packed_for_electra(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Examples as one packed batch with the random numbers for ELECTRA. They follow from the examples."""
+    keys = []
+    for example in examples:
+        generator = torch.Generator().manual_seed(int(example["input_ids"].sum()))
+        keys.append(torch.randint(2**62, ((example["labels"] != -100).sum(),), generator=generator))
+    return packed(examples) | {"replacement_keys": torch.cat(keys)}
+
+
+def tiny_model(dropout: float = 0.0, model: Any = snugbert.SnugBertForPreTraining) -> Any:
+    """A new model, the same at every call. `model` builds it from a configuration."""
     torch.manual_seed(0)
     config = snugbert.SnugBertConfig.from_size(
         "tiny", vocab_size=VOCAB_SIZE, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
-    return snugbert.SnugBertForPreTraining(config)
+    return model(config)
 
 
 def make_trainer(
-    folder: Any, size: int = 1000, dropout: float = 0.0, as_list: bool = False, **arguments: Any
+    folder: Any,
+    size: int = 1000,
+    dropout: float = 0.0,
+    as_list: bool = False,
+    electra: bool = False,
+    **arguments: Any,
 ) -> PretrainingTrainer:
-    """A trainer of [`tiny_model`] on [`RandomExamples`], or on a list of them."""
+    """A trainer of [`tiny_model`], or of ELECTRA, on [`RandomExamples`], or on a list of them."""
     defaults = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 8,
@@ -88,9 +105,9 @@ def make_trainer(
     }
     dataset = RandomExamples(size)
     return PretrainingTrainer(
-        model=tiny_model(dropout),
+        model=tiny_model(dropout, make_pair) if electra else tiny_model(dropout),
         args=PretrainingArguments(**defaults | arguments),
         train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
         eval_dataset=RandomExamples(16),
-        data_collator=packed,
+        data_collator=packed_for_electra if electra else packed,
     )

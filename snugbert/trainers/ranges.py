@@ -66,6 +66,7 @@ RANGES = {
     "warmup_steps": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
     # pretraining
+    "generator_size": Range(0, 1, open_below=True),
     "mask_replace_prob": SHARE,
     "mlm_probability": Range(0, 1, open_below=True),
     "preprocessing_num_workers": COUNT,

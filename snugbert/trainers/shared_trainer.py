@@ -255,9 +255,11 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         if busy and not args.hub_always_push:
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
-        for file in checkpoint.iterdir():
+        for file in checkpoint.rglob("*"):  # ELECTRA's generator has a folder of its own
             if file.suffix in MODEL_SUFFIXES and file.name not in (TRAINER_STATE_NAME, MANIFEST_NAME):
-                shutil.copy(file, output_dir)
+                copy = output_dir / file.relative_to(checkpoint)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copy(file, copy)
         if self.write_card is not None:
             self.write_card()
         hub = HfApi(token=args.hub_token)

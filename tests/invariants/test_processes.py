@@ -16,8 +16,9 @@ from transformers import AutoModelForPreTraining
 pytestmark = pytest.mark.slow
 
 STEPS = 6
-METRICS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "learning_rate")
-EVALUATED = tuple(f"eval_{name}" for name in METRICS[:5])
+METRICS = ("grad_norm", "learning_rate", "loss", "mlm_loss", "mlm_accuracy")
+PAIRS = ("nsp_loss", "nsp_accuracy")
+ELECTRA = ("disc_loss", "disc_accuracy", "replaced")
 
 
 def train(runs: list[dict]) -> None:
@@ -27,6 +28,7 @@ def train(runs: list[dict]) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
         os.environ.pop("ACCELERATE_USE_FSDP", None)
         folder, resume = Path(run.pop("folder")), run.pop("resume", None)
+        names = METRICS + (ELECTRA if run.get("electra") else PAIRS)
         trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, **run)
         trainer.eval_dataset = RandomExamples(7)  # an odd number
         trainer.train(resume_from_checkpoint=resume)
@@ -35,8 +37,8 @@ def train(runs: list[dict]) -> None:
         report = {
             "processes": trainer.args.world_size,
             "sharded": isinstance(trainer.model, FSDPModule),
-            "log": [{name: line[name] for name in METRICS} for line in trainer.state.log_history if "loss" in line],
-            "evaluation": {name: metrics[name] for name in EVALUATED},
+            "log": [{name: line[name] for name in names} for line in trainer.state.log_history if "loss" in line],
+            "evaluation": {name: metrics[f"eval_{name}"] for name in names[2:]},
         }
         if trainer.is_world_process_zero():
             (folder / "report.json").write_text(json.dumps(report))
@@ -59,10 +61,11 @@ def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool,
         for name in line:
             if not (bf16 and name.endswith("accuracy")):
                 assert line[name] == pytest.approx(expected_line[name], rel=tolerance), name
-    weights, expected_weights = (load_file(path / "model.safetensors") for path in (folder, expected))
-    assert weights.keys() == expected_weights.keys()
-    for name, tensor in weights.items():
-        torch.testing.assert_close(tensor, expected_weights[name], atol=tolerance, rtol=0, msg=name)
+    for file in (*expected.glob("model.safetensors"), *expected.glob("generator/model.safetensors")):
+        weights, expected_weights = load_file(folder / file.relative_to(expected)), load_file(file)
+        assert weights.keys() == expected_weights.keys()
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, expected_weights[name], atol=tolerance, rtol=0, msg=name)
     states = [
         torch.load(path / f"checkpoint-{STEPS}/optimizer.pt", weights_only=True)["state"]
         for path in (folder, expected)
@@ -78,13 +81,14 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
     bf16 = {"bf16": True, "per_device_train_batch_size": 35, "gradient_accumulation_steps": 2}
-    muon = {"optim": "muon"}
+    muon, electra = {"optim": "muon"}, {"electra": True}
     train(
         [
             {"folder": tmp_path / "one"},
             # The same batches: bfloat16 rounds the gradient of each.
             {"folder": tmp_path / "one-bf16"} | bf16 | {"gradient_accumulation_steps": 4},
             {"folder": tmp_path / "one-muon"} | muon,
+            {"folder": tmp_path / "one-electra"} | electra,
         ]
     )
     runs = [
@@ -98,6 +102,8 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
         {"folder": tmp_path / "ddp-fsdp", "resume": tmp_path / "ddp/checkpoint-3"} | fsdp,
         {"folder": tmp_path / "ddp-muon"} | ddp | muon,
         {"folder": tmp_path / "ddp-fsdp-muon", "resume": tmp_path / "ddp-muon/checkpoint-3"} | fsdp | muon,
+        {"folder": tmp_path / "ddp-electra"} | ddp | electra,
+        {"folder": tmp_path / "ddp-fsdp-electra", "resume": tmp_path / "ddp-electra/checkpoint-3"} | fsdp | electra,
     ]
     process = forked.run(train, runs, processes=2)
     assert process.returncode == 0, process.stderr
@@ -110,6 +116,8 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     assert_same_run(tmp_path / "fsdp-one", tmp_path / "one", processes=1, sharded=False)
     assert_same_run(tmp_path / "ddp-muon", tmp_path / "one-muon", processes=2, sharded=False)
     assert_same_run(tmp_path / "ddp-fsdp-muon", tmp_path / "one-muon", processes=2, sharded=True)
+    assert_same_run(tmp_path / "ddp-electra", tmp_path / "one-electra", processes=2, sharded=False)
+    assert_same_run(tmp_path / "ddp-fsdp-electra", tmp_path / "one-electra", processes=2, sharded=True)
     # With more than 256 labels, whose number bfloat16 itself would round.
     assert_same_run(tmp_path / "ddp-bf16", tmp_path / "one-bf16", processes=2, sharded=False, bf16=True)
     assert_same_run(tmp_path / "fsdp-bf16", tmp_path / "one-bf16", processes=2, sharded=True, bf16=True)

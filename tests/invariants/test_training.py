@@ -32,6 +32,7 @@ from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.electra import make_pair
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.shared_trainer import SharedTrainer
@@ -42,6 +43,11 @@ pytestmark = pytest.mark.slow
 STEPS = 12
 PHASES = "24:67%,48:33%"  # 8 steps of 18 sequences and 4 of 9, which two processes cannot share evenly
 EVAL_EXAMPLES = 7  # an odd number, too
+MODELS = {
+    "nsp": snugbert.SnugBertForPreTraining,
+    "mlm": snugbert.SnugBertForMaskedLM,
+    "electra": make_pair,
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,8 @@ def make_trainer(
     corpus = open_corpus(material / "corpus", tokenizer)
 
     def dataset(length, seed):
-        return PretrainingDataset(corpus, tokenizer, length, objective, seed=seed, epochs_dir=material / "epochs")
+        examples = "mlm" if objective == "electra" else objective
+        return PretrainingDataset(corpus, tokenizer, length, examples, seed=seed, epochs_dir=material / "epochs")
 
     defaults = {
         "output_dir": str(folder),
@@ -91,13 +98,12 @@ def make_trainer(
     config = snugbert.SnugBertConfig.from_size(
         "tiny", vocab_size=len(tokenizer), hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
-    model_class = snugbert.SnugBertForMaskedLM if objective == "mlm" else snugbert.SnugBertForPreTraining
     trainer = PretrainingTrainer(
-        model=model_class(config),
+        model=MODELS[objective](config),
         args=args,
         phases=plan_phases([dataset(length, seed=1) for length in lengths], shares, args),
         eval_dataset=eval_dataset,
-        data_collator=SnugBertDataCollatorForPretraining(tokenizer),
+        data_collator=SnugBertDataCollatorForPretraining(tokenizer, replacement_keys=objective == "electra"),
         processing_class=tokenizer,
         data_settings=data_settings,
         callbacks=[] if kill is None else [Killer(*kill)],
@@ -160,12 +166,16 @@ def assert_same_weights(model, expected, **tolerance):
 @pytest.fixture(scope="module")
 def straight(material, tmp_path_factory):
     """An uninterrupted run of two phases, with dropout."""
-    trainer = make_trainer(material, tmp_path_factory.mktemp("straight"), data_settings={"seed": 1})
+    return train_without_interruption(material, tmp_path_factory.mktemp("straight"), data_settings={"seed": 1})
+
+
+def train_without_interruption(material, folder, **settings):
+    trainer = make_trainer(material, folder, **settings)
     trainer.train()
     return trainer
 
 
-@pytest.mark.parametrize("objective", ["nsp", "mlm"])
+@pytest.mark.parametrize("objective", MODELS)
 def test_a_batch_of_32_is_4_accumulated_batches_of_8(material, tmp_path, objective):
     """Losses, accuracies, gradient norm and weights. Without dropout: its masks depend on the batch shape."""
     runs = []
@@ -218,11 +228,14 @@ def test_the_log_reports_the_sequences_of_each_step(straight):
     assert last["train_loss"] == pytest.approx(sum(line["loss"] for line in lines) / 2, rel=0.1)
 
 
-def test_a_killed_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(material, straight, tmp_path):
+@pytest.mark.parametrize("objective", ["nsp", "electra"])
+def test_a_killed_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(material, straight, tmp_path, objective):
     """SIGTERM to all processes and data workers, then SIGKILL, at random steps. Compares weights, examples, log."""
+    if objective == "electra":
+        straight = train_without_interruption(material, tmp_path / "straight", objective=objective)
     stopped = random.randint(1, 6)
     killed = random.randint(stopped + 1, STEPS)
-    run = {"material": material, "folder": tmp_path, "dataloader_num_workers": 2}
+    run = {"material": material, "folder": tmp_path, "dataloader_num_workers": 2, "objective": objective}
     run |= {"metric_for_best_model": "loss", "save_total_limit": 1}  # must not remove the last checkpoint
     runs = [
         run | {"kill": [stopped, "SIGTERM", True]},
@@ -242,7 +255,7 @@ def test_a_killed_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(mater
     checkpoint = find_newest_checkpoint(tmp_path)
     step = int(checkpoint.name.removeprefix("checkpoint-"))
     assert stopped <= step < killed
-    resumed = make_trainer(material, tmp_path)
+    resumed = make_trainer(material, tmp_path, objective=objective)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     message = f"stopped at {stopped}, killed at {killed}, resumed at {step}"
     assert resumed.seen == straight.seen[step:], message

@@ -16,7 +16,13 @@ RECIPES = sorted((ROOT / "examples").glob("pretrain_*.yaml"))
 
 
 # Sequences per step and number of GPUs, from the comments.
-STEPS = {"small_corpus": (64, 1), "base_1_gpu": (256, 1), "base_8_gpus": (1024, 8), "large": (32768, 64)}
+STEPS = {
+    "small_corpus": (64, 1),
+    "electra_small_corpus": (64, 1),
+    "base_1_gpu": (256, 1),
+    "base_8_gpus": (1024, 8),
+    "large": (32768, 64),
+}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)

@@ -13,6 +13,9 @@ from snugbert.trainers.pretraining.objectives import OBJECTIVES, Objective
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
 
+# Shares of the predicted tokens to replace by [MASK] and by a random token: Devlin et al. (2018), appendix A.1, and
+# ELECTRA's original release. The others stay unchanged.
+BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
 OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
 
 
@@ -87,7 +90,7 @@ class PretrainingDataArguments(PreparationArguments):
         InputError: arguments that exclude each other, or a value out of range.
 
     Attributes:
-        objective: `mlm+nsp`, `mlm` or `mlm+order`.
+        objective: `mlm+nsp`, `mlm`, `mlm+order` or `electra`.
         lengths_and_shares: maximum sequence length and share of the steps, for each phase.
     """
 
@@ -111,7 +114,7 @@ class PretrainingDataArguments(PreparationArguments):
     )
     objective: str | None = field(
         default=None,
-        metadata={"help": "mlm+nsp (as BERT), mlm (as RoBERTa) or mlm+order (as ALBERT). Default: mlm+nsp."},
+        metadata={"help": "mlm+nsp (BERT), mlm (RoBERTa), mlm+order (ALBERT) or electra. Default: mlm+nsp."},
     )
     no_nsp: bool = field(default=False, metadata={"advanced": True, "help": "Short for --objective mlm."})
     sentence_order: bool = field(
@@ -119,12 +122,23 @@ class PretrainingDataArguments(PreparationArguments):
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
     mask_replace_prob: float = field(
-        default=0.8, metadata={"advanced": True, "help": "Share of the predicted tokens to replace by [MASK]."}
+        default=None,  # type: ignore[assignment] # until the objective is known
+        metadata={
+            "advanced": True,
+            "help": "Share of the predicted tokens to replace by [MASK]. Default: 0.8 (electra: 0.85).",
+        },
     )
     random_replace_prob: float = field(
-        default=0.1, metadata={"advanced": True, "help": "Share of the predicted tokens to replace by a random token."}
+        default=None,  # type: ignore[assignment]
+        metadata={
+            "advanced": True,
+            "help": "Share of the predicted tokens to replace by a random token. Default: 0.1 (electra: 0).",
+        },
     )
     whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words: all tokens of a word, or none."})
+    generator_size: float = field(
+        default=0.25, metadata={"help": "For electra: width of the generator, as a share of the discriminator's."}
+    )
     bigram_init: bool = field(
         default=False, metadata={"help": "Start from weights computed from the bigrams of the training text."}
     )
@@ -140,6 +154,11 @@ class PretrainingDataArguments(PreparationArguments):
         if self.corpus is not None and (self.train_file or self.dataset_name is not None):
             raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Give one of them.")
         self.objective = self._choose_objective()
+        if self.bigram_init and self.objective == "electra":
+            raise InputError("--bigram_init does not support --objective electra. Remove one of them.")
+        masked, random = ELECTRA_MASKS if self.objective == "electra" else BERT_MASKS
+        self.mask_replace_prob = masked if self.mask_replace_prob is None else self.mask_replace_prob
+        self.random_replace_prob = random if self.random_replace_prob is None else self.random_replace_prob
         self.lengths_and_shares = parse_phases(self.phases or f"{self.max_seq_length}:100%")
 
     @property

@@ -88,6 +88,7 @@ def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, floa
         "mlm_accuracy": "masked token accuracy",
         "bits_per_character": "bits per character",
         "nsp_accuracy": f"{PAIR_TASKS.get(objective)} accuracy",
+        "disc_accuracy": "replaced token accuracy",
     }
     lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
     for name, text in names.items():

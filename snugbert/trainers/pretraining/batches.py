@@ -253,13 +253,22 @@ class RunBatches(torch.utils.data.Dataset):
         seed: seed of the order, and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its
             own seed.
         config: configuration of the model, for the counts.
+        generator: configuration of ELECTRA's generator, for the counts.
     """
 
-    def __init__(self, phases: Sequence[Phase], collator: Collator, seed: int, config: PreTrainedConfig):
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        collator: Collator,
+        seed: int,
+        config: PreTrainedConfig,
+        generator: PreTrainedConfig | None = None,
+    ):
         self.phases = phases
         self.collator = collator
         self.seed = seed
         self.config = config
+        self.generator = generator
         self._ends = list(accumulate(phase.steps * phase.batch_size for phase in phases))
 
     def __len__(self) -> int:
@@ -273,7 +282,7 @@ class RunBatches(torch.utils.data.Dataset):
             examples = self._get_examples(self.phases[index].dataset, [number - start for number in numbers])
             batch = self.collator(examples)
         if "labels" in batch:
-            batch[COUNTS] = count_batch(batch, self.phases[index].max_seq_length, self.config)
+            batch[COUNTS] = count_batch(batch, self.phases[index].max_seq_length, self.config, self.generator)
         return batch
 
     def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:

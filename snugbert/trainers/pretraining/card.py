@@ -18,6 +18,8 @@ METRICS = {
     "bits_per_character": "bits per character",
     "nsp_loss": "sentence pair loss, nats",
     "nsp_accuracy": "sentence pair accuracy",
+    "disc_loss": "replaced token loss, nats",
+    "disc_accuracy": "replaced token accuracy",
 }
 # Metrics in the header, for the Hub: task type, task name, metric type, metric name.
 HUB_METRICS = {
@@ -25,6 +27,7 @@ HUB_METRICS = {
     "mlm_loss": ("fill-mask", "Masked tokens", "loss", "Masked token loss (nats)"),
     "bits_per_character": ("fill-mask", "Masked tokens", "bits_per_character", "Bits per character (estimate)"),
     "nsp_accuracy": ("text-classification", "Sentence pairs", "accuracy", "Sentence pair accuracy"),
+    "disc_accuracy": ("token-classification", "Replaced tokens", "accuracy", "Replaced token accuracy"),
 }
 
 
@@ -40,7 +43,7 @@ def write_pretraining_card(
     validation_name: str = "validation text",
     dataset_name: str | None = None,
     base_model: str | None = None,
-    sentence_pairs: bool = True,
+    head_name: str = "ForPreTraining",
 ) -> None:
     """Writes `README.md` into the folder of the model. A card that a user wrote is kept, see [`save_model_card`].
 
@@ -57,16 +60,16 @@ def write_pretraining_card(
         validation_name: name of the validation text.
         dataset_name: id of the dataset on the Hub, for the header.
         base_model: the checkpoint that training started from, a folder or a Hub name. None: random weights.
-        sentence_pairs: whether the model also has the head for sentence pairs.
+        head_name: the head, a key of `HEADS`.
     """
-    head = HEADS["ForPreTraining" if sentence_pairs else "ForMaskedLM"]
+    head = HEADS[head_name]
     base_id, start = find_base_model(base_model)
     results = metric_eval_results(metrics or {}, validation_name)
     header = ModelCardData(
         language=language,
         library_name="transformers",
         pipeline_tag=head.task,
-        tags=[*TAGS, "masked-lm", "pretraining"],
+        tags=[*TAGS, "electra" if head_name == "ForReplacedTokenDetection" else "masked-lm", "pretraining"],
         base_model=base_id,
         datasets=None if dataset_name is None else [dataset_name],
         metrics=sorted({result.metric_type for result in results}) or None,
@@ -92,7 +95,8 @@ def write_pretraining_card(
 
 
 def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> list[EvalResult]:
-    """Returns metrics on the validation text in the Hub's format."""
+    """Returns metrics on the validation text in the Hub's format. Of ELECTRA, only the discriminator's."""
+    is_electra = "disc_accuracy" in metrics
     return [
         eval_result(
             metrics[name],
@@ -104,7 +108,7 @@ def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> l
             metric_name=metric_name,
         )
         for name, (task_type, task_name, metric_type, metric_name) in HUB_METRICS.items()
-        if name in metrics
+        if name in metrics and not (is_electra and name != "disc_accuracy")
     ]
 
 
@@ -118,15 +122,17 @@ def format_results(
         baselines: the same metrics for trivial predictions. Empty: leave out the column.
         token_frequencies: the text that gives the baseline its token frequencies.
     """
+    by = " (generator)" if "disc_accuracy" in metrics else ""
     rows = [
-        (description, format_metric(metrics, name), format_metric(baselines, name))
+        (description + by * name.startswith("mlm"), format_metric(metrics, name), format_metric(baselines, name))
         for name, description in METRICS.items()
         if name in metrics
     ]
     if not baselines:  # in a card that is pushed during training
         return f"Metrics on the validation text.\n\n{table(('', 'this model'), [row[:2] for row in rows])}"
+    tokens = ", and that no token was replaced" if "disc_accuracy" in baselines else ""
     pairs = ", and the more frequent label for all sentence pairs" if "nsp_accuracy" in baselines else ""
     return (
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
-        f"{token_frequencies}{pairs}.\n\n{table(('', 'this model', 'baseline'), rows)}"
+        f"{token_frequencies}{pairs}{tokens}.\n\n{table(('', 'this model', 'baseline'), rows)}"
     )

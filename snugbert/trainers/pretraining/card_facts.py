@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.models import ModelArguments
@@ -10,9 +11,18 @@ from snugbert.trainers.corpus.languages import primary_language
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.corpora import list_sources
-from snugbert.trainers.pretraining.objectives import PAIR_TASKS
+from snugbert.trainers.pretraining.electra import ElectraPair
+from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT, PAIR_TASKS
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.splits import describe_dataset, hub_id
+
+# The head of each objective, a key of `HEADS`.
+HEAD_NAMES = {
+    "mlm+nsp": "ForPreTraining",
+    "mlm": "ForMaskedLM",
+    "mlm+order": "ForPreTraining",
+    "electra": "ForReplacedTokenDetection",
+}
 
 
 def write_run_card(
@@ -37,7 +47,7 @@ def write_run_card(
         validation_name=_name_validation_text(data_args, validation),
         dataset_name=hub_id(data_args.dataset_name),
         base_model=model_args.model_name_or_path,
-        sentence_pairs=data_args.dataset_objective in PAIR_TASKS,
+        head_name=HEAD_NAMES[str(data_args.objective)],
     )
 
 
@@ -66,19 +76,21 @@ def _describe_training(
 ) -> dict[str, str | int]:
     args, model, state = trainer.args, trainer.model, trainer.state
     config = model.config
-    size = (
-        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} attention "
-        f"heads, {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens"
-    )
+    sizes = {"model": _describe_model(model)}
+    if isinstance(model, ElectraPair):
+        sizes = {"model": _describe_model(model.discriminator), "generator": _describe_model(model.generator)}
     changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
     pair_task = PAIR_TASKS.get(data_args.dataset_objective)
+    objective = "masked tokens" + (f", {pair_task}" if pair_task else "")
+    if data_args.objective == "electra":
+        objective = f"ELECTRA: masked tokens (generator), {DISCRIMINATOR_WEIGHT:g} x replaced tokens (discriminator)"
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
         "initial weights": "bigrams of the training text"
         if data_args.bigram_init
         else find_base_model(model_args.model_name_or_path)[1],
-        "model": size,
-        "objective": "masked tokens" + (f", {pair_task}" if pair_task else ""),
+        **sizes,
+        "objective": objective,
         "masking": f"{data_args.mlm_probability:.0%} of the {units}: {data_args.mask_replace_prob:.0%} replaced by "
         f"[MASK], {data_args.random_replace_prob:.0%} by random tokens, the rest unchanged",
         "steps": "; ".join(
@@ -96,6 +108,14 @@ def _describe_training(
         "processes": args.world_size,
         **changes,
     }
+
+
+def _describe_model(model: Any) -> str:
+    config = model.config
+    return (
+        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} attention "
+        f"heads, {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens"
+    )
 
 
 def _name(choice: object) -> str:

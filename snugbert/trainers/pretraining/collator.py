@@ -42,6 +42,8 @@ class SnugBertDataCollatorForPretraining:
         random_replace_prob: share of the predicted tokens to replace by a random token, 0.1 in the paper. The others
             stay unchanged.
         whole_word_mask: whether to mask all tokens of a word or none.
+        replacement_keys: whether batches contain random numbers for [`ElectraPair`], which determine the tokens that
+            its generator predicts.
 
     Raises:
         InputError: a share is out of range, or `whole_word_mask` is set for a tokenizer other than WordPiece.
@@ -52,6 +54,7 @@ class SnugBertDataCollatorForPretraining:
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
     whole_word_mask: bool = False
+    replacement_keys: bool = False
     mask_token_id: int = field(init=False, repr=False)  # cached: looking it up takes microseconds
     # Indexed by token id.
     is_special: np.ndarray = field(init=False, repr=False)
@@ -87,9 +90,11 @@ class SnugBertDataCollatorForPretraining:
 
         Returns:
             `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q` and `label_indices`
-            (M,), see [`pack`]; `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them.
+            (M,), see [`pack`]; `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them;
+            `replacement_keys` (M,) if they are requested.
         """
-        masked = [self._mask(example) for example in examples]
+        generators = [self._make_generator(example) for example in examples]
+        masked = [self._mask(example, rng) for example, rng in zip(examples, generators, strict=True)]
         token_arrays = {
             "input_ids": [input_ids for input_ids, _ in masked],
             "labels": [labels for _, labels in masked],
@@ -99,17 +104,27 @@ class SnugBertDataCollatorForPretraining:
         batch = pack(token_arrays)
         if "next_sentence_label" in examples[0]:
             batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
+        if self.replacement_keys:
+            keys = [
+                rng.integers(-(2**63), 2**63, np.count_nonzero(labels != IGNORE_INDEX))
+                for (_, labels), rng in zip(masked, generators, strict=True)
+            ]
+            batch["replacement_keys"] = torch.from_numpy(np.concatenate(keys))
         return batch
 
-    def _mask(self, example: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    def _make_generator(self, example: Mapping[str, Any]) -> np.random.Generator:
+        return np.random.default_rng(
+            example["mask_seed"] if "mask_seed" in example else int(torch.randint(2**63 - 1, ()))
+        )
+
+    def _mask(self, example: Mapping[str, Any], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         ids = np.asarray(example["input_ids"])
-        seed = example["mask_seed"] if "mask_seed" in example else int(torch.randint(2**63 - 1, ()))
         return mask_tokens(
             ids,
             candidates=~self.is_special[ids],
             mask_token_id=self.mask_token_id,
             replacements=self.replacements,
-            rng=np.random.default_rng(seed),
+            rng=rng,
             mlm_probability=self.mlm_probability,
             mask_replace_prob=self.mask_replace_prob,
             random_replace_prob=self.random_replace_prob,
@@ -124,7 +139,7 @@ class SnugBertDataCollatorForPretraining:
             objective: the objective of the dataset.
             cuts: places to mark, from [`PretrainingDataset.find_cuts`].
         """
-        seen, labels = self._mask(example)
+        seen, labels = self._mask(example, self._make_generator(example))
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]
         if is_pair := "next_sentence_label" in example:
             facts.insert(0, PAIR_LABELS[objective][example["next_sentence_label"]])

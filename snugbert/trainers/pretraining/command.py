@@ -1,4 +1,4 @@
-"""`snugbert pretrain`: pretrains on text, with masked tokens and sentence pairs or masked tokens alone."""
+"""`snugbert pretrain`: pretrains on text, with masked tokens, sentence pairs, or ELECTRA's replaced tokens."""
 
 from snugbert.command_line import parse_arguments
 from snugbert.models import ModelArguments
@@ -15,7 +15,7 @@ def main(argv: list[str]) -> None:
         (ModelArguments, PretrainingDataArguments, PretrainingArguments),
         argv,
         prog="snugbert pretrain",
-        description="Pretrains a model to predict masked tokens and next sentences.",
+        description="Pretrains a model on text. --objective chooses what it predicts.",
         example="snugbert pretrain --config_name mini --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' "
         "--max_steps 10000 --output_dir pretrained",
     )

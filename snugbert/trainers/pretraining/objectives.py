@@ -7,7 +7,10 @@ from typing import Literal
 Objective = Literal["nsp", "sop", "mlm"]
 
 # The values of `--objective`, and the examples that they need.
-OBJECTIVES: dict[str, Objective] = {"mlm+nsp": "nsp", "mlm": "mlm", "mlm+order": "sop"}
+OBJECTIVES: dict[str, Objective] = {"mlm+nsp": "nsp", "mlm": "mlm", "mlm+order": "sop", "electra": "mlm"}
+
+# Weight of ELECTRA's discriminator loss next to the generator's loss (Clark et al., 2020, appendix A).
+DISCRIMINATOR_WEIGHT = 50.0
 
 # The second task, in addition to masked tokens.
 PAIR_TASKS: dict[Objective, str] = {"nsp": "next sentence", "sop": "sentence order"}

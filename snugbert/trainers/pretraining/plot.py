@@ -1,9 +1,9 @@
 """`training.png`: the curves of a pretraining run, from its `metrics.jsonl`.
 
 A line of `metrics.jsonl` is a JSON object. A training line has `step`, `tokens` (seen so far), `learning_rate`,
-`grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`.
-An evaluation line has `step` and the same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0
-and 1.
+`grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`,
+with ELECTRA's discriminator `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the same metrics with
+the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
 """
 
 import json
@@ -16,7 +16,7 @@ import numpy as np
 from snugbert.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
 
 PLOT_NAME = "training.png"  # in the output folder
-TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs"}
+TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}

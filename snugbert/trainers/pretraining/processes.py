@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
 from snugbert.errors import InputError
@@ -115,9 +116,7 @@ class ProcessesTrainer(Trainer):
         set_model_state_dict(self.model, weights, options=self._broadcast)
 
     def _load_best_model(self) -> None:
-        if self._is_sharded:
-            return self._load_from_checkpoint(str(self.state.best_model_checkpoint))
-        return super()._load_best_model()
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
@@ -131,7 +130,7 @@ class ProcessesTrainer(Trainer):
 
     @property
     def _is_sharded(self) -> bool:
-        return isinstance(self.model, FSDPModule)
+        return isinstance(next(self.model.parameters()), DTensor)
 
     @property
     def _broadcast(self) -> StateDictOptions:

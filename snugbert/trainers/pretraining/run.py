@@ -40,6 +40,7 @@ from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
+from snugbert.trainers.pretraining.electra import load_pair
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS
@@ -83,6 +84,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         data_args.mask_replace_prob,
         data_args.random_replace_prob,
         data_args.whole_word_mask,
+        replacement_keys=data_args.objective == "electra",
     )
     if data_args.show:
         show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
@@ -115,15 +117,16 @@ def _train_and_evaluate(
     initial_weights = {
         "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
         "--bigram_init": data_args.bigram_init,
+        "--generator_size": data_args.generator_size if data_args.objective == "electra" else None,
     }
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, collect_training_settings(training_args, config) | initial_weights)
         check_max_steps(checkpoint, training_args)
-    model = _load_model(model_args, data_args, training_args, config)
+    model = _load_model(model_args, data_args, training_args, config, tokenizer)
     epochs_dir = output_dir / "epochs"
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
-    if model_args.model_name_or_path is None:
+    if model_args.model_name_or_path is None and data_args.objective != "electra":
         log_recipe(data.phases, model)
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
@@ -165,12 +168,18 @@ def _load_model(
     data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
     config: SnugBertConfig,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
     """Loads the model. Before training, checks the free space and the training arguments with it."""
     set_seed(training_args.seed)
-    auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
-    config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
-    model = load_model(auto_class, model_args, config)
+    model: PreTrainedModel
+    if data_args.objective == "electra":
+        model = load_pair(model_args, config, tokenizer, data_args.generator_size)
+        logger.info("generator: %s parameters", f"{model.generator.num_parameters():,}")
+    else:
+        config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
+        auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
+        model = load_model(auto_class, model_args, config)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:
         check_disk_space(training_args, model.parameters())
@@ -233,7 +242,10 @@ def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float
     if data.validation is None:
         return {}, {}
     baselines = compute_baselines(data.validation, data.train_corpus)
-    metrics = trainer.evaluate() | {f"eval_unigram_{name}": value for name, value in baselines.items()}
+    metrics = trainer.evaluate()
+    if "eval_replaced" in metrics:  # ELECTRA: predicting that no token was replaced
+        baselines["disc_accuracy"] = 1 - metrics["eval_replaced"]
+    metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
     trainer.save_metrics("eval", metrics)
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
 

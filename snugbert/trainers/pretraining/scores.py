@@ -13,19 +13,38 @@ from transformers import EvalPrediction
 from transformers.utils import ModelOutput
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
 
 
 def sum_per_sequence(outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns masked token loss, correct tokens and labeled tokens per sequence, and the same for its pair label.
+    """Returns masked token loss, correct tokens and labeled tokens per sequence, and the same for the other task.
 
     Args:
         outputs: model outputs with `sparse_prediction=True`: logits of the labeled tokens only.
         inputs: a packed or padded batch.
 
-    *Shape:* (N, 3), or (N, 6) with `next_sentence_label`
+    *Shape:* (N, 3); (N, 6) with `next_sentence_label`; (N, 10) with ELECTRA's discriminator: zeros instead of the pair
+    label, then the same for the discriminator, and the number of replaced tokens
     """
     labels = inputs["labels"].flatten()
     token_indices = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
+    sums = _add_tokens(_score(get_mlm_logits(outputs), labels[token_indices]), token_indices, inputs)
+    if "next_sentence_label" in inputs:
+        pair_scores = _score(outputs["seq_relationship_logits"], inputs["next_sentence_label"].flatten())
+        return torch.cat([sums, pair_scores], dim=-1)
+    if "is_replaced" in outputs:
+        is_replaced, logits = outputs["is_replaced"].flatten(), outputs["discriminator_logits"].flatten()
+        token_indices = (is_replaced != IGNORE_INDEX).nonzero().squeeze(-1)
+        # Cross entropy of the logits 0 and x is binary cross entropy of x.
+        two_logits = torch.stack([torch.zeros_like(logits), logits], dim=-1)[token_indices]
+        is_replaced = is_replaced[token_indices]
+        scores = torch.cat([_score(two_logits, is_replaced), is_replaced[:, None].float()], dim=-1)
+        return torch.cat([sums, torch.zeros_like(sums), _add_tokens(scores, token_indices, inputs)], dim=-1)
+    return sums
+
+
+def _add_tokens(scores: torch.Tensor, token_indices: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Adds up the scores of tokens in each sequence. *Shape:* (tokens, K), (tokens,) -> (N, K)"""
     if "cu_seq_lens_q" in inputs:
         # A token belongs to the last sequence that starts at or before it.
         starts = inputs["cu_seq_lens_q"].long()
@@ -34,13 +53,7 @@ def sum_per_sequence(outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -
     else:
         num_sequences, length = inputs["labels"].shape
         sequence_indices = token_indices // length
-    token_scores = _score(get_mlm_logits(outputs), labels[token_indices])
-    sums = torch.zeros(num_sequences, 3, device=labels.device)
-    sums.index_add_(0, sequence_indices, token_scores)
-    if "next_sentence_label" not in inputs:
-        return sums
-    pair_scores = _score(outputs["seq_relationship_logits"], inputs["next_sentence_label"].flatten())
-    return torch.cat([sums, pair_scores], dim=-1)
+    return scores.new_zeros(num_sequences, scores.shape[-1]).index_add_(0, sequence_indices, scores)
 
 
 def get_mlm_logits(outputs: ModelOutput) -> torch.Tensor:
@@ -55,21 +68,25 @@ def _score(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Computes the metrics of an evaluation by Trainer, see [`average_sums`]. `loss` is the sum of the losses."""
+    """Computes the metrics of an evaluation by Trainer, see [`average_sums`]. `loss` is the loss of training."""
     metrics = average_sums(np.asarray(prediction.predictions))
-    return {"loss": metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0), **metrics}
+    losses = metrics["mlm_loss"], metrics.get("nsp_loss", 0.0), DISCRIMINATOR_WEIGHT * metrics.get("disc_loss", 0.0)
+    return {"loss": sum(losses), **metrics}
 
 
 def average_sums(sums_per_sequence: np.ndarray) -> dict[str, float]:
     """Computes mean losses and accuracies from the sums of [`sum_per_sequence`].
 
-    Without labeled tokens, the loss is NaN. Without labeled pairs, there are no pair metrics.
+    Without labeled tokens, the loss is NaN. Without labeled pairs, there are no pair metrics. With ELECTRA's
+    discriminator, `replaced` is the share of tokens that the generator replaced.
     """
     sums = sums_per_sequence.sum(axis=0, dtype=np.float64).tolist()
     metrics: dict[str, float] = {}
-    for task, start in zip(("mlm", "nsp"), range(0, len(sums), 3), strict=False):
+    for task, start in zip(("mlm", "nsp", "disc"), range(0, len(sums), 3), strict=False):
         loss, correct, labeled = sums[start : start + 3]
         if labeled or task == "mlm":
             count = labeled or math.nan
             metrics |= {f"{task}_loss": loss / count, f"{task}_accuracy": correct / count}
+            if task == "disc":
+                metrics["replaced"] = sums[-1] / count
     return metrics

@@ -53,18 +53,25 @@ def count_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return lengths.sum(-1), is_labeled.sum(-1)
 
 
-def training_flops(config: PreTrainedConfig, batch: Mapping[str, Any]) -> torch.Tensor:
+def training_flops(
+    config: PreTrainedConfig, batch: Mapping[str, Any], generator: PreTrainedConfig | None = None
+) -> torch.Tensor:
     """FLOPs of the forward and backward pass on a pretraining batch.
 
     Args:
-        config: configuration of the model.
+        config: configuration of the model. With a `generator`, of ELECTRA's discriminator.
         batch: packed or padded, see [`count_tokens`], with `next_sentence_label` if the model has that head.
+        generator: configuration of ELECTRA's generator.
 
     Returns:
         A float64 scalar (float32 on a device without float64) on the device of the batch. *Shape:* ()
     """
     lengths, labeled = count_tokens(batch)
-    flops = pretraining_flops(config, lengths, labeled, next_sentence="next_sentence_label" in batch)
+    if generator is None:
+        flops = pretraining_flops(config, lengths, labeled, next_sentence="next_sentence_label" in batch)
+    else:
+        flops = pretraining_flops(generator, lengths, labeled, next_sentence=False)
+        flops = flops + discriminator_flops(config, lengths)
     return (TRAINING_COST * flops).to(torch.float32 if flops.device.type == "mps" else torch.float64)
 
 
@@ -82,10 +89,24 @@ def pretraining_flops(
     Returns:
         An integer scalar. *Shape:* ()
     """
-    H = config.hidden_size
+    H, E = config.hidden_size, _embedding_size(config)
     flops = encoder_flops(config, lengths, labeled + next_sentence)
-    flops = flops + labeled.sum() * 2 * (H * H + H * config.vocab_size)
+    flops = flops + labeled.sum() * 2 * (H * E + E * config.vocab_size)
     return flops + next_sentence * len(lengths) * 2 * (H * H + H * 2)
+
+
+def discriminator_flops(config: PreTrainedConfig, lengths: torch.Tensor) -> torch.Tensor:
+    """FLOPs of a forward pass of ELECTRA's discriminator, whose head reads all tokens.
+
+    Args:
+        config: its configuration.
+        lengths: number of tokens in each sequence. *Shape:* (N,)
+
+    Returns:
+        An integer scalar. *Shape:* ()
+    """
+    H = config.hidden_size
+    return encoder_flops(config, lengths, lengths) + lengths.sum() * 2 * (H * H + H)
 
 
 def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
@@ -103,13 +124,19 @@ def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.T
         An integer scalar. *Shape:* ()
     """
     H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    E = _embedding_size(config)
 
     def rest_of_layer(queries: torch.Tensor) -> torch.Tensor:
         # Query and output projections, both feed-forward layers, attention scores and weighted sums.
         return queries.sum() * 2 * (2 * H * H + 2 * H * inner) + 4 * H * (queries * lengths).sum()
 
     keys_and_values = lengths.sum() * 2 * 2 * H * H
-    return layers * keys_and_values + (layers - 1) * rest_of_layer(lengths) + rest_of_layer(read)
+    projection = 0 if E == H else lengths.sum() * 2 * E * H
+    return projection + layers * keys_and_values + (layers - 1) * rest_of_layer(lengths) + rest_of_layer(read)
+
+
+def _embedding_size(config: PreTrainedConfig) -> int:
+    return getattr(config, "embedding_size", None) or config.hidden_size
 
 
 def peak_flops(device: torch.device | str, dtype: torch.dtype) -> float:

@@ -1,6 +1,6 @@
-"""Trainer for masked tokens and sentence pairs, or masked tokens alone.
+"""Trainer for masked tokens and sentence pairs, masked tokens alone, or ELECTRA.
 
-Both losses have exact denominators: the labeled tokens and the sentence pairs of the whole batch, over all
+All losses have exact denominators: the labeled tokens, the sentence pairs and the tokens of the whole batch, over all
 accumulated batches and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the
 state of the log, so a run that was killed and resumed ends with the weights and the log of an uninterrupted run.
 
@@ -12,6 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from snugbert.trainers.pretraining.batches import (
 )
 from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
+from snugbert.trainers.pretraining.electra import GENERATOR_FOLDER, ElectraPair
 from snugbert.trainers.pretraining.guidance import warn_at_baseline
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
@@ -59,13 +61,13 @@ _peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
 class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
-    """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
+    """Trainer for [`SnugBertForPreTraining`], [`SnugBertForMaskedLM`] and ELECTRA ([`ElectraPair`]).
 
     Like `Trainer`, it works on any map-style dataset of features. The data collator must return `labels`, and for
     `SnugBertForPreTraining` also `next_sentence_label`. Batches may be packed or padded. A [`PretrainingDataset`] with
     [`SnugBertDataCollatorForPretraining`] has new examples and masks in every epoch.
 
-    - Both losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
+    - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
       process equals two. A collator that masks at random may draw other masks if the batches are split differently.
       Our collator on a [`PretrainingDataset`] draws the same.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
@@ -124,6 +126,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
         self._step_pairs: torch.Tensor | None = None
+        self._step_tokens: torch.Tensor | None = None
         self._train_counts: np.ndarray | None = None
         self._metrics_file: MetricsFile | None = None
         self._load_log(TrainerState())
@@ -155,6 +158,34 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         if record := read_record(state):
             self.training_log.load_state_dict(record)
         self._first_step = state.global_step
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer. The generator of an [`ElectraPair`] is saved in a subfolder of the discriminator."""
+        pair: Any = self.model
+        if not isinstance(pair, ElectraPair):
+            return super().save_model(output_dir, _internal_call)
+        with self._as_model(pair.generator):
+            super().save_model(str(Path(output_dir or self.args.output_dir or "") / GENERATOR_FOLDER), True)
+        with self._as_model(pair.discriminator):
+            super().save_model(output_dir, _internal_call)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        pair: Any = self.model
+        if not isinstance(pair, ElectraPair):
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with self._as_model(pair.generator):
+            super()._load_from_checkpoint(str(Path(resume_from_checkpoint) / GENERATOR_FOLDER))
+        with self._as_model(pair.discriminator):
+            super()._load_from_checkpoint(resume_from_checkpoint)
+
+    @contextmanager
+    def _as_model(self, model: Any) -> Iterator[None]:
+        """Saves or loads `model` instead of the pair that it belongs to."""
+        pair, self.model = self.model, model
+        try:
+            yield
+        finally:
+            self.model = pair
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As in Trainer, with the state of the log and the data settings."""
@@ -211,6 +242,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
                 self._get_collator_with_removed_columns(self.data_collator),
                 self.args.examples_seed,
                 self._model_config,
+                self.model.generator.config if isinstance(self.model, ElectraPair) else None,
             ),
             sampler=sampler,
             batch_size=None,  # an item is a batch already
@@ -240,7 +272,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         in_step = torch.stack([batch.pop(COUNTS) for batch in batches]).sum(0)
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
-        labeled, self._step_pairs = in_step[:2].unbind()
+        labeled, self._step_pairs, self._step_tokens = in_step[:3].unbind()
         return batches, labeled
 
     def compute_loss(
@@ -254,6 +286,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         denominators = {"num_items_in_batch": num_items_in_batch}
         if "next_sentence_label" in inputs:
             denominators["num_sequences_in_batch"] = self._step_pairs
+        if "replacement_keys" in inputs:
+            denominators["num_tokens_in_batch"] = self._step_tokens
         outputs = model(**inputs, **denominators)
         self.training_log.add_outputs(outputs, inputs)
         loss = outputs["loss"] * self.args.world_size  # gradients are averaged over processes
@@ -275,7 +309,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         super().log(logs, start_time)
         if self._metrics_file is not None:
             self._metrics_file.append(self.state.log_history[-1])
-            warn_at_baseline(self.state, self._model_config)
+            if not isinstance(self.model, ElectraPair):
+                warn_at_baseline(self.state, self._model_config)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
@@ -306,7 +341,10 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, torch.Tensor, torch.Tensor]:
-        """Returns sums per sequence instead of logits, and labeled tokens per sequence: None, (N, 3 or 6), (N,)."""
+        """Returns sums per sequence instead of logits, and labeled tokens per sequence.
+
+        *Shape:* None, (N, 3, 6 or 10), (N,)
+        """
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, sparse_prediction=True)

@@ -18,17 +18,23 @@ from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 from snugbert.trainers.pretraining.throughput import count_tokens, training_flops
 
 METRICS_NAME = "metrics.jsonl"  # in the output folder: one JSON object per log line
 
 # Sums since the last log line. The sums of the model stay on its device until they are needed.
-MODEL_SUMS = ("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct")
+MODEL_SUMS = ("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct", "disc_loss", "disc_correct", "replaced")
 DATA_SUMS = ("labeled", "pairs", "tokens", "positions", "flops")
 
 
-def count_batch(batch: Mapping[str, Any], max_seq_length: int | None, config: PreTrainedConfig) -> torch.Tensor:
+def count_batch(
+    batch: Mapping[str, Any],
+    max_seq_length: int | None,
+    config: PreTrainedConfig,
+    generator: PreTrainedConfig | None = None,
+) -> torch.Tensor:
     """Counts what the log needs of a batch. Data workers call it, so it takes no time of training.
 
     Args:
@@ -36,6 +42,7 @@ def count_batch(batch: Mapping[str, Any], max_seq_length: int | None, config: Pr
         max_seq_length: the length to which a packed batch would be padded, for `padding`. None: the longest sequence
             of the batch.
         config: configuration of the model, for its FLOPs.
+        generator: configuration of ELECTRA's generator, for its FLOPs.
 
     Returns:
         The numbers of `DATA_SUMS`: labeled tokens, labeled sentence pairs, tokens, positions with padding, and FLOPs.
@@ -46,7 +53,7 @@ def count_batch(batch: Mapping[str, Any], max_seq_length: int | None, config: Pr
     positions = batch["input_ids"].numel()
     if "cu_seq_lens_q" in batch:
         positions = len(lengths) * (max_seq_length or int(lengths.max()))
-    flops = training_flops(config, batch)
+    flops = training_flops(config, batch, generator)
     counts = [labeled.sum().item(), pairs.item(), lengths.sum().item(), positions, flops.item()]
     return torch.tensor(counts, dtype=torch.int64)
 
@@ -110,14 +117,18 @@ class TrainingLog:
             # So each token looks up the prediction of the last labeled token up to it.
             predicted = F.pad(get_mlm_logits(outputs).argmax(-1), (1, 0))
             mlm_correct = ((predicted[is_labeled.cumsum(0)] == labels) & is_labeled).sum()
+            sums = {"mlm_loss": outputs.get("mlm_loss", outputs["loss"]), "mlm_correct": mlm_correct}
             if "next_sentence_label" in inputs:
                 predicted = outputs["seq_relationship_logits"].argmax(-1)
                 nsp_correct = (predicted == inputs["next_sentence_label"].flatten()).sum()
-                sums = [outputs["mlm_loss"], mlm_correct, outputs["nsp_loss"], nsp_correct]
-            else:
-                zero = torch.zeros_like(mlm_correct)
-                sums = [outputs["loss"], mlm_correct, zero, zero]
-            self._model_sums += torch.stack([value.float() for value in sums])
+                sums |= {"nsp_loss": outputs["nsp_loss"], "nsp_correct": nsp_correct}
+            if "is_replaced" in outputs:
+                is_replaced = outputs["is_replaced"]
+                disc_correct = ((outputs["discriminator_logits"] > 0).long() == is_replaced).sum()
+                sums |= {"disc_loss": outputs["disc_loss"], "disc_correct": disc_correct}
+                sums["replaced"] = (is_replaced == 1).sum()
+            zero = torch.zeros_like(mlm_correct)
+            self._model_sums += torch.stack([sums.get(name, zero).float() for name in MODEL_SUMS])
 
     # --- reporting ----------------------------------------------------------------------------------------------
 
@@ -130,13 +141,15 @@ class TrainingLog:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
         Returns:
-            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`; with a
-            `frequency_loss` `mlm_gain`, which is `frequency_loss` - `mlm_loss`; `tokens` of the run so far;
-            `tokens_per_second`; `padding`, the share of padding in padded batches, or the share that packing saves;
-            `mfu`, the share of `peak_flops` that the model's FLOPs take.
+            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`; with ELECTRA's
+            discriminator `disc_loss` (not yet multiplied by its weight of 50), `disc_accuracy` over all tokens, and
+            `replaced`, the share of tokens that the generator replaced; with a `frequency_loss` `mlm_gain`, which is
+            `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the share of
+            padding in padded batches, or the share that packing saves; `mfu`, the share of `peak_flops` that the
+            model's FLOPs take.
         """
         sums, seconds, steps = self._collect(), self._elapsed_seconds(), self._steps
-        loss = sums["mlm_loss"] + sums["nsp_loss"]
+        loss = _add_losses(sums)
         for name, value in (("loss", loss), ("tokens", sums["tokens"]), ("flops", sums["flops"])):
             self._totals[name] += value
         self._model_sums.zero_()
@@ -150,6 +163,10 @@ class TrainingLog:
         if sums["pairs"]:
             line["nsp_loss"] = sums["nsp_loss"] / steps
             line["nsp_accuracy"] = sums["nsp_correct"] / sums["pairs"]
+        if sums["disc_loss"]:
+            line["disc_loss"] = sums["disc_loss"] / steps
+            line["disc_accuracy"] = sums["disc_correct"] / sums["tokens"]
+            line["replaced"] = sums["replaced"] / sums["tokens"]
         if self.frequency_loss is not None:
             line["mlm_gain"] = self.frequency_loss - line["mlm_loss"]
         return line | {
@@ -162,7 +179,7 @@ class TrainingLog:
     def summarize(self, steps: int) -> dict[str, float]:
         """Returns the mean loss over all `steps` of the run, and its FLOPs. All processes must call it."""
         sums = self._collect()
-        loss = self._totals["loss"] + sums["mlm_loss"] + sums["nsp_loss"]
+        loss = self._totals["loss"] + _add_losses(sums)
         return {"train_loss": loss / max(steps, 1), "total_flos": self._totals["flops"] + sums["flops"]}
 
     # --- checkpoints --------------------------------------------------------------------------------------------
@@ -197,6 +214,10 @@ class TrainingLog:
     def _elapsed_seconds(self) -> float:
         """Training time since the last log line, including the time before a run was stopped and resumed."""
         return self._seconds + (0.0 if self._window_start is None else time.perf_counter() - self._window_start)
+
+
+def _add_losses(sums: Mapping[str, float]) -> float:
+    return sums["mlm_loss"] + sums["nsp_loss"] + DISCRIMINATOR_WEIGHT * sums["disc_loss"]
 
 
 class MetricsFile:

@@ -18,11 +18,13 @@ from pretraining_command import run
 from safetensors.torch import load_file
 from synthetic import make_trainer
 from torch._dynamo.utils import counters
-from transformers import AutoTokenizer, BertForPreTraining
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, BertForPreTraining
 
 import snugbert
 from snugbert.evaluation.arguments import HeldOutTextArguments
 from snugbert.evaluation.text import score_text
+from snugbert.modeling_snugbert import AUTO_CLASSES
+from snugbert.models import HEAD_WEIGHTS
 from snugbert.trainers.corpus.cache import prepare_in_cache
 from snugbert.trainers.pretraining import guidance
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
@@ -182,6 +184,36 @@ def test_other_objectives(small_run, tmp_path, capsys, objective):
     kind = snugbert.SnugBertForMaskedLM if objective == "mlm" else snugbert.SnugBertForPreTraining
     _, loading = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
+
+
+def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, capsys):
+    """Both open alone, the discriminator with every head. Together they have the same metrics as after training."""
+    folder, again = tmp_path / "electra", tmp_path / "again"
+    electra = small_run | {"objective": "electra", "optim": "muon"}
+    assert run(electra, output_dir=folder, max_steps=4, config_overrides="embedding_size=64") == 0
+    printed = capsys.readouterr().out
+    results = json.loads((folder / "eval_results.json").read_text())
+    assert "replaced token accuracy" in printed
+    assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + 50 * results["eval_disc_loss"])
+    assert results["eval_unigram_disc_accuracy"] == 1 - results["eval_replaced"]
+    assert 0 < results["eval_replaced"] < 0.3
+
+    assert type(AutoModelForPreTraining.from_pretrained(folder)) is snugbert.SnugBertForReplacedTokenDetection
+    for model_class in (snugbert.SnugBertForReplacedTokenDetection, *AUTO_CLASSES.values()):
+        model, info = model_class.from_pretrained(folder, output_loading_info=True)
+        assert not [name for name in info["missing_keys"] if not HEAD_WEIGHTS.match(name)]
+    generator, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert generator.config.hidden_size == model.config.hidden_size // 4
+    for name, parameter in model.bert.embeddings.named_parameters():
+        assert torch.equal(generator.bert.embeddings.get_parameter(name), parameter)
+    assert len(AutoTokenizer.from_pretrained(folder / "generator")) == model.config.vocab_size
+
+    more = {"config_name": None, "model_name_or_path": folder, "train_file": None, "do_eval": "true"}
+    assert run(electra | more, output_dir=again) == 0
+    assert json.loads((again / "eval_results.json").read_text())["eval_loss"] == pytest.approx(results["eval_loss"])
+    card = ModelCard.load(folder / "README.md")
+    assert "| generator | " in card.text and "electra" in card.data.tags
 
 
 def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
@@ -375,7 +407,9 @@ BAD = [
     ({"random_replace_prob": 0.3}, "must add up to at most 1"),
     ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order contradict each other"),
     ({"no_nsp": "true", "objective": "mlm+nsp"}, "--objective mlm+nsp and --no_nsp contradict each other"),
-    ({"objective": "clm"}, "--objective 'clm' is unknown. Choose one of mlm+nsp, mlm, mlm+order"),
+    ({"objective": "clm"}, "--objective 'clm' is unknown. Choose one of mlm+nsp, mlm, mlm+order, electra"),
+    ({"objective": "electra", "bigram_init": "true"}, "--bigram_init does not support --objective electra"),
+    ({"objective": "electra", "generator_size": 0.9}, "--generator_size 0.9: "),
     ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
     ({"phases": "32"}, "expected a length and its share of the steps, such as 128:90%, not '32'"),
     ({"phases": "32:50%,1024:50%"}, "--phases: length 1024 must be between 5"),

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining
 from snugbert.packed_batches import pack
+from snugbert.trainers.pretraining.electra import make_pair
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
 
@@ -25,6 +26,19 @@ def test_flops_of_a_batch_equal_what_torch_counts():
     with_head = training_flops(config, batch)
     del batch["next_sentence_label"]
     assert with_head - training_flops(config, batch) == 3 * 4 * cls_flops
+
+
+def test_flops_of_electra_equal_what_torch_counts():
+    config = SnugBertConfig.from_size("tiny", vocab_size=50, embedding_size=48, attn_implementation="eager")
+    pair = make_pair(config)
+    generator = pair.generator.config
+    batch = pack({"input_ids": [np.arange(1, 8)] * 4, "labels": [np.array([-100, *range(2, 8)])] * 4})
+    with FlopCounterMode(display=False) as counter:
+        pair(**batch, replacement_keys=torch.arange(24))
+    # The generator's last layer also computes [CLS], which nothing reads.
+    H, inner, length = generator.hidden_size, generator.intermediate_size, 7
+    unread = 4 * (2 * (2 * H * H + 2 * H * inner) + 4 * H * length)
+    assert training_flops(config, batch, generator).item() == 3 * (counter.get_total_flops() - unread)
 
 
 def test_measuring_peak_flops_keeps_the_random_state():

@@ -1,0 +1,217 @@
+"""ELECTRA pretraining (Clark et al., 2020): a generator replaces tokens, and a discriminator finds them.
+
+The generator is a small masked language model. It predicts masked tokens, and one of its predictions replaces each of
+them. The discriminator reads the result and predicts for every token whether it was replaced. Fine-tuning uses the
+discriminator. Both models share their embeddings, including the LayerNorm, as in the original release.
+
+Shapes: B rows and L columns of a batch, M masked tokens, V vocabulary size.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
+from snugbert.errors import InputError
+from snugbert.kernels_snugbert import has_own_kernels
+from snugbert.modeling_snugbert import (
+    IGNORE_INDEX,
+    SnugBertForMaskedLM,
+    SnugBertForReplacedTokenDetection,
+    SnugBertPreTrainedModel,
+)
+from snugbert.models import ModelArguments, load_config, load_model
+from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
+
+GENERATOR_FOLDER = "generator"  # in the folder of the discriminator
+# Random numbers that sampling computes at once. On a CPU they fit into its cache. On a GPU they take 128 MiB.
+NUMBERS_ON_CPU, NUMBERS_ON_GPU = 2**18, 2**24
+
+
+@dataclass
+class ElectraOutput(ModelOutput):
+    """Output of [`ElectraPair`].
+
+    Attributes:
+        loss: `mlm_loss` + 50 x `disc_loss`. *Shape:* ()
+        logits: the generator's logits of the masked tokens. *Shape:* (M, V)
+        discriminator_logits: above 0 means replaced. *Shape:* (B, L)
+        is_replaced: 1 for replaced tokens, 0 for the others, -100 at padding. *Shape:* (B, L)
+        mlm_loss: the generator's masked token loss, detached, for logging. *Shape:* ()
+        disc_loss: the discriminator's loss, detached, for logging. *Shape:* ()
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    discriminator_logits: torch.Tensor | None = None
+    is_replaced: torch.Tensor | None = None
+    mlm_loss: torch.Tensor | None = None
+    disc_loss: torch.Tensor | None = None
+
+
+class ElectraPair(SnugBertPreTrainedModel):
+    """A discriminator and its generator, for training. They are saved as two models, see [`PretrainingTrainer`].
+
+    Args:
+        discriminator: any size.
+        generator: the same `embedding_size` and vocabulary. It gets the embeddings of the discriminator.
+    """
+
+    def __init__(self, discriminator: SnugBertForReplacedTokenDetection, generator: SnugBertForMaskedLM):
+        super().__init__(discriminator.config)
+        self.discriminator = discriminator
+        self.generator = generator
+        generator.bert.embeddings = discriminator.bert.embeddings
+        generator.tie_weights()  # the masked token head uses the new word embeddings
+        keys = np.random.default_rng(0).integers(2**63, size=discriminator.config.vocab_size) * 2 + 1
+        self._vocabulary_keys = torch.from_numpy(keys)  # not a buffer: DDP would send it to all processes in each step
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        replacement_keys: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        num_tokens_in_batch: torch.Tensor | int | None = None,
+        sparse_prediction: bool | None = None,
+        **kwargs,
+    ) -> ElectraOutput:
+        r"""Trains both models on a batch. No gradient flows from the discriminator to the generator's predictions.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids, kwargs: as in [`SnugBertModel`].
+            labels: original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
+            replacement_keys: a random int64 for each masked token. It determines the token that replaces it.
+                *Shape:* (M,)
+            num_items_in_batch: number of masked tokens in the global batch. None: in this batch.
+            num_tokens_in_batch: number of tokens in the global batch, without padding. None: in this batch.
+            sparse_prediction: ignored. The generator computes masked tokens only.
+        """
+        inputs = {
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            **kwargs,
+        }
+        generated = self.generator(
+            input_ids, labels=labels, num_items_in_batch=num_items_in_batch, sparse_prediction=True, **inputs
+        )
+        with torch.no_grad():
+            is_masked = labels != IGNORE_INDEX
+            indices = kwargs.get("label_indices")
+            if indices is None:
+                indices = is_masked.flatten().nonzero().squeeze(-1)
+            original_ids = torch.where(is_masked, labels, input_ids)
+            tokens = sample_tokens(generated.logits, replacement_keys, self._get_vocabulary_keys(input_ids.device))
+            replaced_ids = original_ids.flatten().index_copy(0, indices, tokens).view_as(original_ids)
+            is_replaced = (replaced_ids != original_ids).long()
+            if attention_mask is not None:
+                is_replaced = is_replaced.masked_fill(attention_mask == 0, IGNORE_INDEX)
+        detected = self.discriminator(
+            replaced_ids, labels=is_replaced, num_items_in_batch=num_tokens_in_batch, **inputs
+        )
+        return ElectraOutput(
+            loss=generated.loss + DISCRIMINATOR_WEIGHT * detected.loss,
+            logits=generated.logits,
+            discriminator_logits=detected.logits,
+            is_replaced=is_replaced,
+            mlm_loss=generated.loss.detach(),
+            disc_loss=detected.loss.detach(),
+        )
+
+    def _get_vocabulary_keys(self, device: torch.device) -> torch.Tensor:
+        if self._vocabulary_keys.device != device:
+            self._vocabulary_keys = self._vocabulary_keys.to(device)
+        return self._vocabulary_keys
+
+
+def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_keys: torch.Tensor) -> torch.Tensor:
+    """Draws a token from the softmax of each row. The result depends on the row and its key only.
+
+    Divides each probability by an exponential random number and takes the largest quotient. In the logarithm, this is
+    Gumbel-max, as in the original release. The random numbers are hashes: the key of the row and the key of the
+    vocabulary entry, multiplied modulo 2^64. For random keys, the products are uniform and pairwise independent. So a
+    batch carries one random number per masked token, not one per logit, and CPUs and GPUs draw the same tokens.
+
+    Args:
+        logits: *Shape:* (M, V)
+        token_keys: random, int64. *Shape:* (M,)
+        vocabulary_keys: random and odd, int64, the same in every step. *Shape:* (V,)
+
+    Returns:
+        Token ids. *Shape:* (M,)
+    """
+    rows = max(1, (NUMBERS_ON_CPU if has_own_kernels(logits) else NUMBERS_ON_GPU) // logits.shape[-1])
+    tokens = []
+    for part, keys in zip(logits.split(rows), token_keys.split(rows), strict=True):
+        hashes = (keys[:, None] * vocabulary_keys).bitwise_and_(2**63 - 1)  # without the sign
+        # The smallest exponential numbers decide. They come from the smallest hashes, which float32 distinguishes.
+        exponential = hashes.to(torch.float32).mul_(-(2.0**-63)).log1p_().neg_()
+        tokens.append((part.float().softmax(-1) / exponential).argmax(-1))
+    return torch.cat(tokens)
+
+
+def load_pair(
+    model_args: ModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, generator_size: float
+) -> ElectraPair:
+    """Loads a discriminator and its generator, or builds them with random weights.
+
+    Args:
+        model_args: which checkpoint. If its folder contains no generator, the generator gets random weights.
+        config: configuration of the discriminator, from [`load_config`].
+        tokenizer: the tokenizer of both.
+        generator_size: size of a new generator, see [`shrink_config`].
+
+    Raises:
+        InputError: as in [`load_model`], or `generator_size` does not fit the configuration.
+    """
+    config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining has two models
+    discriminator = load_model(AutoModelForPreTraining, model_args, config)
+    folder = Path(str(model_args.model_name_or_path)) / GENERATOR_FOLDER
+    if folder.is_dir():
+        generator_args = replace(model_args, model_name_or_path=str(folder))
+        generator = load_model(AutoModelForMaskedLM, generator_args, load_config(generator_args, tokenizer))
+    else:
+        generator_config = shrink_config(config, generator_size)
+        generator = AutoModelForMaskedLM.from_config(generator_config, dtype=torch.float32)
+    return ElectraPair(discriminator, generator)  # type: ignore[arg-type]
+
+
+def make_pair(config: SnugBertConfig, generator_size: float = 0.25) -> ElectraPair:
+    """Builds a discriminator and its generator with random weights. Arguments as in [`shrink_config`]."""
+    generator = SnugBertForMaskedLM(shrink_config(config, generator_size))
+    return ElectraPair(SnugBertForReplacedTokenDetection(config), generator)
+
+
+def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
+    """Returns the configuration of a generator: narrower layers, but the same number and the same embeddings.
+
+    Args:
+        config: configuration of the discriminator.
+        size: factor of the hidden size, the feed-forward size and the number of attention heads (at least one).
+
+    Raises:
+        InputError: the hidden size is not a multiple of the number of heads.
+    """
+    values = config.to_dict() | {
+        "architectures": None,
+        "embedding_size": compute_embedding_size(config),
+        "hidden_size": max(1, round(config.hidden_size * size)),
+        "intermediate_size": max(1, round(config.intermediate_size * size)),
+        "num_attention_heads": max(1, round(config.num_attention_heads * size)),
+    }
+    try:
+        generator_config = SnugBertConfig.from_dict(values)
+        compute_head_size(generator_config)  # checks that a model can be built
+    except ValueError as error:
+        raise InputError(f"--generator_size {size:g}: {error}") from error
+    generator_config._attn_implementation = config._attn_implementation
+    return generator_config

@@ -1,0 +1,126 @@
+"""ELECTRA's generator and discriminator: loss, gradients, sampled tokens, files."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from synthetic import VOCAB_SIZE, RandomExamples
+from torch.nn.utils.rnn import pad_sequence
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+import snugbert
+from snugbert.trainers.pretraining.electra import ElectraPair, make_pair, sample_tokens
+
+STOCK_NAMES = {
+    "bert.": "electra.",
+    "cls.predictions.transform.": "generator_predictions.",
+    "cls.predictions.decoder.": "generator_lm_head.",
+    "cls.predictions.bias": "generator_lm_head.bias",
+}
+
+
+@pytest.fixture
+def pair() -> ElectraPair:
+    """Embeddings narrower than the discriminator and wider than the generator. Float64, no dropout, large weights."""
+    torch.manual_seed(0)
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=VOCAB_SIZE, embedding_size=48, initializer_range=0.2)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    return make_pair(config).double()
+
+
+def make_batch() -> tuple[dict, dict]:
+    """The same sequences as one packed batch and as one padded batch."""
+    examples = [RandomExamples(8)[index] for index in range(8)]
+    ids, labels = ([example[name] for example in examples] for name in ("input_ids", "labels"))
+    lengths = torch.tensor([len(row) for row in ids])
+    masked = int(sum((row != -100).sum() for row in labels))
+    keys = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, masked))
+    packed = {
+        "input_ids": torch.cat(ids)[None],
+        "labels": torch.cat(labels)[None],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+        "cu_seq_lens_q": torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32),
+        "max_length_q": int(lengths.max()),
+        "replacement_keys": keys,
+    }
+    padded = {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+        "replacement_keys": keys,
+    }
+    return packed, padded
+
+
+def stock_models(pair: ElectraPair) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
+    """transformers' own generator and discriminator with the same weights and shared embeddings."""
+    models = []
+    for model, stock_class in ((pair.generator, ElectraForMaskedLM), (pair.discriminator, ElectraForPreTraining)):
+        stock = stock_class(ElectraConfig(**{**model.config.to_dict(), "model_type": "electra"})).double()
+        weights = model.state_dict()
+        for ours, theirs in STOCK_NAMES.items():
+            weights = {
+                theirs + name.removeprefix(ours) if name.startswith(ours) else name: weights[name] for name in weights
+            }
+        stock.load_state_dict(weights)
+        models.append(stock)
+    generator, discriminator = models
+    generator.electra.embeddings = discriminator.electra.embeddings
+    generator.generator_lm_head.weight = discriminator.electra.embeddings.word_embeddings.weight
+    return generator, discriminator
+
+
+def reference_loss(pair: ElectraPair, generator, discriminator, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """ELECTRA's loss as in the paper (section 3.1), token by token. Also returns the tokens that were replaced."""
+    labels, mask = batch["labels"], batch["attention_mask"]
+    logits = generator(batch["input_ids"], attention_mask=mask).logits
+    original = torch.where(labels == -100, batch["input_ids"], labels)
+    corrupted, mlm_losses = original.clone(), []
+    places = [(row, column) for row, column in np.argwhere(labels.numpy() != -100).tolist()]
+    for (row, column), key in zip(places, batch["replacement_keys"].tolist(), strict=True):
+        scores = logits[row, column]
+        mlm_losses.append(scores.logsumexp(0) - scores[labels[row, column]])
+        uniform = [key * other % 2**63 / 2**63 for other in pair._vocabulary_keys.tolist()]
+        gumbel = torch.tensor([-math.log(-math.log1p(-value)) for value in uniform])
+        corrupted[row, column] = (scores + gumbel).argmax()
+    is_replaced = corrupted != original
+    probabilities = discriminator(corrupted, attention_mask=mask).logits.sigmoid()
+    disc_losses = -torch.where(is_replaced, probabilities, 1 - probabilities).log()[mask == 1]
+    return torch.stack(mlm_losses).mean() + 50 * disc_losses.mean(), is_replaced
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_loss_and_gradients_equal_a_plain_reference(pair, layout):
+    packed, padded = make_batch()
+    generator, discriminator = stock_models(pair)
+    expected, is_replaced = reference_loss(pair, generator, discriminator, padded)
+    outputs = pair(**(packed if layout == "packed" else padded))
+    torch.testing.assert_close(outputs.loss, expected, rtol=1e-10, atol=0)
+    is_token = padded["attention_mask"] == 1
+    ours = outputs.is_replaced[0] if layout == "packed" else outputs.is_replaced[is_token]
+    assert torch.equal(ours == 1, is_replaced[is_token]) and 0 < int((ours == 1).sum()) < len(ours)
+
+    outputs.loss.backward()
+    expected.backward()
+    for model, stock in ((pair.generator, generator), (pair.discriminator, discriminator)):
+        theirs = dict(stock.named_parameters())
+        for name, parameter in model.named_parameters():
+            stock_name = name
+            for old, new in STOCK_NAMES.items():
+                if stock_name.startswith(old):
+                    stock_name = new + stock_name.removeprefix(old)
+            torch.testing.assert_close(parameter.grad, theirs[stock_name].grad, rtol=1e-8, atol=1e-10, msg=name)
+
+
+def test_tokens_are_drawn_from_the_softmax():
+    """200,000 draws, chi-squared test. A row's token depends on the row and its key only."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(30, generator=generator) * 2
+    keys = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63, 200_000))
+    vocabulary_keys = torch.from_numpy(np.random.default_rng(0).integers(2**63, size=30) * 2 + 1)
+    tokens = sample_tokens(logits.expand(len(keys), -1), keys, vocabulary_keys)
+    expected = logits.double().softmax(0) * len(keys)
+    statistic = ((tokens.bincount(minlength=30) - expected) ** 2 / expected).sum().item()
+    assert statistic < 58.3  # 29 degrees of freedom: p = 0.001
+    assert torch.equal(sample_tokens(logits.expand(7, -1), keys[100:107], vocabulary_keys), tokens[100:107])
