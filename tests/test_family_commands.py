@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ from tables import write_csv
 
 import snugbert
 import snugbert_cli
+from snugbert.demo import answers
+from snugbert.demo.page import build_page
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -130,3 +132,71 @@ def test_sentence_pairs_need_two_token_types(data, tmp_path, capsys):
     assert run_command("pretrain", model_name_or_path=folder, train_file=data / "text.txt", show=1) == 2
     expected = f"--objective mlm+nsp: sentence pairs need two token types, but {folder} has 1. Add --no_nsp."
     assert expected in capsys.readouterr().err
+
+
+def open_demo(folder: Path, family: str, head: str) -> tuple[answers.LoadedCheckpoint, transformers.PreTrainedModel]:
+    """Opens a checkpoint in the demo and in transformers, and checks the demo's attention tab."""
+    checkpoint = answers.load_checkpoint(str(folder))
+    build_page("page", checkpoint).close()
+    tokens, _ = answers.attention(checkpoint, "It was a film, who said?")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokens[0] == tokenizer.cls_token and tokens[-1] == tokenizer.sep_token and all(tokens)
+    return checkpoint, getattr(transformers, f"{CLASSES[family]}{head}").from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+def test_the_demo_fills_masks(family, tmp_path):
+    folder = write_checkpoint(tmp_path, family, initializer_range=0.3)
+    checkpoint, stock = open_demo(folder, family, "ForMaskedLM")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    pipeline = transformers.pipeline("fill-mask", model=stock, tokenizer=tokenizer, top_k=answers.MOST_GUESSES)
+    text = f"It was like a {tokenizer.mask_token}, who said?"
+    expected = {guess["token_str"]: guess["score"] for guess in pipeline(text)}
+    assert answers.fill_masks(checkpoint, text) == [pytest.approx(expected, abs=1e-5)]
+
+
+def test_the_demo_finds_replaced_words(tmp_path):
+    folder = write_checkpoint(tmp_path, "electra", "ForPreTraining", initializer_range=0.3)
+    text = "It was like a film, who said?"
+    checkpoint, stock = open_demo(folder, "electra", "ForPreTraining")
+    encoding = checkpoint.tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        logits = stock(**encoding).logits[0]
+        middle = logits.sort().values[4:6].mean()
+        checkpoint.model.discriminator_predictions.dense_prediction.bias -= middle
+    replaced = {word for word, logit in zip(encoding.word_ids(), logits, strict=True) if logit > middle}
+    expected = {encoding.word_to_chars(word) for word in replaced - {None}}
+    marked = answers.find_replaced(checkpoint, text)
+    ends = list(accumulate(len(span) for span, _ in marked))
+    found = {(end - len(span), end) for (span, label), end in zip(marked, ends, strict=True) if label == "replaced"}
+    assert found == expected and 0 < len(found) < 8 and "".join(span for span, _ in marked) == text
+
+
+@pytest.mark.parametrize("family", ["roberta", "electra"])
+def test_vocabulary_extends_tokenizer_and_model(family, data, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    flags = {"init": folder, "train_file": data / "text.txt", "output_dir": tmp_path / "new"}
+    assert run_command("vocabulary", **flags, vocab_size=600) == 0
+    old, new = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (folder, tmp_path / "new"))
+    assert new.get_vocab().items() >= old.get_vocab().items() and len(new) == 600
+    lines = (data / "text.txt").read_text().splitlines()
+    before, after = (tokenizer(lines, return_offsets_mapping=True, verbose=False) for tokenizer in (old, new))
+    # New tokens only remove boundaries between old tokens.
+    assert sum(map(len, after["input_ids"])) < 0.8 * sum(map(len, before["input_ids"]))
+    for cuts, old_cuts in zip(after["offset_mapping"], before["offset_mapping"], strict=True):
+        assert {end for _, end in cuts} <= {end for _, end in old_cuts}
+    text = f"who said {old.mask_token} it"
+    inputs = new(text, return_tensors="pt")
+    assert inputs["input_ids"].tolist() == old(text, return_tensors="pt")["input_ids"].tolist()
+    stock = getattr(transformers, f"{CLASSES[family]}ForMaskedLM").from_pretrained(folder).eval()
+    ours = snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path / "new").eval()
+    with torch.no_grad():
+        expected = stock(**inputs).logits
+        torch.testing.assert_close(ours(**inputs).logits[..., : len(old)], expected, atol=1e-5, rtol=0)
+
+
+def test_a_sentencepiece_tokenizer_is_not_extended(data, tmp_path, capsys):
+    folder = write_checkpoint(tmp_path / "model", "camembert")
+    flags = {"init": folder, "train_file": data / "text.txt", "output_dir": tmp_path / "new"}
+    assert run_command("vocabulary", **flags, vocab_size=600) == 2
+    assert f"--init: the tokenizer of {folder} cannot be extended. Use a tokenizer of" in capsys.readouterr().err

@@ -33,7 +33,7 @@ class LoadedCheckpoint(NamedTuple):
 
 
 def load_checkpoint(name: str) -> LoadedCheckpoint:
-    """Loads a SnugBERT or BERT checkpoint with its head, in float32, on the accelerator if there is one.
+    """Loads a checkpoint of the BERT family with its head, in float32, on the accelerator if there is one.
 
     The model uses eager attention, which returns attention weights.
 
@@ -50,7 +50,8 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
     known = ", ".join(model_class.__name__ for model_class in classes.values())
     if not config.architectures:
         raise InputError(f'{name}/config.json: no "architectures". Add one of {known}.')
-    head = config.architectures[0].removeprefix("Snug").removeprefix("Bert")
+    heads = {model_class.__name__: head for kind in CLASSES.values() for head, model_class in kind.items()}
+    head = heads.get(config.architectures[0], "")
     if head not in classes:
         raise InputError(
             f"{name}/config.json: unsupported architecture {config.architectures[0]}. Supported: {known}."
@@ -186,11 +187,30 @@ def tag(checkpoint: LoadedCheckpoint, text: str) -> Marked:
     else:
         entities = [(label, word, word) for word, label in enumerate(tags) if label != "O"]
     word_ids = list(words)
+    return _mark(text, encoding, [(kind, word_ids[first], word_ids[last]) for kind, first, last in entities])
+
+
+@torch.inference_mode()
+def find_replaced(checkpoint: LoadedCheckpoint, text: str) -> Marked:
+    """Marks the words with a token that was probably replaced.
+
+    Raises:
+        InputError: see [`encode`].
+    """
+    encoding = encode(checkpoint, text)
+    is_replaced = (checkpoint.model(**encoding).logits[0] > 0).tolist()
+    pairs = zip(encoding.word_ids(), is_replaced, strict=True)
+    found = sorted({word for word, replaced in pairs if replaced and word is not None})
+    return _mark(text, encoding, [("replaced", word, word) for word in found])
+
+
+def _mark(text: str, encoding: BatchEncoding, spans: list[tuple[str, int, int]]) -> Marked:
+    """Marks spans of words, in their order: label, first and last word."""
     marked: Marked = []
     position = 0
-    for kind, first, last in entities:
-        start, end = encoding.word_to_chars(word_ids[first]).start, encoding.word_to_chars(word_ids[last]).end
-        marked += [(text[position:start], None), (text[start:end], kind)]
+    for label, first, last in spans:
+        start, end = encoding.word_to_chars(first).start, encoding.word_to_chars(last).end
+        marked += [(text[position:start], None), (text[start:end], label)]
         position = end
     return [span for span in [*marked, (text[position:], None)] if span[0]]
 
@@ -274,7 +294,10 @@ def attention(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> tupl
     model, tokenizer = checkpoint
     inputs = encode(checkpoint, text, second)
     weights = model.base_model(**inputs, output_attentions=True).attentions
-    return [str(tokenizer.decode(token)) for token in inputs["input_ids"][0].tolist()], torch.cat(weights).cpu()
+    ids = inputs["input_ids"][0].tolist()
+    # SentencePiece's token of a space has no text.
+    tokens = [str(tokenizer.decode(token)).strip() or str(tokenizer.convert_ids_to_tokens(token)) for token in ids]
+    return tokens, torch.cat(weights).cpu()
 
 
 def headline(checkpoint: LoadedCheckpoint) -> str:

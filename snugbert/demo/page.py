@@ -28,6 +28,7 @@ from snugbert.modeling_snugbert import (
     SnugBertForNextSentencePrediction,
     SnugBertForPreTraining,
     SnugBertForQuestionAnswering,
+    SnugBertForReplacedTokenDetection,
     SnugBertForSequenceClassification,
     SnugBertForTokenClassification,
     SnugBertModel,
@@ -237,6 +238,21 @@ def tag_tab(checkpoint: LoadedCheckpoint) -> None:
     )
 
 
+def replaced_tab(checkpoint: LoadedCheckpoint) -> None:
+    """Highlights words that do not fit a text."""
+    text = gr.Textbox(label="Text", lines=3, max_lines=12)
+    button = gr.Button("Find replaced words", variant="primary")
+    marked = gr.HighlightedText(label="Replaced words", color_map={"replaced": MARKS[0]}, elem_classes="marked")
+    connect(
+        answers.find_replaced,
+        checkpoint,
+        button,
+        [text],
+        [marked],
+        [["The chef ate the meal that the guests had ordered."], ["The capital of France is London."]],
+    )
+
+
 def question_tab(checkpoint: LoadedCheckpoint) -> None:
     """Answers a question from a text, and highlights the answer."""
     try:
@@ -406,6 +422,7 @@ TABS: dict[type, dict[str, Callable[[LoadedCheckpoint], None]]] = {
     SnugBertModel: {"Similarity": similarity_tab},
     SnugBertForPreTraining: {"Fill the mask": fill_mask_tab, "Next sentence": next_sentence_tab},
     SnugBertForMaskedLM: {"Fill the mask": fill_mask_tab},
+    SnugBertForReplacedTokenDetection: {"Find replaced words": replaced_tab},
     SnugBertForNextSentencePrediction: {"Next sentence": next_sentence_tab},
     SnugBertForSequenceClassification: {"Classify": classify_tab},
     SnugBertForTokenClassification: {"Tag entities": tag_tab},

@@ -43,6 +43,8 @@ class Extension(NamedTuple):
 def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
     """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
 
+    RoBERTa's tokenizer differs only at the start of a text, where it has no space.
+
     Args:
         tokenizer: a fast tokenizer.
         name: its name, for messages.
@@ -54,6 +56,8 @@ def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, 
         InputError: there are no such arguments.
     """
     definition = _read_definition(tokenizer)
+    if _is_byte_level(definition):
+        return "byte-bpe", {"do_lower_case": False, "strip_accents": False, "tokenize_chinese_chars": False}
     normalizer = definition["normalizer"] or {"lowercase": False, "strip_accents": False}
     for kind in KINDS:
         for chinese in (True, False):
@@ -70,9 +74,17 @@ def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, 
             if same_words and same_type and same_prefix:
                 return kind, settings
     raise InputError(
-        f"--init: the tokenizer of {name} cannot be extended. Use a BERT tokenizer, or a tokenizer from `snugbert "
-        "vocabulary`."
+        f"--init: the tokenizer of {name} cannot be extended. Use a tokenizer of BERT, ELECTRA or RoBERTa, or one "
+        "from `snugbert vocabulary`."
     )
+
+
+def _is_byte_level(definition: dict[str, Any]) -> bool:
+    """Whether a tokenizer is GPT-2's, as RoBERTa's is."""
+    pre_tokenizer, model = definition["pre_tokenizer"] or {}, definition["model"]
+    is_split_as_gpt2 = pre_tokenizer.get("type") == "ByteLevel" and pre_tokenizer["use_regex"]
+    is_plain = not model.get("continuing_subword_prefix") and definition["normalizer"] is None
+    return is_split_as_gpt2 and model["type"] == "BPE" and is_plain
 
 
 def _read_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

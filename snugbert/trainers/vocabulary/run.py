@@ -95,10 +95,11 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
     """Extends the tokenizer of `init`, and its model if there is one. The second result is whether there is one."""
     name = str(args.init)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
-    _check_init(args, old, name)
+    kind, settings = read_settings(old, name)
+    _check_init(args, old, name, kind, settings)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     model = load_init_model(name)
-    words = count_words(lines, old)
+    words = count_words(lines, make_tokenizer(kind, **settings))
     extension = learn_extension(words, old, args.vocab_size - len(old), args.min_frequency)
     tokenizer = extend_tokenizer(old, extension, name)
     print(
@@ -118,13 +119,14 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
     return tokenizer, model is not None
 
 
-def _check_init(args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str) -> None:
+def _check_init(
+    args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str, kind: Kind, settings: dict[str, Any]
+) -> None:
     """Raises an [`InputError`] if an argument contradicts the tokenizer to extend."""
-    kind, settings = read_settings(old, name)
     if args.model not in (None, kind):
         raise InputError(f"--model {args.model}: the tokenizer of {name} is {kind}. Remove --model.")
     if settings["strip_accents"] is None:
-        settings["strip_accents"] = settings["do_lower_case"]
+        settings = settings | {"strip_accents": settings["do_lower_case"]}
     for flag, value in args.casing.items():
         if value != settings[flag]:
             raise InputError(
