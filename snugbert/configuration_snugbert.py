@@ -105,7 +105,10 @@ class SnugBertConfig(PreTrainedConfig):
         # The "bert" in a BERT checkpoint must not shadow the class attribute, which is saved.
         model_type = kwargs.pop("model_type", None)
         if model_type not in (None, "", "bert", self.model_type):  # `from_dict` translates the other loadable types
-            raise ValueError(f"Unsupported model type {model_type!r}. SnugBERT loads {', '.join(LOADABLE_TYPES)}.")
+            raise ValueError(
+                f"Unsupported model type {model_type!r}. SnugBERT loads {', '.join(LOADABLE_TYPES)}, with "
+                "`from_pretrained` or `from_dict`."
+            )
         # Fields of BertConfig for decoders.
         kwargs.pop("use_cache", None)
         for name in ("is_decoder", "add_cross_attention"):

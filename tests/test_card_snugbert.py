@@ -101,7 +101,7 @@ def new_model(head: str, **fields):
     return getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**config | fields))
 
 
-@pytest.mark.parametrize("head", [*HEADS, "regression"])
+@pytest.mark.parametrize("head", [*HEADS, "ForReplacedTokenDetection", "regression"])
 def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
     labels = {"num_labels": 1} if head == "regression" else {"num_labels": 2}
     if head == "ForTokenClassification":
@@ -138,7 +138,7 @@ def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
         assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", [*HEADS, "ForReplacedTokenDetection"])
 def test_the_code_of_a_card_in_another_language_runs(head, tokenizer, tmp_path, capsys):
     """Its texts are dots."""
     new_model(head).save_pretrained(tmp_path)

@@ -95,7 +95,8 @@ def make_batch(head: str, config: transformers.PreTrainedConfig) -> dict[str, to
 
 @pytest.mark.parametrize(("family", "head"), FAMILIES_AND_HEADS)
 def test_every_head_is_converted_to_snugbert_and_back(tmp_path, family, head):
-    stock, ours, back, again = (tmp_path / name for name in ("stock", "ours", "back", "again"))
+    """The result of the way back is the source, so SnugBERT also survives the way there and back."""
+    stock, ours, back = (tmp_path / name for name in ("stock", "ours", "back"))
     write_stock(stock, family, head)
     done = convert(stock, ours, "snugbert")
     assert done.model_class == f"SnugBert{head}" and done.difference <= 1e-12
@@ -103,8 +104,6 @@ def test_every_head_is_converted_to_snugbert_and_back(tmp_path, family, head):
     assert done.model_class == CLASSES[family][head].__name__ and done.difference <= 1e-12 and not done.notes
     assert_equal_outputs([stock, ours], [family, "snugbert"], head)
     assert_same_files(back, stock)
-    convert(back, again, "snugbert")
-    assert_same_files(again, ours)
 
 
 @pytest.mark.parametrize(

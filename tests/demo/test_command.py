@@ -13,7 +13,7 @@ import forked
 import pytest
 from browser import CALL, PATIENCE, TYPED, ask
 from demo_checkpoints import SIZE, VOCABULARY
-from transformers import BertConfig, RobertaConfig
+from transformers import AlbertConfig, BertConfig
 
 from snugbert_cli import main
 
@@ -75,7 +75,7 @@ def test_a_process_serves_only_this_machine_by_default(checkpoints):
 def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
     folder = str(checkpoints["encoder"])
     for name, config in (
-        ("roberta", RobertaConfig()),
+        ("albert", AlbertConfig()),
         ("nameless", BertConfig()),
         ("decoder", BertConfig(architectures=["BertLMHeadModel"])),
         ("headless", BertConfig(architectures=["BertForQuestionAnswering"])),
@@ -89,7 +89,7 @@ def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch
     for arguments, message in (
         ([], "the following arguments are required: --model"),
         (["--model", str(tmp_path / "nowhere")], f"the folder {tmp_path / 'nowhere'} does not exist."),
-        (["--model", str(tmp_path / "roberta")], "is a 'roberta' model"),
+        (["--model", str(tmp_path / "albert")], "is a 'albert' model"),
         (
             ["--model", str(tmp_path / "nameless")],
             'no "architectures". Add one of SnugBertModel, ',

@@ -23,6 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
 ]
 LEFT_OUT = {"ForMaskedLM": ["token_type_ids"], "ForNextSentencePrediction": ["token_type_ids", "attention_mask"]}
+# RoBERTa's positions and classification head, ELECTRA's embeddings.
+FAMILY = {"position_embedding_type": "after_padding", "classification_head": "dense", "embedding_size": 16}
 LONGEST = CONFIG["max_position_embeddings"]
 
 
@@ -39,9 +41,11 @@ def batch_for(head: str, batch: int, length: int) -> dict[str, torch.Tensor]:
     return {name: value.view(shape) for name, value in inputs.items() if name not in LEFT_OUT.get(head, ())}
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_every_exported_head_equals_the_model(head, caplog):
+@pytest.mark.parametrize(("head", "fields"), [*((head, {}) for head in HEADS), ("ForSequenceClassification", FAMILY)])
+def test_every_exported_head_equals_the_model(head, fields, caplog):
     model = ours_and_stock(head, num_hidden_layers=1)[0].eval()
+    if fields:
+        model = type(model)(snugbert.SnugBertConfig.from_dict(model.config.to_dict() | fields)).eval()
     example = batch_for(head, batch=2, length=9)
     names = ["batch", "choices", "length"] if head == "ForMultipleChoice" else ["batch", "length"]
     sizes = {axis: torch.export.Dim(name, max=LONGEST) for axis, name in enumerate(names)}

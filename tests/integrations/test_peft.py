@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import transformers
 from datasets import Dataset
+from family_checkpoints import write_checkpoint
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.testing import assert_close
@@ -115,3 +117,27 @@ def test_accumulated_and_packed_batches_train_the_same_adapter(tmp_path):
     weights = dict(accumulated.model.named_parameters())
     for name, parameter in padded.model.named_parameters():
         assert_close(weights[name], parameter, atol=1e-4, rtol=0)
+
+
+def test_adapters_and_new_tokens_on_narrow_embeddings_equal_electra(tmp_path):
+    write_checkpoint(tmp_path, "electra", "ForMaskedLM")
+    models = []
+    for model_class in (snugbert.SnugBertForMaskedLM, transformers.ElectraForMaskedLM):
+        model = model_class.from_pretrained(tmp_path)
+        torch.manual_seed(0)
+        model.resize_token_embeddings(model.config.vocab_size + 8, mean_resizing=False)
+        assert model.get_input_embeddings().weight.shape == (model.config.vocab_size, 16)
+        config = LoraConfig(target_modules=["embeddings_project", "query", "value"], r=4, init_lora_weights=False)
+        torch.manual_seed(1)
+        models.append(get_peft_model(model, config).eval())
+    ours, stock = models
+    input_ids = torch.randint(ours.config.vocab_size, (3, 9), generator=torch.Generator().manual_seed(0))
+    input_ids[:, 1] = ours.config.vocab_size - 1  # a new token
+    labels = torch.where(input_ids % 2 == 0, input_ids, -100)
+    expected, outputs = (model(input_ids=input_ids, labels=labels) for model in (stock, ours))
+    assert_close(outputs.logits, ours(input_ids=input_ids).logits)
+    assert_close(outputs.logits, expected.logits, atol=1e-5, rtol=0)
+    expected.loss.backward(), outputs.loss.backward()
+    gradients = [[p.grad for p in model.parameters() if p.requires_grad] for model in (ours, stock)]
+    assert len(gradients[0]) == 2 * (1 + 2 * 2)
+    assert_close(*gradients, atol=1e-5, rtol=1e-4)

@@ -40,7 +40,10 @@ STRANGER = """
     offloaded = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder / "classifier", device_map={"": "disk"}, **trust
     )
-    for model in (encoder[0].model, ranker[0].model, adapted.base_model.model, offloaded):
+    detector = transformers.AutoModelForPreTraining.from_pretrained(folder / "detector", **trust)
+    detector.save_pretrained(folder / "detector-again")
+    detector = transformers.AutoModelForPreTraining.from_pretrained(folder / "detector-again", **trust)
+    for model in (encoder[0].model, ranker[0].model, adapted.base_model.model, offloaded, detector):
         assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
     with torch.inference_mode():
         np.savez(
@@ -49,6 +52,7 @@ STRANGER = """
             scores=ranker.predict([(text, texts[0]) for text in texts]),
             adapted=adapted.eval()(**inputs).logits,
             offloaded=offloaded(**inputs).logits,
+            detected=detector(**inputs).logits,
         )
 """
 
@@ -65,6 +69,14 @@ def test_the_tools_work_without_snugbert(checkpoints, tmp_path):
             "scores": ranker.predict([(text, TEXTS[0]) for text in TEXTS]),
             "offloaded": classifier(**inputs).logits,
         }
+    # ELECTRA's discriminator and RoBERTa's positions. AutoModelForPreTraining returns the class of the folder.
+    fields = {"hidden_size": 32, "num_attention_heads": 2, "embedding_size": 16, "num_hidden_layers": 1}
+    detector = snugbert.SnugBertForReplacedTokenDetection(
+        snugbert.SnugBertConfig(**fields, position_embedding_type="after_padding")
+    )
+    detector.save_pretrained(tmp_path / "detector")
+    with torch.inference_mode():
+        expected["detected"] = detector.eval()(**inputs).logits
     config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"], init_lora_weights=False)
     adapted = get_peft_model(classifier, config).eval()
     adapted.save_pretrained(tmp_path / "adapter")
