@@ -21,7 +21,14 @@ ON_THE_HOST = ("numpy in training_log.py", "tolist in stopping.py")
 
 def collate(examples):
     columns = {name: [example[name].numpy() for example in examples] for name in ("input_ids", "labels")}
-    return pack(columns) | {"next_sentence_label": torch.tensor([x["next_sentence_label"] for x in examples])}
+    pairs = torch.tensor([example.get("next_sentence_label", 0) for example in examples])
+    return pack(columns) | {"next_sentence_label": pairs}
+
+
+def collate_for_electra(examples):
+    batch = collate(examples)
+    del batch["next_sentence_label"]
+    return batch | {"replacement_keys": torch.arange(len(batch["label_indices"]))}
 
 
 def make_trainer(kind: str, folder: Path):
@@ -31,6 +38,10 @@ def make_trainer(kind: str, folder: Path):
     if kind in HEADS:
         weights = WEIGHTS if kind == "ForSequenceClassification" else None
         return new_trainer(kind, make_tokenizer(), folder, weights=weights, **settings)
+    if kind == "electra":
+        trainer = synthetic.make_trainer(folder, dropout=0.1, electra=True, **settings)
+        trainer.data_collator.collate = collate_for_electra
+        return trainer
     trainer = synthetic.make_trainer(folder, dropout=0.1, optim=kind, **settings)
     trainer.data_collator.collate = collate
     return trainer
@@ -52,7 +63,7 @@ def check_steps(kind: str, folder: Path) -> None:
     assert in_steps == []
 
 
-KINDS = ["adamw_torch_fused", "muon", "lamb", *HEADS]
+KINDS = ["adamw_torch_fused", "muon", "lamb", "electra", *HEADS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
