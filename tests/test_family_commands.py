@@ -16,7 +16,7 @@ import snugbert_cli
 from snugbert.demo import answers
 from snugbert.demo.page import build_page
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 TOKENIZERS = ("roberta", "camembert", "electra")  # XLM-R is RoBERTa with CamemBERT's kind of tokenizer
 SHORT_RUN = {
@@ -130,7 +130,7 @@ def test_pretrain_continues_and_evaluate_scores_the_result(family, data, tmp_pat
 def test_sentence_pairs_need_two_token_types(data, tmp_path, capsys):
     folder = write_checkpoint(tmp_path / "model", "roberta")
     assert run_command("pretrain", model_name_or_path=folder, train_file=data / "text.txt", show=1) == 2
-    expected = f"--objective mlm+nsp: sentence pairs need two token types, but {folder} has 1. Add --no_nsp."
+    expected = f"--objective mlm+nsp: sentence pairs need two token types, but {folder} has 1. Use --no_nsp ("
     assert expected in capsys.readouterr().err
 
 

@@ -73,7 +73,8 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     if data_args.dataset_objective in PAIR_TASKS and config.type_vocab_size < 2:
         raise InputError(
             f"--objective {data_args.objective}: sentence pairs need two token types, but "
-            f"{model_args.model_name_or_path or model_args.config_name} has {config.type_vocab_size}. Add --no_nsp."
+            f"{model_args.model_name_or_path or model_args.config_name} has {config.type_vocab_size}. Use --no_nsp "
+            "(--objective mlm)."
         )
     if data_args.bigram_init:
         _check_bigram_init(model_args, data_args, config)
