@@ -22,21 +22,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[1]
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
-    "hub/test_hub.py",
-    "invariants/test_training.py",
-    "test_modeling_snugbert.py",
-    "demo/test_page.py",
-    "integrations/test_export.py",
-    "invariants/test_padding.py",
-    "integrations/test_stock_scripts.py",
-    "integrations/test_accelerate.py",
-    "test_init.py",
     "repository/test_benchmarks.py",
-    "trainers/pretraining/test_run.py",
+    "invariants/test_compilation.py",
+    "demo/test_page.py",
+    "invariants/test_training.py",
+    "invariants/test_padding.py",
+    "test_modeling_snugbert.py",
+    "hub/test_hub.py",
+    "invariants/test_gpu_path.py",
+    "integrations/test_export.py",
+    "trainers/pretraining/test_sentence_pairs.py",
+    "test_convert.py",
     "test_tokenization_snugbert.py",
+    "trainers/pretraining/test_run.py",
+    "trainers/pretraining/test_resume.py",
+    "integrations/test_quantization.py",
+    "trainers/test_stopping.py",
+    "invariants/test_processes.py",
+    "test_kernels_snugbert.py",
+    "integrations/test_stock_scripts.py",
+    "trainers/test_host_waits.py",
+    "test_init.py",
     "demo/test_command.py",
     "integrations/test_without_snugbert.py",
-    "invariants/test_processes.py",
 )
 
 
@@ -52,7 +60,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     Disables torch's compilation trace, which slows compilation and export down. torch writes it if its logger has a
     handler, and pytest adds one to each logger that does not propagate.
     """
-    logging.getLogger("torch.__trace").propagate = True
+    trace = logging.getLogger("torch.__trace")
+    trace.propagate = True
+    trace.handlers.clear()
     gc.collect()
     gc.freeze()
     if session.items and not session.config.option.collectonly:

@@ -1,15 +1,13 @@
-"""torch.export, ONNX and torch.compile: exported heads and the examples of docs/how-to/integrate.md."""
+"""torch.export, ONNX and torch.compile: exported heads, and the example of torch.compile in the documentation."""
 
 from functools import partial
 
-import numpy as np
 import onnxruntime
 import pytest
 import torch
 from parity import CONFIG, HEADS, ours_and_stock, ragged_batch
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
-from transformers import AutoModel
 from transformers.utils.logging import warning_once
 
 import snugbert
@@ -66,21 +64,6 @@ def test_every_exported_head_equals_the_model(head, fields, caplog):
         for (name, value), other in zip(expected.items(), in_onnx_runtime, strict=True):
             assert_close(outputs[name], value, atol=1e-5, rtol=0)
             assert_close(torch.from_numpy(other), value, atol=1e-5, rtol=0)
-
-
-def test_the_onnx_example_embeds_texts_like_the_model(encoder_in_onnx):
-    folder, names = encoder_in_onnx
-    assert len(names["example"]["input_ids"]) == 1  # exported with one text, but accepts any number, see below
-    model = AutoModel.from_pretrained(folder / "my-snugbert")
-    assert type(model) is snugbert.SnugBertModel and model.config.num_hidden_layers == 6
-    texts = ["One.", "Two words, or more.", "This is, of these " + 100 * "few and varied " + "texts, the longest."]
-    for some in (texts[:1], texts):
-        inputs = names["tokenizer"](some, padding=True, truncation=True, return_tensors="pt")
-        with torch.inference_mode():
-            states = model(**inputs).last_hidden_state  # zeros at padding
-        expected = states.sum(1) / inputs["attention_mask"].sum(1, keepdim=True)
-        assert_close(torch.from_numpy(names["embed"](some)), expected, atol=1e-5, rtol=0)
-    assert names["embeddings"].shape == (2, 384) and np.abs(names["embeddings"]).max() > 0.1
 
 
 def test_the_compile_example_compiles_once(run_example, monkeypatch):

@@ -1,11 +1,14 @@
-"""8-bit quantization: the example of docs/how-to/integrate.md on a real encoder, and the benchmark."""
+"""A real encoder in ONNX and in 8 bits, with the examples of docs/how-to/integrate.md, and the benchmark."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import load_dataset
 from scipy.stats import spearmanr
+from torch.testing import assert_close
+from transformers import AutoModel
 
 import snugbert
 
@@ -20,6 +23,21 @@ pytestmark = [
 
 def cosines(left, right):
     return (left * right).sum(1) / ((left**2).sum(1) * (right**2).sum(1)) ** 0.5
+
+
+def test_the_onnx_example_embeds_texts_like_the_model(encoder_in_onnx):
+    folder, names = encoder_in_onnx
+    assert len(names["example"]["input_ids"]) == 1  # exported with one text, but accepts any number, see below
+    model = AutoModel.from_pretrained(folder / "my-snugbert")
+    assert type(model) is snugbert.SnugBertModel and model.config.num_hidden_layers == 6
+    texts = ["One.", "Two words, or more.", "This is, of these " + 100 * "few and varied " + "texts, the longest."]
+    for some in (texts[:1], texts):
+        inputs = names["tokenizer"](some, padding=True, truncation=True, return_tensors="pt")
+        with torch.inference_mode():
+            states = model(**inputs).last_hidden_state  # zeros at padding
+        expected = states.sum(1) / inputs["attention_mask"].sum(1, keepdim=True)
+        assert_close(torch.from_numpy(names["embed"](some)), expected, atol=1e-5, rtol=0)
+    assert names["embeddings"].shape == (2, 384) and np.abs(names["embeddings"]).max() > 0.1
 
 
 def test_the_example_quarters_the_size_and_keeps_the_embeddings(example, encoder_in_onnx, data_dir, monkeypatch):

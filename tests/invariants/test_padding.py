@@ -262,7 +262,7 @@ def test_real_weights_and_512_tokens(minilm, data_dir, head):
     stock = getattr(transformers, f"Bert{head}").from_pretrained(minilm, num_hidden_layers=layers).eval()
     ours = getattr(snugbert, f"SnugBert{head}").from_pretrained(minilm, num_hidden_layers=layers).eval()
     ours.load_state_dict(stock.state_dict())
-    inputs = minilm_batch(tokenizer, data_dir, 4)
+    inputs = minilm_batch(tokenizer, data_dir, 3)
     real = inputs["attention_mask"].bool()
 
     def run(model, batch):
