@@ -200,13 +200,21 @@ def test_every_form_of_a_file_is_read(tmp_path):
             dropped = family == "roberta" and head == "ForMaskedLM"
             assert [note for note in done.notes if "pooler was dropped" in note] == (done.notes if dropped else [])
 
-    # In shards and half precision: the rounded weights survive the way back.
-    source = write_stock(tmp_path / "source", "electra", "ForReplacedTokenDetection")
+
+@pytest.mark.parametrize(
+    ("family", "head"), [("electra", "ForReplacedTokenDetection"), ("camembert", "ForSequenceClassification")]
+)
+def test_half_precision_and_shards(tmp_path, family, head):
+    """Rounded before or on the way back, the weights are the same."""
+    source = write_stock(tmp_path / "source", family, head)
     done = convert(source, tmp_path / "half", "snugbert", dtype=torch.bfloat16, max_shard_size="20KB")
     assert done.files > 1 and done.dtype == "bfloat16"
-    convert(tmp_path / "half", tmp_path / "back", "electra")
-    weights, rounded = read(source)[0], read(tmp_path / "back")[0]
-    assert all(torch.equal(rounded[name], tensor.bfloat16()) for name, tensor in weights.items())
+    convert(tmp_path / "half", tmp_path / "back", family)
+    convert(source, tmp_path / "ours", "snugbert")
+    convert(tmp_path / "ours", tmp_path / "rounded", family, dtype=torch.bfloat16)
+    assert_same_files(tmp_path / "back", tmp_path / "rounded")
+    weights = read(tmp_path / "back")[0]
+    assert all(torch.equal(weights[name], tensor.bfloat16()) for name, tensor in read(source)[0].items())
 
 
 REFUSED = {
