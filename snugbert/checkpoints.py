@@ -1,7 +1,7 @@
 """Reads checkpoints of SnugBERT, BERT, its relatives and TensorFlow as SnugBERT weights and a configuration.
 
 SnugBERT uses BERT's parameter names. The tables below rename the weights of old BERT files, DistilBERT and Google's
-TensorFlow release. Those of RoBERTa and ELECTRA are in `families_snugbert.py`. Nothing is guessed: missing weights,
+TensorFlow release. Those of BERT's relatives are in `families_snugbert.py`. Nothing is guessed: missing weights,
 unknown weights and wrong shapes are errors.
 
     checkpoint = read_checkpoint(Path("distilbert-base-uncased"))
@@ -48,6 +48,7 @@ STOCK_NAMES = {
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
     "electra": "Electra",
+    "deberta-v2": "DebertaV2",
     "tensorflow": "Bert",
 }
 # Kind of checkpoint -> head -> model class.
@@ -99,7 +100,7 @@ TENSORFLOW_NAMES = (
 NAMES = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
 
 POOLER = "bert.pooler."
-UNUSED_POOLER = "unused_pooler."
+UNUSED = "unused_"  # `families_snugbert` renames weights that no head uses
 WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
 PROJECTION = "cls.predictions.decoder.weight"
@@ -148,7 +149,8 @@ class Checkpoint:
 
     def options(self, kind: str) -> dict[str, Any]:
         """Returns keyword arguments of the model class of a kind, in addition to the configuration."""
-        is_optional = self.head == "Model" and kind not in ("distilbert", "electra")  # these never have a pooler
+        never = ("distilbert", "electra", "deberta-v2")  # their encoders have no pooler
+        is_optional = self.head == "Model" and kind not in never
         return {"add_pooling_layer": False} if is_optional and not self.has_pooler else {}
 
 
@@ -172,7 +174,8 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
         raise InputError(f"{name}: no such folder.")
     download = functools.partial(snapshot_download, name, ignore_patterns="*/*", **hub)
     try:
-        folder = Path(download(allow_patterns=["*.json", "*.txt", "sentencepiece.bpe.model", "model*.safetensors"]))
+        files = ["*.json", "*.txt", "sentencepiece.bpe.model", "spm.model", "model*.safetensors"]
+        folder = Path(download(allow_patterns=files))
         if not any(folder.glob("model*.safetensors")):
             download(allow_patterns="pytorch_model*.bin")
     except (OSError, ValueError) as error:
@@ -341,10 +344,10 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
     weights = checkpoint.weights
     # transformers before version 4 saved a pooler with every head.
     has_pooler = any(name.startswith(POOLER) for name in expected)
-    unused = [name for name in weights if name.startswith(UNUSED_POOLER if has_pooler else POOLER)]
+    unused = [name for name in weights if name.startswith(UNUSED if has_pooler else (UNUSED, POOLER))]
     for name in unused:
         del weights[name]
-    if unused:
+    if any("pooler" in name for name in unused):
         checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
     if missing := sorted(expected.keys() - weights.keys()):
         raise InputError(f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}.")

@@ -22,7 +22,7 @@ SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-POSITION_EMBEDDING_TYPES = ("absolute", "after_padding", "sinusoidal")
+POSITION_EMBEDDING_TYPES = ("absolute", "after_padding", "relative", "sinusoidal")
 CLASSIFICATION_HEADS = ("pooler", "dense")
 OUR_CODE = re.compile(r"(configuration|modeling)_snugbert\.SnugBert\w+")  # allowed in an `auto_map`
 LOADABLE_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
@@ -48,14 +48,20 @@ class SnugBertConfig(PreTrainedConfig):
         hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on embeddings and sublayer outputs.
         attention_probs_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on attention weights.
         max_position_embeddings (`int`, *optional*, defaults to 512): Length of the longest sequence, in tokens.
-        type_vocab_size (`int`, *optional*, defaults to 2): Number of segments (`token_type_ids`).
+        type_vocab_size (`int`, *optional*, defaults to 2): Number of segments (`token_type_ids`). With relative
+            positions it may be 0, as in DeBERTa. The model then ignores `token_type_ids`.
         initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the initial weights.
         layer_norm_eps (`float`, *optional*, defaults to 1e-12): Added to the variance in LayerNorm.
         pad_token_id (`int`, *optional*, defaults to 0): Id of the padding token.
         position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` for learned positions
             (Devlin et al., 2018), `"after_padding"` for RoBERTa's, `"sinusoidal"` for computed positions (Vaswani et
-            al., 2017, section 3.5). RoBERTa counts only tokens that are not padding, and its table begins with
-            `pad_token_id` + 1 rows for padding. They are not part of `max_position_embeddings`.
+            al., 2017, section 3.5), `"relative"` for DeBERTa-v3's (He et al., 2021). RoBERTa counts only tokens that
+            are not padding, and its table begins with `pad_token_id` + 1 rows for padding. They are not part of
+            `max_position_embeddings`. DeBERTa's attention scores depend on the distance of two tokens.
+            `position_ids` have no effect.
+        position_buckets (`int`, *optional*, defaults to 256): Number of rows for distances in each direction, with
+            relative positions. Distances up to half of it have a row each. Longer ones share rows, on a logarithmic
+            scale up to `max_position_embeddings`.
         pooler_act (`str`, *optional*, defaults to `"tanh"`): Activation of the pooler. ELECTRA uses `"gelu"`.
             Classifiers converted from DistilBERT use `"relu"`.
         prediction_act (`str`, *optional*): Activation of the masked token head. None: `hidden_act`. RoBERTa and
@@ -68,7 +74,7 @@ class SnugBertConfig(PreTrainedConfig):
             embeddings.
 
     Raises:
-        ValueError: a value is out of range, or the configuration is for a decoder or relative positions.
+        ValueError: a value is out of range, or the configuration is for a decoder.
         StrictDataclassError: a value has the wrong type (from `huggingface_hub`).
     """
 
@@ -93,6 +99,7 @@ class SnugBertConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     position_embedding_type: str = "absolute"
+    position_buckets: int = 256
     pooler_act: str = "tanh"
     prediction_act: str | None = None
     classification_head: str = "pooler"
@@ -185,8 +192,11 @@ class SnugBertConfig(PreTrainedConfig):
             "max_position_embeddings",
             "type_vocab_size",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, not {getattr(self, name)}.")
+            minimum = 0 if name == "type_vocab_size" and self.position_embedding_type == "relative" else 1
+            if getattr(self, name) < minimum:
+                raise ValueError(f"`{name}` must be at least {minimum}, not {getattr(self, name)}.")
+        if self.position_buckets < 2:
+            raise ValueError(f"`position_buckets` must be at least 2, not {self.position_buckets}.")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             probability = getattr(self, name)
             if probability is not None and not 0 <= probability < 1:

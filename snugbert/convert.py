@@ -48,6 +48,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "sentencepiece.bpe.model",
+    "spm.model",
 )
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
@@ -73,7 +74,12 @@ WORDPIECE_TOKENIZERS = (
     "ElectraTokenizerFast",
 )
 # Model type -> tokenizer class if the folder does not name one. For all others it is BertTokenizer.
-TOKENIZERS = {"roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}
+TOKENIZERS = {
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+}
 
 
 @dataclass

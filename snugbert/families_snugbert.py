@@ -1,8 +1,8 @@
-"""Names and configurations of BERT's relatives: RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA.
+"""Names and configurations of BERT's relatives: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
 
-These models have BERT's layers. Their weights have other names, and their configurations leave out what their code
-fixes. The tables below translate both. The facts come from transformers' `modeling_roberta.py` and
-`modeling_electra.py`.
+These models have BERT's layers, DeBERTa-v3 with relative positions. Their weights have other names, and their
+configurations leave out what their code fixes. The tables below translate both. The facts come from transformers'
+`modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
 """
 
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
@@ -12,7 +12,7 @@ from typing import Any
 
 # XLM-RoBERTa and CamemBERT are RoBERTa with other tokenizers.
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
-FAMILY_TYPES = (*ROBERTA_TYPES, "electra")
+FAMILY_TYPES = (*ROBERTA_TYPES, "electra", "deberta-v2")
 
 # Beginning of a name in transformers -> in SnugBERT. The encoder's prefix goes last, because it begins other names.
 ROBERTA_NAMES = {
@@ -29,6 +29,16 @@ ELECTRA_NAMES = {
     "sequence_summary.summary.": "bert.pooler.dense.",
     "electra.": "bert.",
 }
+# Microsoft's files also contain the head of another objective and a table of positions that the model does not use.
+# `pooler.` gets its prefix from transformers, as in every file without prefixes.
+DEBERTA_NAMES = {
+    "lm_predictions.lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
+    "lm_predictions.lm_head.bias": "cls.predictions.bias",
+    "mask_predictions.": "unused_predictions.",
+    "deberta.embeddings.position_embeddings.": "unused_positions.",
+    "deberta.": "bert.",
+}
 # Additional names of sequence classifiers, which go first. The dense layer of the head takes the place of the pooler.
 DENSE_CLASSIFIER_NAMES = {
     "roberta.pooler.": "unused_pooler.",
@@ -43,12 +53,14 @@ def _make_patterns(names: dict[str, str]) -> dict[str, str]:
 
 # For `from_pretrained`, which applies all of them to every checkpoint: no pattern matches a name of BERT, or a name of
 # two families.
-FAMILY_NAMES = _make_patterns(ROBERTA_NAMES | ELECTRA_NAMES)
+FAMILY_NAMES = _make_patterns(ROBERTA_NAMES | ELECTRA_NAMES | DEBERTA_NAMES) | {
+    rf"\.attention\.self\.{name}_proj\.": f".attention.self.{name}." for name in ("query", "key", "value")
+}
 CLASSIFIER_NAMES = _make_patterns(DENSE_CLASSIFIER_NAMES)
 
 
 def convert_family_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Converts the contents of a `config.json` of RoBERTa, XLM-RoBERTa, CamemBERT or ELECTRA to SnugBERT's fields.
+    """Converts the contents of a `config.json` of one of `FAMILY_TYPES` to SnugBERT's fields.
 
     Other configurations are returned as they are.
 
@@ -58,10 +70,12 @@ def convert_family_config(values: dict[str, Any]) -> dict[str, Any]:
     model_type = values.get("model_type")
     if model_type not in FAMILY_TYPES:
         return values
+    if model_type == "deberta-v2":
+        return _deberta_fields(values)
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise ValueError(
             f"`position_embedding_type` {values['position_embedding_type']!r} is not supported: SnugBERT has no "
-            "relative positions."
+            "relative positions in this family."
         )
     fields = {name: value for name, value in values.items() if name != "model_type"}
     is_choice = str((values.get("architectures") or [""])[0]).endswith("ForMultipleChoice")
@@ -107,4 +121,59 @@ def _electra_fields(fields: dict[str, Any], is_choice: bool) -> dict[str, Any]:
         "intermediate_size": fields.get("intermediate_size", 1024),
         "pooler_act": (summary["activation"] or "linear") if is_choice else "gelu",
         "classifier_dropout": summary["last_dropout"] if is_choice else fields.get("classifier_dropout"),
+    }
+
+
+# Field -> the value in all released checkpoints of DeBERTa-v3, and DebertaV2Config's default. Other values would need
+# other layers.
+DEBERTA_SETTINGS: dict[str, tuple[Any, Any]] = {
+    "relative_attention": (True, False),
+    "position_biased_input": (False, True),
+    "pos_att_type": (["c2p", "p2c"], []),
+    "share_att_key": (True, False),
+    "norm_rel_ebd": ("layer_norm", "none"),
+    "conv_kernel_size": (0, 0),
+    "pooler_dropout": (0, 0),
+}
+# DebertaV2Config's defaults that differ from BERT's.
+DEBERTA_DEFAULTS = {
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+}
+
+
+def _deberta_fields(values: dict[str, Any]) -> dict[str, Any]:
+    fields = DEBERTA_DEFAULTS | {name: value for name, value in values.items() if name != "model_type"}
+    for name, (released, default) in DEBERTA_SETTINGS.items():
+        value = fields.pop(name, default)
+        if name == "pos_att_type":
+            value = sorted(value.replace(" ", "").lower().split("|") if isinstance(value, str) else value or [])
+        if value != released:
+            raise ValueError(f"`{name}` {value!r} is not supported. SnugBERT has DeBERTa-v3's value, {released!r}.")
+    hidden_size = fields["hidden_size"]
+    sizes = {
+        "embedding_size": hidden_size,
+        "pooler_hidden_size": hidden_size,
+        "attention_head_size": hidden_size // fields["num_attention_heads"],
+        "max_relative_positions": fields.get("max_position_embeddings", 512),
+    }
+    for name, size in sizes.items():
+        value = fields.pop(name, None)
+        if value not in (None, -1, size):
+            raise ValueError(f"`{name}` {value} is not supported. With the other sizes it must be {size}.")
+    if fields.get("position_buckets", -1) < 1:
+        raise ValueError("`position_buckets` is missing. SnugBERT has relative positions in buckets only.")
+    fields.pop("legacy", None)  # a name of the masked token head, which the file tells
+    cls_dropout = fields.pop("cls_dropout", None)
+    is_token_classifier = str((values.get("architectures") or [""])[0]).endswith("ForTokenClassification")
+    return fields | {
+        "position_embedding_type": "relative",
+        "pooler_act": fields.pop("pooler_hidden_act", "gelu"),
+        # The token classifier always uses `hidden_dropout_prob`.
+        "classifier_dropout": None if is_token_classifier else cls_dropout,
     }

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -113,13 +114,13 @@ class SnugBertEmbeddings(nn.Module):
         super().__init__()
         size = compute_embedding_size(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
-        self.position_embeddings: nn.Module
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        self.position_embeddings: nn.Module | None = None  # relative positions are part of attention
         if config.position_embedding_type == "sinusoidal":
             self.position_embeddings = SnugBertSinusoidalPositions(config)
         elif config.position_embedding_type == "after_padding":
             self.position_embeddings = SnugBertPositionsAfterPadding(config)
-        else:
+        elif config.position_embedding_type == "absolute":
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = SnugBertDropout(config.hidden_dropout_prob)
@@ -128,9 +129,21 @@ class SnugBertEmbeddings(nn.Module):
         self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor, position_ids: torch.Tensor
     ) -> torch.Tensor:
         """Embeds tokens. *Shape:* word embeddings (1, T, E), segments (1, T), positions (1, T) -> (1, T, E)"""
-        embeddings = inputs_embeds + self.token_type_embeddings(token_type_ids)
-        embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
+        embeddings = inputs_embeds
+        if self.token_type_embeddings is not None:
+            embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        if self.position_embeddings is not None:
+            embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
+
+
+def mask_scores(scores: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Applies a mask to attention scores: boolean, or added to them; None for no mask."""
+    if attention_mask is None:
+        return scores
+    if attention_mask.dtype == torch.bool:
+        return scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    return scores + attention_mask
 
 
 def eager_attention_forward(
@@ -156,13 +169,55 @@ def eager_attention_forward(
     Returns:
         The output (B, L, heads, D) and the attention weights (B, heads, L, L).
     """
-    scores = query @ key.transpose(-2, -1) * scaling
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
+    scores = mask_scores(query @ key.transpose(-2, -1) * scaling, attention_mask)
     weights = F.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights
+
+
+def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torch.Tensor:
+    """Computes DeBERTa's buckets of distances (He et al., 2021, `make_log_bucket_position` in transformers).
+
+    Args:
+        distances: position of a token minus position of another one, of any shape.
+        buckets: buckets of each direction. Distances up to half of them are their own bucket.
+        longest: distances from `longest` - 1 on share the last bucket.
+
+    Returns:
+        -`buckets` to `buckets`, with the sign of the distance. *Shape:* as `distances`
+    """
+    half = buckets // 2
+    far = (distances.abs().clamp(min=half) / half).log()
+    # Float32, as in transformers: the rounding of the logarithm decides at the longest distance.
+    farthest = torch.full((), (longest - 1) / half, device=distances.device).log()
+    buckets_of_far = torch.ceil(far / farthest * (half - 1)) + half
+    return torch.where(distances.abs() <= half, distances, (buckets_of_far * distances.sign()).long())
+
+
+def score_distances(
+    query: torch.Tensor, key: torch.Tensor, position_keys: torch.Tensor, position_queries: torch.Tensor
+) -> torch.Tensor:
+    """Computes scores of content to position and of position to content (He et al., 2021, equation 2).
+
+    Tokens are multiplied with the table of all distances. Row i of the scores starts at another column of the product,
+    because its distances are shifted by i (Dai et al., 2019, appendix B). Reading the rows of 2 L columns as rows of
+    2 L - 1 columns shifts them without a gather.
+
+    Args:
+        query, key: *Shape:* (B, heads, L, D)
+        position_keys: keys of the distances from L - 1 to -L between query and key. *Shape:* (heads, 2 L, D)
+        position_queries: queries of the distances from 1 - L to L. *Shape:* (heads, 2 L, D)
+
+    Returns:
+        Unscaled scores. *Shape:* (B, heads, L, L)
+    """
+    L = query.shape[2]
+
+    def shift(scores: torch.Tensor) -> torch.Tensor:
+        return scores.flatten(2)[..., L - 1 : -1].unflatten(-1, (L, 2 * L - 1))[..., :L]
+
+    content_to_position = shift(query @ position_keys.transpose(1, 2))
+    position_to_content = shift(key @ position_queries.transpose(1, 2))
+    return content_to_position + position_to_content.transpose(2, 3)
 
 
 class SnugBertSelfAttention(nn.Module):
@@ -174,6 +229,11 @@ class SnugBertSelfAttention(nn.Module):
         super().__init__()
         self.config = config
         self.head_size = compute_head_size(config)
+        self.scaling = self.head_size**-0.5
+        if config.position_embedding_type == "relative":
+            self.position_dropout = SnugBertDropout(config.hidden_dropout_prob)
+            # Three products are summed. The root is rounded to float32, as in transformers.
+            self.scaling = 1 / float(np.sqrt(np.float32(3 * self.head_size)))
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -186,6 +246,8 @@ class SnugBertSelfAttention(nn.Module):
         batch_size: int | None = None,
         padded_shape: tuple[int, int] | None = None,
         token_indices: torch.Tensor | None = None,
+        distances: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Computes attention.
@@ -194,6 +256,8 @@ class SnugBertSelfAttention(nn.Module):
             query_states: tokens whose output is needed. *Shape:* (1, Q, H)
             hidden_states: all tokens. *Shape:* (1, T, H)
             attention_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
+            distances, rows: embeddings of distances and their order, from [`SnugBertEncoder.embed_distances`]; None
+                without relative positions.
 
         Returns:
             The output (1, Q, H), and the attention weights (N, heads, L, L) if the implementation returns them.
@@ -204,7 +268,7 @@ class SnugBertSelfAttention(nn.Module):
             for projection, tokens in projected
         )
         options = {
-            "scaling": self.head_size**-0.5,
+            "scaling": self.scaling,
             "dropout": self.config.attention_probs_dropout_prob if self.training else 0.0,
         }
         implementation = self.config._attn_implementation
@@ -215,17 +279,23 @@ class SnugBertSelfAttention(nn.Module):
         if query_states.shape[1] == 0:  # gives keys and values zero gradients instead of None
             context = query + 0 * (key.sum() + value.sum())
         elif batch_size is not None:
-            tensors = (tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value))
+            query, key, value = (
+                tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value)
+            )
             if attention_mask is not None and attention_mask.dim() == 4:
                 if attention_mask.is_floating_point():  # added to the scores
                     # A wider dtype's minimum would overflow to minus infinity and make a fully masked row NaN.
                     attention_mask = attention_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
                 else:
                     attention_mask = attention_mask.bool()
-            context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
+            attention_mask = self._add_distances(query, key, attention_mask, distances, rows)
+            context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
         elif padded_shape is not None and token_indices is not None:
-            tensors = (scatter(tensor, token_indices, padded_shape).transpose(1, 2) for tensor in (query, key, value))
-            context, weights = attention(self, *tensors, attention_mask, **options, **kwargs)
+            query, key, value = (
+                scatter(tensor, token_indices, padded_shape).transpose(1, 2) for tensor in (query, key, value)
+            )
+            attention_mask = self._add_distances(query, key, attention_mask, distances, rows)
+            context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
             attend = grouped_attention if has_own_kernels(query) else ragged_attention
@@ -234,6 +304,24 @@ class SnugBertSelfAttention(nn.Module):
             tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             context, weights = attention(self, *tensors, None, **options, **kwargs)
         return context.reshape(query_states.shape), weights
+
+    def _add_distances(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        distances: torch.Tensor | None,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Returns a mask with the scores of relative positions. *Shape:* (B, heads, L, L)"""
+        if distances is None or rows is None:
+            return attention_mask
+        distances = to_autocast_dtype(self.position_dropout(distances))
+        position_keys, position_queries = (
+            to_autocast_dtype(projection(distances)).unflatten(-1, (-1, self.head_size))[order].transpose(0, 1)
+            for projection, order in zip((self.key, self.query), rows.unbind(), strict=True)
+        )
+        return mask_scores(score_distances(query, key, position_keys, position_queries) * self.scaling, attention_mask)
 
 
 class SnugBertResidual(nn.Module):
@@ -298,6 +386,7 @@ class SnugBertLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         query_indices: torch.Tensor | None = None,
+        distances: torch.Tensor | None = None,
         layout: SnugBertBatch | None = None,
         **kwargs,
     ) -> torch.Tensor:
@@ -307,18 +396,36 @@ class SnugBertLayer(GradientCheckpointingLayer):
         """
         if layout is not None:
             hidden_states = layout.gather(hidden_states)
-        hidden_states = self.attention(hidden_states, query_indices, **kwargs)
+        hidden_states = self.attention(hidden_states, query_indices, distances=distances, **kwargs)
         hidden_states = self.output(self.intermediate(hidden_states), hidden_states)
         return hidden_states if layout is None else layout.scatter(hidden_states)
 
 
 class SnugBertEncoder(nn.Module):
-    """Stack of encoder layers."""
+    """Stack of encoder layers, and the embeddings of relative positions, which all layers share."""
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.config = config
         self.layer = nn.ModuleList([SnugBertLayer(config) for _ in range(config.num_hidden_layers)])
+        if config.position_embedding_type == "relative":
+            self.rel_embeddings = nn.Embedding(2 * config.position_buckets, config.hidden_size)
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def embed_distances(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeds the distances between the tokens of sequences of `length`, L. R of the table's rows occur.
+
+        Returns:
+            The embeddings (R, H), and the index of each distance in them (2, 2 L): from L - 1 to -L, and from 1 - L to
+            L. -L and L do not occur. [`score_distances`] needs their columns.
+        """
+        buckets = self.config.position_buckets
+        half = min(length, buckets)
+        distances = self.LayerNorm(self.rel_embeddings.weight[buckets - half : buckets + half])
+        ascending = torch.arange(1 - length, length + 1, device=distances.device)
+        both = torch.stack([-ascending, ascending])
+        rows = compute_buckets(both, buckets, self.config.max_position_embeddings) + half
+        return distances, rows.clamp(0, 2 * half - 1)
 
     def forward(
         self, hidden_states: torch.Tensor, batch: SnugBertBatch, query_indices: torch.Tensor | None = None, **kwargs
@@ -336,11 +443,16 @@ class SnugBertEncoder(nn.Module):
             *Shape:* (1, T, H), or (1, Q, H) with `query_indices`. With a `layout`, (B, L, H) -> (B, L, H)
         """
         arguments = attention_arguments(self.config, batch, None)
+        distances = None
+        if self.config.position_embedding_type == "relative":
+            _, length = arguments.get("padded_shape", batch.shape)
+            distances, kwargs["rows"] = self.embed_distances(length)
         for layer in self.layer[:-1]:
-            hidden_states = layer(hidden_states, **arguments, **kwargs)
+            # Not by name, because gradient checkpointing may ignore gradients of named arguments.
+            hidden_states = layer(hidden_states, None, distances, **arguments, **kwargs)
         if query_indices is not None:
             arguments = attention_arguments(self.config, batch, query_indices)
-        return self.layer[-1](hidden_states, query_indices, **arguments, **kwargs)
+        return self.layer[-1](hidden_states, query_indices, distances, **arguments, **kwargs)
 
 
 class SnugBertPooler(nn.Module):
@@ -374,8 +486,8 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": SnugBertLayer, "attentions": SnugBertSelfAttention}
     _family_names = FAMILY_NAMES
-    # Files from 2019 to 2022 contain this buffer.
-    _keys_to_ignore_on_load_unexpected = [r"position_ids"]
+    # Files from 2019 to 2022 contain this buffer. `families_snugbert` renames weights that no head uses.
+    _keys_to_ignore_on_load_unexpected = [r"position_ids", r"^unused_"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
@@ -421,7 +533,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Loads as in transformers. Also opens checkpoints of RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA."""
+        """Loads as in transformers. Also opens RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 checkpoints."""
         kwargs["key_mapping"] = {**cls._family_names, **(kwargs.get("key_mapping") or {})}
         loaded = super().from_pretrained(*args, **kwargs)
         # Otherwise transformers would save the weights under the names of the file that was read.
@@ -601,6 +713,11 @@ class SnugBertModel(SnugBertPreTrainedModel):
         if layout is not None:
             hidden_states = layout.scatter(layout.gather(hidden_states))  # zero at padding
         first_tokens, query_indices = batch.first_tokens, None
+        if self.config.position_embedding_type == "relative" and is_flash_attention_requested(self.config):
+            raise ValueError(
+                f"{self.config._attn_implementation} cannot add the scores of relative positions. Use "
+                'attn_implementation="sdpa".'
+            )
         without_dropout = is_flash_attention_requested(self.config, version=[3, 4])
         if self.training and self.config.attention_probs_dropout_prob and without_dropout:
             warn_once(f"{self.config._attn_implementation} has no dropout. `attention_probs_dropout_prob` is ignored.")

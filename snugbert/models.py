@@ -31,7 +31,8 @@ HEAD_WEIGHTS = re.compile(
 
 HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 # Files with a tokenizer's vocabulary. vocab.json also needs merges.txt.
-VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
+SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model")
+VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -242,10 +243,9 @@ def check_vocabulary(folder: Path) -> None:
         raise InputError(f"{folder}: no tokenizer. Expected one of these files: {', '.join(VOCABULARY_FILES)}.")
     if found == ["vocab.json"] and not (folder / "merges.txt").exists():
         raise InputError(f"{folder}: merges.txt is missing. vocab.json needs it.")
-    if found == ["sentencepiece.bpe.model"] and not (is_sentencepiece_available() and is_protobuf_available()):
+    if found[0] in SENTENCEPIECE_FILES and not (is_sentencepiece_available() and is_protobuf_available()):
         raise InputError(
-            f"{folder}: reading sentencepiece.bpe.model needs SentencePiece. Run `pip install "
-            "'snugbert[sentencepiece]'`."
+            f"{folder}: reading {found[0]} needs SentencePiece. Run `pip install 'snugbert[sentencepiece]'`."
         )
 
 

@@ -291,7 +291,8 @@ def make_batch(
         token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
     else:
         check_shape("token_type_ids", token_type_ids, (B, L))
-        check_range("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
+        if config.type_vocab_size:  # otherwise segments have no effect
+            check_range("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
     if position_ids is not None:
         check_shape("position_ids", position_ids, (1, L), (B, L))
         check_range("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
@@ -504,6 +505,8 @@ def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor, labels: torch.
 
 def is_ragged(config: SnugBertConfig, batch: SnugBertBatch) -> bool:
     """Whether attention runs on sequences without padding. Other implementations need padded sequences."""
+    if config.position_embedding_type == "relative":  # the scores of positions need rows of equal length
+        return False
     sdpa = config._attn_implementation == "sdpa" and batch.inputs.device.type in ("cpu", "cuda")
     return not batch.padded and not is_transformed() and (sdpa or is_flash_attention_requested(config))
 

@@ -1,10 +1,13 @@
-"""Expresses a SnugBERT model as a stock model of transformers: BERT, RoBERTa, XLM-RoBERTa, CamemBERT or ELECTRA.
+"""Expresses a SnugBERT model as a stock model of transformers: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA
+or DeBERTa-v3.
 
 The result gives the same outputs. A model that the family cannot express is refused. What differs in training only is
 noted.
 """
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -12,17 +15,27 @@ from transformers import PreTrainedConfig
 from snugbert.checkpoints import CLASSES, Checkpoint
 from snugbert.configuration_snugbert import compute_embedding_size
 from snugbert.errors import InputError, format_count
-from snugbert.families_snugbert import DENSE_CLASSIFIER_NAMES, ELECTRA_NAMES, ROBERTA_NAMES, ROBERTA_TYPES
+from snugbert.families_snugbert import (
+    DEBERTA_SETTINGS,
+    DENSE_CLASSIFIER_NAMES,
+    ELECTRA_NAMES,
+    ROBERTA_NAMES,
+    ROBERTA_TYPES,
+)
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 BIAS = "cls.predictions.bias"
+BERT_HEADS = ("bert", "deberta-v2")  # no dropout before the pooler, and one activation in layers and token head
+# The masked token head gets BERT's names, as in transformers. Released files have other ones, which are read.
+DEBERTA_STOCK_NAMES = {"pooler.": "bert.pooler.", "deberta.": "bert."}
 # Fields of a SnugBERT configuration that other families do not have, or whose values differ.
 NOT_IN_STOCK = (
     "model_type",
     "architectures",
     "embedding_size",
     "position_embedding_type",
+    "position_buckets",
     "pooler_act",
     "prediction_act",
     "classification_head",
@@ -55,6 +68,9 @@ def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTra
     if to == "electra":
         fields["embedding_size"] = compute_embedding_size(config)
         weights.pop(BIAS, None)  # the decoder has the same bias
+    elif to == "deberta-v2":
+        fields |= _deberta_fields(checkpoint)
+        del fields["classifier_dropout"]
     if head == "ForMultipleChoice" and to == "electra":
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         fields |= {
@@ -64,14 +80,30 @@ def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTra
         }
     elif head == "ForMultipleChoice" and to in ROBERTA_TYPES and config.classifier_dropout is not None:
         checkpoint.notes.append(f"{CLASSES[to][head].__name__} ignores `classifier_dropout`. This changes training.")
-    elif head == "ForSequenceClassification" and (config.classification_head == "dense") == (to == "bert"):
-        less_or_more = "no dropout" if to == "bert" else "dropout"
+    elif head == "ForSequenceClassification" and (config.classification_head == "dense") == (to in BERT_HEADS):
+        less_or_more = "no dropout" if to in BERT_HEADS else "dropout"
         checkpoint.notes.append(
             f"{CLASSES[to][head].__name__} has {less_or_more} before its first dense layer. This changes training."
         )
     names = _stock_names(to, head)
     weights = {_rename(name, names): tensor for name, tensor in weights.items()}
+    if to == "deberta-v2":
+        projection = re.compile(r"\.attention\.self\.(query|key|value)\.")
+        weights = {projection.sub(r".attention.self.\1_proj.", name): tensor for name, tensor in weights.items()}
     return CLASSES[to][head].config_class.from_dict(fields), weights  # type: ignore[union-attr]
+
+
+def _deberta_fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    config, head = checkpoint.config, checkpoint.head
+    fields = {name: released for name, (released, _) in DEBERTA_SETTINGS.items()}
+    fields |= {"position_buckets": config.position_buckets}
+    if checkpoint.has_pooler:
+        fields["pooler_hidden_act"] = config.pooler_act
+    if config.classifier_dropout is not None:
+        fields["cls_dropout"] = config.classifier_dropout
+        if head == "ForTokenClassification":
+            checkpoint.notes.append("DebertaV2ForTokenClassification ignores `cls_dropout`. This changes training.")
+    return fields
 
 
 def _check_layers(checkpoint: Checkpoint, to: str) -> None:
@@ -80,25 +112,29 @@ def _check_layers(checkpoint: Checkpoint, to: str) -> None:
     if head not in CLASSES[to]:
         raise InputError(f"{folder}: {to} has no {head}. Convert it with --to bert.")
     stock = CLASSES[to][head].__name__
+    if (config.position_embedding_type == "relative") != (to == "deberta-v2"):
+        better = "deberta-v2" if config.position_embedding_type == "relative" else "bert"
+        raise InputError(f"{folder}: only DeBERTa has relative positions. Convert it with --to {better}.")
     size = compute_embedding_size(config)
     if to != "electra" and size != config.hidden_size:
         raise InputError(
             f"{folder}: the embeddings have size {size} and the layers {config.hidden_size}. {stock} needs equal "
             "sizes. Convert it with --to electra."
         )
-    if to == "electra" and head == "Model" and checkpoint.has_pooler:
+    if to in ("electra", "deberta-v2") and head == "Model" and checkpoint.has_pooler:
         raise InputError(
-            f"{folder}: ElectraModel has no pooler. Load SnugBertModel with `add_pooling_layer=False`, save it, and "
+            f"{folder}: {stock} has no pooler. Load SnugBertModel with `add_pooling_layer=False`, save it, and "
             "convert that folder."
         )
-    pooler_act = config.pooler_act if to == "electra" and head == "ForMultipleChoice" else _pooler_act(to)
+    any_act = to == "deberta-v2" or (to == "electra" and head == "ForMultipleChoice")
+    pooler_act = config.pooler_act if any_act else _pooler_act(to)
     if checkpoint.has_pooler and config.pooler_act != pooler_act:
         raise InputError(
             f"{folder}: the pooler of this {head} uses {config.pooler_act}, but {stock} uses {pooler_act}. Convert it "
             "with --to snugbert."
         )
     prediction_act = config.prediction_act or config.hidden_act
-    stock_act = config.hidden_act if to == "bert" else "gelu"
+    stock_act = config.hidden_act if to in BERT_HEADS else "gelu"
     if BIAS in checkpoint.weights and prediction_act != stock_act:
         raise InputError(
             f"{folder}: the masked token head uses {prediction_act}, but {stock} uses {stock_act}. Convert it with "
@@ -121,6 +157,8 @@ def _convert_positions(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> t
         InputError: `dtype` would round computed positions.
     """
     config, weights = checkpoint.config, dict(checkpoint.weights)
+    if config.position_embedding_type == "relative":  # its table belongs to the encoder
+        return weights, config.max_position_embeddings
     if config.position_embedding_type == "sinusoidal":
         if dtype not in (torch.float32, torch.float64):
             raise InputError(
@@ -152,6 +190,8 @@ def _stock_names(to: str, head: str) -> dict[str, str]:
     """Returns the table of names of a family and head: beginning of a name in transformers -> in SnugBERT."""
     if to == "bert":
         return {}
+    if to == "deberta-v2":
+        return DEBERTA_STOCK_NAMES
     names = ELECTRA_NAMES if to == "electra" else ROBERTA_NAMES
     return DENSE_CLASSIFIER_NAMES | names if head == "ForSequenceClassification" else names
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of RoBERTa, XLM-R, CamemBERT and ELECTRA, with the files of their originals on the Hub."""
+"""Tiny random checkpoints of BERT's relatives, with the files of their originals on the Hub."""
 
 import json
 from collections.abc import Iterable
@@ -9,7 +9,13 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram, WordPiece
 
-CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "electra": "Electra"}
+CLASSES = {
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "electra": "Electra",
+    "deberta-v2": "DebertaV2",
+}
 FAMILIES = tuple(CLASSES)
 SIZE = {
     "hidden_size": 32,
@@ -23,6 +29,16 @@ SIZE = {
 FIELDS = {
     "roberta": {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5},
     "electra": {"max_position_embeddings": 512, "embedding_size": 16},
+    "deberta-v2": {
+        "max_position_embeddings": 512,
+        "position_buckets": 256,
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["c2p", "p2c"],
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "conv_kernel_size": 0,
+    },
 }
 FIELDS["xlm-roberta"] = FIELDS["roberta"]
 FIELDS["camembert"] = FIELDS["roberta"] | {"bos_token_id": 5, "eos_token_id": 6}
@@ -40,7 +56,7 @@ def write_checkpoint(folder: Path, family: str, head: str = "ForMaskedLM", **fie
 
     Args:
         folder: the folder to write.
-        family: `"roberta"`, `"xlm-roberta"`, `"camembert"` or `"electra"`.
+        family: a key of `CLASSES`.
         head: the end of the class name in transformers, for example `"ForPreTraining"` for ELECTRA's discriminator.
         fields: changes to the configuration.
     """
@@ -64,6 +80,7 @@ def write_tokenizer(folder: Path, family: str, words: Iterable[str] = WORDS) -> 
         "xlm-roberta": _make_xlm_roberta,
         "camembert": _make_camembert,
         "electra": _make_wordpiece,
+        "deberta-v2": _make_deberta,
     }[family]
     tokenizer = make(list(words))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -123,6 +140,19 @@ def make_unigram(special: list[str], pieces: list[tuple[str, float]], charsmap: 
         special_tokens=[(token, special.index(token)) for token in ("<s>", "</s>")],
     )
     return _add_special_tokens(tokenizer, special, "<mask>")
+
+
+def _make_deberta(words: list[str]) -> Tokenizer:
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    vocabulary = [*((token, 0.0) for token in special), *_score(words), ("[MASK]", 0.0)]
+    tokenizer = Tokenizer(Unigram(vocabulary, unk_id=special.index("[UNK]")))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(left=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return _add_special_tokens(tokenizer, [*special, "[MASK]"])
 
 
 def _make_wordpiece(words: list[str]) -> Tokenizer:

@@ -183,7 +183,7 @@ CASES = {
         {},
         fields(model_type="albert"),
         "unsupported model type 'albert'. Supported: snugbert, bert, distilbert, roberta, xlm-roberta, camembert, "
-        "electra, and the TensorFlow release",
+        "electra, deberta-v2, and the TensorFlow release",
     ),
     "decoder": (
         {},
@@ -198,7 +198,7 @@ CASES = {
     "relative positions": (
         {},
         fields(position_embedding_type="relative_key"),
-        "Expected absolute, after_padding, sinusoidal",
+        "Expected absolute, after_padding, relative, sinusoidal",
     ),
     "ambiguous": (
         {},

@@ -10,6 +10,7 @@ def test_defaults_equal_bert():
     stock, ours = BertConfig().to_dict(), SnugBertConfig().to_dict()
     only_ours = {
         "position_embedding_type",
+        "position_buckets",
         "pooler_act",
         "prediction_act",
         "classification_head",
@@ -61,7 +62,7 @@ def test_sizes(size, expected):
         ({"classification_head": "mlp"}, "Unknown `classification_head` 'mlp'. Expected pooler or dense"),
         ({"position_embedding_type": "after_padding", "pad_token_id": None}, "`pad_token_id` is missing"),
         ({"pooler_act": "rilu"}, "Unknown `pooler_act` 'rilu'. Expected .*relu"),
-        ({"position_embedding_type": "relative_key"}, "Expected absolute, after_padding, sinusoidal"),
+        ({"position_embedding_type": "relative_key"}, "Expected absolute, after_padding, relative, sinusoidal"),
         ({"is_decoder": True}, "SnugBERT is an encoder"),
         ({"pad_token_id": 30522}, "`pad_token_id` 30522 is outside the vocabulary of 30522"),
         ({"layer_norm_eps": -1}, "`layer_norm_eps` must be at least 0"),

@@ -1,5 +1,6 @@
-"""RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA as SnugBERT, compared with transformers' own classes."""
+"""RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 as SnugBERT, compared with transformers' own classes."""
 
+import copy
 import json
 import re
 from types import MethodType
@@ -11,13 +12,29 @@ import transformers
 from family_checkpoints import CLASSES, FAMILIES, write_checkpoint
 from parity import HEADS, NUM_LABELS, packed, ragged_batch, without_padding
 from safetensors.torch import load_file, save_file
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 import snugbert
 from snugbert.kernels_snugbert import SnugBertDropout
+from snugbert.modeling_snugbert import compute_buckets
 
 FAMILIES_AND_HEADS = [
     (family, head) for family in FAMILIES for head in HEADS if hasattr(transformers, CLASSES[family] + head)
 ]
+# config.json of DeBERTa-v3-base on the Hub, without the values that equal BERT's.
+DEBERTA_V3 = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "position_buckets": 256,
+    "relative_attention": True,
+    "share_att_key": True,
+}
 READS_FIRST_TOKEN = ("Model", "ForSequenceClassification", "ForMultipleChoice")
 SIZES = {
     "narrow": {},
@@ -40,13 +57,18 @@ def write_family(folder, family, head, **fields):
     fields.setdefault("num_labels", 2 if head == "ForQuestionAnswering" else NUM_LABELS)
     if family == "electra":
         fields.setdefault("summary_last_dropout", 0.0)
+    if family == "deberta-v2":
+        # Few buckets, so that short sequences use the logarithmic ones.
+        fields = {"position_buckets": 8, "max_position_embeddings": 64} | fields
+        if head in ("ForSequenceClassification", "ForMultipleChoice"):
+            fields.setdefault("problem_type", "single_label_classification")  # otherwise the loss is in float32
     return write_checkpoint(folder, family, head, **fields)
 
 
 def open_as_snugbert(folder, family, head, **options):
     """Opens a checkpoint of transformers. No weight is missing or unused."""
-    if (family, head) == ("electra", "Model"):
-        options["add_pooling_layer"] = False  # ELECTRA has none
+    if family in ("electra", "deberta-v2") and head == "Model":
+        options["add_pooling_layer"] = False  # they have none
     model, info = our_class(family, head).from_pretrained(folder, output_loading_info=True, **options)
     assert not any(info.values()), info
     return model
@@ -60,7 +82,7 @@ def make_batch(family: str, head: str, config: transformers.PreTrainedConfig) ->
     inputs["input_ids"] = torch.where(
         is_token, inputs["input_ids"] % (config.vocab_size - first_id) + first_id, config.pad_token_id
     )
-    inputs["token_type_ids"] %= config.type_vocab_size
+    inputs["token_type_ids"] %= config.type_vocab_size or 2  # DeBERTa ignores segments
     if head == "ForPreTraining":
         inputs["labels"] = torch.where(is_token, inputs["input_ids"] % 2, -100)
     return inputs
@@ -109,6 +131,8 @@ def rename(name: str, ours: snugbert.SnugBertPreTrainedModel) -> str:
     """Returns our name of a weight of a transformers class."""
     for pattern, replacement in ours._family_names.items():
         name = re.sub(pattern, replacement, name)
+    if hasattr(ours, "bert") and name.startswith("pooler."):  # DeBERTa's pooler is not part of the encoder
+        name = f"bert.{name}"
     tied = {"weight": "bert.embeddings.word_embeddings.weight", "bias": "cls.predictions.bias"}
     return re.sub(r"^cls\.predictions\.decoder\.(weight|bias)$", lambda match: tied[match[1]], name)
 
@@ -125,7 +149,9 @@ def assert_close(ours, theirs, tolerance):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("family", "head"), FAMILIES_AND_HEADS)
 def test_outputs_and_gradients_equal_transformers(tmp_path, family, head, size):
-    write_family(tmp_path, family, head, **SIZES[size])
+    # DeBERTa-v3's files have another masked token head than transformers' files of it.
+    fields = {"legacy": size == "narrow"} if family == "deberta-v2" else {}
+    write_family(tmp_path, family, head, **SIZES[size], **fields)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
         stock = stock_class(family, head).from_pretrained(tmp_path, dtype=dtype, attn_implementation="eager")
         ours = open_as_snugbert(tmp_path, family, head, dtype=dtype)
@@ -158,7 +184,7 @@ def test_outputs_and_gradients_equal_transformers(tmp_path, family, head, size):
 
 
 @pytest.mark.parametrize(
-    ("family", "head"), [pair for pair in FAMILIES_AND_HEADS if pair[0] in ("roberta", "electra")]
+    ("family", "head"), [pair for pair in FAMILIES_AND_HEADS if pair[0] in ("roberta", "electra", "deberta-v2")]
 )
 def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, family, head):
     """A deterministic stand-in for dropout reveals where dropout acts and with which probability."""
@@ -171,6 +197,8 @@ def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, famil
     fields = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
     if family == "electra":
         fields |= {"summary_last_dropout": 0.1}
+    if family == "deberta-v2":
+        fields["cls_dropout"] = fields.pop("classifier_dropout")
     write_family(tmp_path, family, head, hidden_act="relu", **fields)
     stock = stock_class(family, head).from_pretrained(tmp_path, attn_implementation="eager").train()
     ours = open_as_snugbert(tmp_path, family, head, attn_implementation="eager").train()
@@ -241,9 +269,66 @@ def test_auto_model_for_pretraining_opens_the_discriminator(tmp_path):
             {"summary_type": "mean", "architectures": ["ElectraForMultipleChoice"]},
             "multiple choice head reads the first token",
         ),
+        ("deberta-v2", {}, "`relative_attention` False is not supported"),
+        ("deberta-v2", DEBERTA_V3 | {"pos_att_type": "c2p"}, "has DeBERTa-v3's value"),
+        ("deberta-v2", DEBERTA_V3 | {"conv_kernel_size": 3}, "`conv_kernel_size` 3 is not supported"),
+        ("deberta-v2", DEBERTA_V3 | {"embedding_size": 128}, "must be 768"),
+        ("deberta-v2", DEBERTA_V3 | {"position_buckets": -1}, "in buckets only"),
     ],
 )
 def test_what_cannot_be_equal_is_refused(tmp_path, family, fields, message):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | fields))
     with pytest.raises(ValueError, match=message):
         snugbert.SnugBertConfig.from_pretrained(tmp_path)
+
+
+def test_buckets_of_deberta_v3_equal_transformers():
+    distances = torch.arange(-511, 512)
+    config = snugbert.SnugBertConfig.from_dict(DEBERTA_V3 | {"model_type": "deberta-v2"})
+    buckets = compute_buckets(distances, config.position_buckets, config.max_position_embeddings)
+    assert torch.equal(buckets, make_log_bucket_position(distances, 256, 512).long())
+
+
+def test_relative_positions_in_every_implementation(tmp_path):
+    """Attention implementations, masks of scores, compilation and gradient checkpointing: equal outputs and gradients.
+
+    Sequences have up to 300 tokens, so that distances share buckets.
+    """
+    folder = write_checkpoint(tmp_path, "deberta-v2", "ForMaskedLM", num_hidden_layers=1)
+    models = {
+        name: open_as_snugbert(folder, "deberta-v2", "ForMaskedLM", dtype=torch.float64, attn_implementation=name)
+        for name in ("sdpa", "eager")
+    }
+    lengths = torch.tensor([[300], [7], [130]])
+    mask = (torch.arange(300) < lengths).long()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(7, 100, mask.shape, generator=generator) * mask
+    labels = torch.where((torch.rand(mask.shape, generator=generator) < 0.2) & (mask == 1), ids, -100)
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    stock = transformers.DebertaV2ForMaskedLM.from_pretrained(folder, dtype=torch.float64)
+    outputs, gradients = run(stock, inputs)
+    expected = {"loss": outputs["loss"], **{rename(name, models["sdpa"]): one for name, one in gradients.items()}}
+    del expected["bert.embeddings.word_embeddings.weight"]
+    score_mask = mask[:, None, None].expand(-1, -1, 300, -1)
+    minimum = torch.finfo(torch.float64).min
+    additive = torch.zeros(score_mask.shape, dtype=torch.float64).masked_fill(score_mask == 0, minimum)
+    compiled = torch.compile(models["sdpa"], backend="aot_eager")
+    checkpointed = copy.deepcopy(models["sdpa"]).train()
+    enable = (
+        getattr(checkpointed, "activation_checkpointing_enable", None) or checkpointed.gradient_checkpointing_enable
+    )
+    enable({"use_reentrant": True})
+    runs = {
+        "padded": (models["sdpa"], inputs),
+        "eager": (models["eager"], inputs),
+        "packed": (models["sdpa"], packed(inputs)),
+        "boolean mask": (models["eager"], inputs | {"attention_mask": score_mask}),
+        "additive mask": (models["sdpa"], inputs | {"attention_mask": additive}),
+        "compiled": (compiled, packed(inputs)),
+        "checkpointed": (checkpointed, inputs),
+    }
+    for model, batch in runs.values():
+        outputs, gradients = run(model, batch)
+        gradients = {key.removeprefix("_orig_mod."): one for key, one in gradients.items()}
+        del gradients["bert.embeddings.word_embeddings.weight"]
+        assert_close({"loss": outputs["loss"], **gradients}, expected, 1e-10)

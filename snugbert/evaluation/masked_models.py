@@ -21,6 +21,7 @@ from transformers import (
 
 from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
 from snugbert.errors import InputError
+from snugbert.families_snugbert import convert_family_config
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.models import (
     SPECIAL_TOKEN_NAMES,
@@ -88,7 +89,7 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
         return load_config(args, tokenizer)
     try:
         values, _ = PreTrainedConfig.get_config_dict(name, **args.hub)
-        if values.get("model_type", "bert") in LOADABLE_TYPES:
+        if values.get("model_type", "bert") in LOADABLE_TYPES and _has_equal(values):
             return load_config(args, tokenizer)
         config = AutoConfig.from_pretrained(name, attn_implementation=args.attn_implementation, **args.hub)
         if args.config_overrides:
@@ -101,6 +102,15 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
     if not is_masked and "AutoModelForMaskedLM" not in (getattr(config, "auto_map", None) or {}):
         raise InputError(f"{name} is a {config.model_type!r} model, which does not predict masked tokens.")
     return config
+
+
+def _has_equal(values: dict[str, Any]) -> bool:
+    """Whether SnugBERT has an equal of a model of the family. transformers runs the others, such as DeBERTa-v2."""
+    try:
+        convert_family_config(values)
+    except ValueError:
+        return False
+    return True
 
 
 def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
