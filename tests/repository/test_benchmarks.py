@@ -458,6 +458,44 @@ def test_learning_rates(data_dir, minilm, tmp_path, capsys, monkeypatch):
     assert table in capsys.readouterr().out and len(rates) == 4
 
 
+def test_electra_comparison(data_dir, tmp_path, capsys, monkeypatch):
+    """The recipes train with equal FLOPs. Finished steps are not repeated, and other settings are refused."""
+    import electra_comparison
+
+    steps = []
+
+    def run(command, log):
+        steps.append(log.parent.relative_to(tmp_path / "out").as_posix())
+        return snugbert_command(command[3:])
+
+    monkeypatch.setattr(electra_comparison, "run_process", run)
+    monkeypatch.setattr(electra_comparison, "TASKS", {"rte": electra_comparison.TASKS["rte"]})
+    monkeypatch.setattr(electra_comparison, "STEPS", ("pretraining", "rte"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok/vocab.txt").write_text("".join(vocabulary[:2000]))
+    text = str(data_dir / "wikitext2/valid.docs.txt.gz")
+    argv = ["--train_file", text, "--validation_file", text, "--tokenizer_name", str(tmp_path / "tok"), "--seeds", "1"]
+    argv += ["--recipes", "mlm+nsp", "electra", "--config_name", "tiny", "--share", "0.1", "--data_dir", str(data_dir)]
+    argv += ["--max_train_samples", "16", "--max_eval_samples", "8", "--output_dir", str(tmp_path / "out")]
+    electra_comparison.main(argv)
+    table = capsys.readouterr().out[-1500:]
+    assert steps == ["mlm+nsp/1/pretraining", "mlm+nsp/1/rte", "electra/1/pretraining", "electra/1/rte"]
+    flops = {
+        recipe: json.loads((tmp_path / f"out/{recipe}/1/pretraining.json").read_text())["flops"]
+        for recipe in ("mlm+nsp", "electra")
+    }
+    assert flops["electra"] == pytest.approx(flops["mlm+nsp"], rel=0.1)  # whole steps
+    score = json.loads((tmp_path / "out/electra/1/rte.json").read_text())["score"]
+    assert f"| {score:.1f} ({score:.1f}-{score:.1f}) |" in table
+
+    electra_comparison.main(argv)
+    assert len(steps) == 4 and capsys.readouterr().out[-500:] == table[-500:]
+    with pytest.raises(SystemExit, match=r"--share: steps in .* have other values"):
+        electra_comparison.main([*argv, "--share", "0.2"])
+
+
 def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
     pytest.importorskip("minicons")
     import minimal_pairs
