@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA on MRPC: SnugBERT and transformers' classes with the same weights.
+"""BERT's relatives on MRPC: SnugBERT and transformers' classes with the same weights.
 
     python benchmarks/families.py --glue_dir glue
 
@@ -12,7 +12,7 @@ only. All texts are tokenized with BERT's WordPiece vocabulary. With the models'
 different.
 
 XLM-RoBERTa's word embeddings are 250,002 x 768. On both sides their gradient is dense: 768 MB that every step fills
-with zeros first.
+with zeros first. DeBERTa's vocabulary has 128,100 words. transformers' class of it has only eager attention.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from side_by_side import (
 )
 from transformers import (
     CamembertConfig,
+    DebertaV2Config,
     ElectraConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
@@ -48,6 +49,18 @@ from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 TASK = "mrpc"
 # The configurations of the released checkpoints, where they differ from their classes' defaults.
 ROBERTA: dict[str, Any] = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+DEBERTA: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+}
 BASE = {"embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 MODELS: dict[str, PreTrainedConfig] = {
     "roberta-base": RobertaConfig(vocab_size=50265, **ROBERTA),
@@ -55,6 +68,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "camembert-base": CamembertConfig(vocab_size=32005, **ROBERTA),
     "electra-small": ElectraConfig(),
     "electra-base": ElectraConfig(**BASE),
+    "deberta-v3-base": DebertaV2Config(**DEBERTA),
 }
 
 
@@ -90,8 +104,9 @@ def make_work(
     """Makes a row from the features of MRPC."""
     dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.dropout}
     stock_config = type(stock_config).from_dict({**stock_config.to_dict(), **dropout})
-    # RoBERTa has one token type, and the padding id 1, which is not in the text. It counts positions by this id.
-    if stock_config.type_vocab_size == 1:
+    # RoBERTa has one token type, and the padding id 1, which is not in the text. It counts positions by this id. DeBERTa
+    # has no token types.
+    if stock_config.type_vocab_size < 2:
         features = [{key: value for key, value in feature.items() if key != "token_type_ids"} for feature in features]
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(stock_config.pad_token_id)
     pad = make_padding_collator(TASK, tokenizer)

@@ -190,12 +190,19 @@ def build(side: str, work: Work, args: argparse.Namespace, **overrides: Any) -> 
     torch.manual_seed(args.seed)
     model: PreTrainedModel = model_class(work, config)(type(config).from_dict({**config.to_dict(), **overrides}))
     try:
-        model.set_attn_implementation(args.attention if side == "ours" else args.stock_attention)
+        model.set_attn_implementation(choose_attention(model, args))
     except (ImportError, ValueError) as error:
         raise SystemExit(f"{side}: {error}") from error
     if work.weights is not None:
         model.load_state_dict(rename(work.weights, model))
     return model.to(args.device).train(work.trains)
+
+
+def choose_attention(model: PreTrainedModel, args: argparse.Namespace) -> str:
+    """Returns the implementation of a side. DeBERTa of transformers has only eager attention."""
+    if isinstance(model, snugbert.SnugBertPreTrainedModel):
+        return args.attention
+    return args.stock_attention if model._supports_sdpa else "eager"
 
 
 def model_class(work: Work, config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -207,11 +214,13 @@ def model_class(work: Work, config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def rename(values: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     """Returns values of weights under the names of `model`. They have these names or a stock class's."""
+    names = model.state_dict().keys()
     renamed = {}
     for name, value in values.items():
         for pattern, replacement in getattr(model, "_family_names", {}).items():
             name = re.sub(pattern, replacement, name)
-        renamed[name] = value
+        # DeBERTa's pooler is not part of the encoder.
+        renamed[name if name in names else f"{model.base_model_prefix}.{name}"] = value
     return renamed
 
 
@@ -276,7 +285,8 @@ def check_agreement(work: Work, args: argparse.Namespace) -> None:
     ours, stock = (build(side, work, args, **no_dropout) for side in SIDES)
     batches = [to_device(work.checked[side], args.device) for side in SIDES]
     for dtype in dict.fromkeys(("float32", args.dtype)):
-        for model, attention in ((ours, args.attention), (stock, args.stock_attention)):
+        for model in (ours, stock):
+            attention = choose_attention(model, args)
             # Flash attention does not support float32.
             model.set_attn_implementation("sdpa" if dtype == "float32" and "flash" in attention else attention)
         if not work.trains:
