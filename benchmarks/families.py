@@ -104,8 +104,8 @@ def make_work(
     """Makes a row from the features of MRPC."""
     dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.dropout}
     stock_config = type(stock_config).from_dict({**stock_config.to_dict(), **dropout})
-    # RoBERTa has one token type, and the padding id 1, which is not in the text. It counts positions by this id. DeBERTa
-    # has no token types.
+    # RoBERTa has one token type, DeBERTa has none. RoBERTa counts positions by its padding id, 1, which is not in the
+    # text.
     if stock_config.type_vocab_size < 2:
         features = [{key: value for key, value in feature.items() if key != "token_type_ids"} for feature in features]
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(stock_config.pad_token_id)
