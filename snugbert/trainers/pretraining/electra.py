@@ -28,6 +28,8 @@ from snugbert.models import ModelArguments, load_config, load_model
 from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
 
 GENERATOR_FOLDER = "generator"  # in the folder of the discriminator
+# What ElectraForSequenceClassification computes, so that fine-tuned models convert to it.
+ELECTRA_HEADS = {"classification_head": "dense", "pooler_act": "gelu", "prediction_act": "gelu"}
 # Random numbers that sampling computes at once. On a CPU they fit into its cache. On a GPU they take 128 MiB.
 NUMBERS_ON_CPU, NUMBERS_ON_GPU = 2**18, 2**24
 
@@ -174,6 +176,8 @@ def load_pair(
         InputError: as in [`load_model`], or `generator_size` does not fit the configuration.
     """
     config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining has two models
+    if model_args.model_name_or_path is None:
+        config.update(ELECTRA_HEADS)
     discriminator = load_model(AutoModelForPreTraining, model_args, config)
     folder = Path(str(model_args.model_name_or_path)) / GENERATOR_FOLDER
     if folder.is_dir():

@@ -18,9 +18,16 @@ from pretraining_command import run
 from safetensors.torch import load_file
 from synthetic import make_trainer
 from torch._dynamo.utils import counters
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, BertForPreTraining
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForPreTraining,
+)
 
 import snugbert
+from snugbert.convert import convert
 from snugbert.evaluation.arguments import HeldOutTextArguments
 from snugbert.evaluation.text import score_text
 from snugbert.modeling_snugbert import AUTO_CLASSES
@@ -202,6 +209,10 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     for model_class in (snugbert.SnugBertForReplacedTokenDetection, *AUTO_CLASSES.values()):
         model, info = model_class.from_pretrained(folder, output_loading_info=True)
         assert not [name for name in info["missing_keys"] if not HEAD_WEIGHTS.match(name)]
+    AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
+    converted = convert(tmp_path / "classifier", tmp_path / "stock", "electra")
+    assert converted.model_class == "ElectraForSequenceClassification"
     generator, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert generator.config.hidden_size == model.config.hidden_size // 4
