@@ -381,6 +381,15 @@ def test_every_push_of_a_pretraining_run_has_card_and_code(hub, texts, tmp_path)
         assert results["fill-mask", "loss"].dataset_type == "books-txt"
 
 
+def test_every_push_of_an_electra_has_its_generator(hub, texts, tmp_path):
+    run = {"train_file": texts / "books.txt", "lines_are_sentences": True, "eval_strategy": "no"}
+    for step, files in pushes(hub, "pretrain", tmp_path, texts, objective="electra", max_seq_length=32, **run).items():
+        assert {"generator/config.json", "generator/modeling_snugbert.py", "generator/tokenizer.json"} <= files.keys()
+        checkpoint = tmp_path / f"checkpoint-{4 if step == 'end' else step}"
+        for name in ("model.safetensors", "generator/model.safetensors"):
+            assert files[name] == (checkpoint / name).read_bytes()
+
+
 def test_every_push_of_a_fine_tuning_run_has_card_and_code(hub, texts, tmp_path):
     run = {"train_file": texts / "reviews.csv", "validation_file": texts / "reviews.csv"}
     run |= {"load_best_model_at_end": True}  # its path must not be published

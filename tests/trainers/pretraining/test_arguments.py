@@ -27,3 +27,11 @@ def test_a_phase_without_steps_is_refused():
 def test_the_seed_of_the_examples():
     assert PretrainingArguments(seed=3, use_cpu=True).examples_seed == 3
     assert PretrainingArguments(seed=3, data_seed=0, use_cpu=True).examples_seed == 0
+
+
+def test_the_masks_of_each_objective():
+    """ELECTRA's generator never reads random tokens."""
+    for objective, masks in ((None, (0.8, 0.1)), ("mlm", (0.8, 0.1)), ("electra", (0.85, 0.0))):
+        args = PretrainingDataArguments(objective=objective)
+        assert (args.mask_replace_prob, args.random_replace_prob) == masks
+    assert PretrainingDataArguments(objective="electra", mask_replace_prob=1.0).mask_replace_prob == 1

@@ -7,10 +7,12 @@ import pytest
 import torch
 from synthetic import VOCAB_SIZE, RandomExamples
 from torch.nn.utils.rnn import pad_sequence
-from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, EvalPrediction
 
 import snugbert
 from snugbert.trainers.pretraining.electra import ElectraPair, make_pair, sample_tokens
+from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
+from snugbert.trainers.pretraining.training_log import TrainingLog, count_batch
 
 STOCK_NAMES = {
     "bert.": "electra.",
@@ -113,14 +115,50 @@ def test_loss_and_gradients_equal_a_plain_reference(pair, layout):
             torch.testing.assert_close(parameter.grad, theirs[stock_name].grad, rtol=1e-8, atol=1e-10, msg=name)
 
 
-def test_tokens_are_drawn_from_the_softmax():
-    """200,000 draws, chi-squared test. A row's token depends on the row and its key only."""
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_metrics_by_hand(pair, layout):
+    """The evaluation and the log report the losses and accuracies of the logits, without padding."""
+    packed, padded = make_batch()
+    batch = packed if layout == "packed" else padded
+    outputs = pair(**batch)
+    is_token = batch.get("attention_mask", torch.ones_like(batch["input_ids"])) == 1
+    assert torch.equal(outputs.is_replaced != -100, is_token)
+    is_replaced, logits = outputs.is_replaced[is_token] == 1, outputs.discriminator_logits[is_token]
+    probabilities, original = logits.sigmoid(), batch["labels"][batch["labels"] != -100]
+    expected = {
+        "mlm_loss": -outputs.logits.log_softmax(-1)[range(len(original)), original].mean().item(),
+        "mlm_accuracy": (outputs.logits.argmax(-1) == original).double().mean().item(),
+        "disc_loss": -torch.where(is_replaced, probabilities, 1 - probabilities).log().mean().item(),
+        "disc_accuracy": ((probabilities > 0.5) == is_replaced).double().mean().item(),
+        "replaced": is_replaced.double().mean().item(),
+    }
+    expected["loss"] = expected["mlm_loss"] + 50 * expected["disc_loss"]
+    assert compute_metrics(EvalPrediction(sum_per_sequence(outputs, batch).numpy(), None)) == pytest.approx(expected)
+
+    log = TrainingLog(torch.device("cpu"), is_main_process=True, reduce=lambda tensor: tensor)
+    log.start_step()
+    log.add_batch(count_batch(batch, None, pair.discriminator.config, pair.generator.config))
+    log.add_outputs(outputs, batch)
+    line = log.next_line()
+    assert {name: line[name] for name in expected} == pytest.approx(expected)
+    assert log.summarize(steps=1)["train_loss"] == pytest.approx(expected["loss"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab_size", "spread", "cells", "limit"), [(200_000, 30, 2.0, 30, 58.3), (20_000, 3000, 0.0, 100, 148.2)]
+)
+def test_tokens_are_drawn_from_the_softmax(rows, vocab_size, spread, cells, limit):
+    """Chi-squared test, p = 0.001. A row's token depends on the row and its key only.
+
+    The tokens are counted in cells of consecutive ids.
+    """
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(30, generator=generator) * 2
-    keys = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63, 200_000))
-    vocabulary_keys = torch.from_numpy(np.random.default_rng(0).integers(2**63, size=30) * 2 + 1)
+    logits = torch.randn(vocab_size, generator=generator) * spread
+    keys = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63, rows))
+    vocabulary_keys = torch.from_numpy(np.random.default_rng(0).integers(2**63, size=vocab_size) * 2 + 1)
     tokens = sample_tokens(logits.expand(len(keys), -1), keys, vocabulary_keys)
-    expected = logits.double().softmax(0) * len(keys)
-    statistic = ((tokens.bincount(minlength=30) - expected) ** 2 / expected).sum().item()
-    assert statistic < 58.3  # 29 degrees of freedom: p = 0.001
+    expected = (logits.double().softmax(0) * len(keys)).view(cells, -1).sum(-1)
+    counts = tokens.bincount(minlength=vocab_size).view(cells, -1).sum(-1)
+    assert ((counts - expected) ** 2 / expected).sum().item() < limit  # cells - 1 degrees of freedom
     assert torch.equal(sample_tokens(logits.expand(7, -1), keys[100:107], vocabulary_keys), tokens[100:107])
