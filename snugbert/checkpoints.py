@@ -63,6 +63,8 @@ CLASSES: dict[str, dict[str, type[PreTrainedModel]]] = {
 }
 # ELECTRA's pretraining model is the discriminator.
 CLASSES["electra"]["ForReplacedTokenDetection"] = CLASSES["electra"].pop("ForPreTraining")
+# Name of a model class -> its head.
+HEADS = {model_class.__name__: head for classes in CLASSES.values() for head, model_class in classes.items()}
 MODEL_TYPES = ("snugbert", "bert", "distilbert", *FAMILY_TYPES)
 
 # Pattern -> replacement. All are applied to every name, in order.
@@ -273,13 +275,16 @@ def _rename(
 
 
 def _read_declared_head(kind: str, values: dict[str, Any], file: Path) -> str | None:
-    """Reads the head from the configuration's `architectures`. None if there are none, as in Google's release."""
+    """Reads the head from the configuration's `architectures`. None if there are none, as in Google's release.
+
+    The class may be of another family, because some files of CamemBERT name RoBERTa's classes.
+    """
     architectures = values.get("architectures")
     if not architectures:
         return None
-    for head, model_class in CLASSES[kind].items():
-        if model_class.__name__ == architectures[0]:
-            return head
+    head = HEADS.get(architectures[0])
+    if head in CLASSES[kind]:
+        return head
     known = ", ".join(model_class.__name__ for model_class in CLASSES[kind].values())
     raise InputError(f"{file}: unsupported architecture {architectures[0]}. Supported: {known}.")
 

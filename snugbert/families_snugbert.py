@@ -113,7 +113,9 @@ def _electra_fields(fields: dict[str, Any], is_choice: bool) -> dict[str, Any]:
             '`summary_type` and `summary_use_proj` are not supported, except "first" and true: SnugBERT\'s multiple '
             "choice head reads the first token."
         )
+    names = {"ElectraForPreTraining": "SnugBertForReplacedTokenDetection"}  # AutoModelForPreTraining has two models
     return {
+        "architectures": [names.get(name, name) for name in fields.get("architectures") or []],
         # Defaults of ElectraConfig (the small model) that differ from BERT's.
         "embedding_size": fields.get("embedding_size", 128),
         "hidden_size": fields.get("hidden_size", 256),

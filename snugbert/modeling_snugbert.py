@@ -1227,7 +1227,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`],
-                with choices as the second dimension. *Shape:* (B, choices, L), or (B, choices, L, H) for
+                with choices as the second dimension. *Shape:* (B, choices, L), or (B, choices, L, E) for
                 `inputs_embeds`
             labels: index of the correct choice. *Shape:* (B,)
             num_items_in_batch: number of examples in the global batch. Trainer passes it.
@@ -1247,7 +1247,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
             if given is not None and given.dim() != (3 if inputs_embeds is None else 4):
                 raise ValueError(
                     "Expected `input_ids` of shape (batch, choices, tokens) or `inputs_embeds` of shape (batch, "
-                    f"choices, tokens, hidden size), not {list(given.shape)}."
+                    f"choices, tokens, embedding size), not {list(given.shape)}."
                 )
             num_choices = None if given is None else given.shape[1]
             inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]

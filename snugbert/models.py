@@ -142,7 +142,8 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
 
     Args:
         model_args: `config_name` may be a size (`tiny` to `large`), a folder, a JSON file or a Hub name.
-        tokenizer: sets the vocabulary size and padding token of a model with random weights.
+        tokenizer: sets the vocabulary size and padding token of a model with random weights. If the model has one
+            token type, the tokenizer stops returning `token_type_ids`, which would be 1 in the second text of a pair.
 
     Raises:
         InputError: there is no such configuration, its architecture is not supported, `config_overrides` is invalid,
@@ -167,6 +168,9 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
             f"{config.vocab_size}. Use the tokenizer that the model was trained with."
         )
     config._attn_implementation = model_args.attn_implementation
+    if config.type_vocab_size == 1 and "token_type_ids" in tokenizer.model_input_names:
+        names = [one for one in tokenizer.model_input_names if one != "token_type_ids"]
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the second is for saving
     return config
 
 

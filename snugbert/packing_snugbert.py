@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
-from .configuration_snugbert import SnugBertConfig
+from .configuration_snugbert import SnugBertConfig, compute_embedding_size
 from .kernels_snugbert import has_own_kernels, is_exporting, is_tracing, is_transformed
 
 logger = logging.get_logger(__name__)
@@ -277,10 +277,11 @@ def make_batch(
     inputs = input_ids if inputs_embeds is None else inputs_embeds
     if inputs is None or (input_ids is not None and inputs_embeds is not None):
         raise ValueError("Pass exactly one of `input_ids` and `inputs_embeds`.")
-    if inputs.dim() != (2 if inputs_embeds is None else 3):
+    E = compute_embedding_size(config)
+    if inputs.dim() != (2 if inputs_embeds is None else 3) or (inputs_embeds is not None and inputs.shape[2] != E):
         raise ValueError(
-            "Expected `input_ids` of shape (batch, tokens) or `inputs_embeds` of shape (batch, tokens, hidden size), "
-            f"not {list(inputs.shape)}."
+            f"Expected `input_ids` of shape (batch, tokens) or `inputs_embeds` of shape (batch, tokens, {E}), not "
+            f"{list(inputs.shape)}."
         )
     if inputs_embeds is None:
         check_range("input_ids", inputs, config.vocab_size, "vocab_size")
@@ -347,7 +348,8 @@ def _packed_batch(
             assert_later(spans_the_row & (lengths.min() >= 0) & (lengths.max() <= max_length), WRONG_BOUNDARIES)
     if position_ids is None:
         order = torch.arange(tokens, dtype=torch.int32, device=inputs.device)
-        position_ids = (order - cu_seq_lens[torch.searchsorted(cu_seq_lens[1:], order, right=True)])[None]
+        first_tokens = cu_seq_lens[torch.searchsorted(cu_seq_lens[1:], order, right=True)]
+        position_ids = _make_positions(config, inputs, first_tokens)
     return SnugBertBatch(
         inputs=inputs,
         token_type_ids=token_type_ids,
@@ -435,13 +437,28 @@ def _padded_batch(
     return batch
 
 
-def _make_positions(config: SnugBertConfig, inputs: torch.Tensor) -> torch.Tensor:
-    """Returns the position of each token: its column, or the number of tokens before it. *Shape:* (B, L)"""
+def _make_positions(
+    config: SnugBertConfig, inputs: torch.Tensor, first_tokens: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the position of each token: the number of tokens before it in its sequence. *Shape:* (B, L)
+
+    With RoBERTa's positions, padding tokens do not count, whatever the mask. Their position is -1.
+
+    Args:
+        config: the configuration.
+        inputs: `input_ids` (B, L) or `inputs_embeds` (B, L, E).
+        first_tokens: index of the first token of each token's sequence. None: each row is a sequence. *Shape:* (L,)
+    """
     B, L = inputs.shape[:2]
     if config.position_embedding_type != "after_padding" or inputs.dim() == 3:
-        return torch.arange(L, device=inputs.device).repeat(B, 1)
-    is_token = inputs.ne(config.pad_token_id or 0).long()  # RoBERTa's rule, whatever the mask
-    return is_token.cumsum(1) * is_token - 1  # -1 for padding tokens
+        columns = torch.arange(L, device=inputs.device)
+        return (columns if first_tokens is None else columns - first_tokens).repeat(B, 1)
+    assert config.pad_token_id is not None  # checked by the configuration
+    is_token = inputs.ne(config.pad_token_id).long()
+    counts = is_token.cumsum(1)
+    if first_tokens is not None:
+        counts = counts - F.pad(counts, (1, 0)).index_select(1, first_tokens)
+    return counts * is_token - 1
 
 
 def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]) -> torch.Tensor | None:

@@ -51,16 +51,21 @@ WORDS = """a about
 CHARACTERS = [chr(code) for code in range(33, 127)]
 
 
-def write_checkpoint(folder: Path, family: str, head: str = "ForMaskedLM", **fields) -> Path:
+def write_checkpoint(
+    folder: Path, family: str, head: str = "ForMaskedLM", tokenizer_class: str | None = None, **fields
+) -> Path:
     """Writes a model with random weights and its tokenizer.
 
     Args:
         folder: the folder to write.
         family: a key of `CLASSES`.
         head: the end of the class name in transformers, for example `"ForPreTraining"` for ELECTRA's discriminator.
+        tokenizer_class: `"BertTokenizer"` for a WordPiece tokenizer, whatever the family, as in KLUE's RoBERTa.
         fields: changes to the configuration.
     """
-    write_tokenizer(folder, family)
+    write_tokenizer(folder, family if tokenizer_class is None else "electra")
+    if tokenizer_class is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     model_class = getattr(transformers, f"{CLASSES[family]}{head}")
     torch.manual_seed(0)

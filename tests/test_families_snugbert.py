@@ -82,6 +82,7 @@ def make_batch(family: str, head: str, config: transformers.PreTrainedConfig) ->
     inputs["input_ids"] = torch.where(
         is_token, inputs["input_ids"] % (config.vocab_size - first_id) + first_id, config.pad_token_id
     )
+    inputs["input_ids"][..., 2] = config.pad_token_id  # "<pad>" in a text, which RoBERTa's positions skip
     inputs["token_type_ids"] %= config.type_vocab_size or 2  # DeBERTa ignores segments
     if head == "ForPreTraining":
         inputs["labels"] = torch.where(is_token, inputs["input_ids"] % 2, -100)
@@ -253,6 +254,11 @@ def test_auto_model_for_pretraining_opens_the_discriminator(tmp_path):
     model.save_pretrained(tmp_path / "ours")
     opened = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "ours")
     assert type(opened) is snugbert.SnugBertForReplacedTokenDetection
+    ours = snugbert.SnugBertConfig.from_pretrained(tmp_path / "stock")
+    opened, info = transformers.AutoModelForPreTraining.from_pretrained(
+        tmp_path / "stock", config=ours, output_loading_info=True
+    )
+    assert type(opened) is snugbert.SnugBertForReplacedTokenDetection and not any(info.values())
     auto_map = json.loads((tmp_path / "ours/config.json").read_text())["auto_map"]
     assert auto_map["AutoModelForPreTraining"] == "modeling_snugbert.SnugBertForReplacedTokenDetection"
 

@@ -99,6 +99,20 @@ def test_squad_trains(family, data, tmp_path):
     assert {row["id"]: one["answer"] for row, one in zip(questions, found, strict=True)} == answers
 
 
+def test_one_token_type_and_a_tokenizer_with_two(data, tmp_path):
+    """Models like KLUE's RoBERTa: pairs of their tokenizer have segments that the model does not have."""
+    folder = write_checkpoint(tmp_path / "model", "roberta", tokenizer_class="BertTokenizer", pad_token_id=0)
+    assert max(transformers.AutoTokenizer.from_pretrained(folder)("a", "b")["token_type_ids"]) == 1
+    flags = {"model_name_or_path": folder, "output_dir": tmp_path / "glue"}
+    assert run_command("glue", **flags, train_file=data / "pairs.csv", **SHORT_RUN) == 0
+    model, tokenizer = open_result(tmp_path / "glue", transformers.AutoModelForSequenceClassification)
+    assert model(**tokenizer("a", "b", return_tensors="pt")).logits.isfinite().all()
+    flags |= {"train_file": data / "questions.jsonl", "output_dir": tmp_path / "squad", "max_seq_length": 512}
+    assert run_command("squad", **flags, **SHORT_RUN) == 0
+    answerer = snugbert.QuestionAnswerer(tmp_path / "squad", max_seq_length=512)
+    assert answerer("who?", "He said so.")["answer"]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ner_trains(family, data, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family)

@@ -134,6 +134,9 @@ def test_inputs_embeds_and_explicit_positions():
     inputs["inputs_embeds"] = ours.get_input_embeddings()(inputs.pop("input_ids"))
     real = inputs["attention_mask"].bool()
     torch.testing.assert_close(ours(**inputs).last_hidden_state[real], expected[real], atol=2e-6, rtol=1e-5)
+    inputs["inputs_embeds"] = inputs["inputs_embeds"][..., 1:]
+    with pytest.raises(ValueError, match=r"of shape \(batch, tokens, 48\), not \[6, 17, 47\]"):
+        ours(**inputs)
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -201,6 +201,13 @@ def test_every_form_of_a_file_is_read(tmp_path):
             assert [note for note in done.notes if "pooler was dropped" in note] == (done.notes if dropped else [])
 
 
+def test_the_declared_class_may_be_a_siblings(tmp_path):
+    source = write_stock(tmp_path / "source", "camembert", "ForTokenClassification")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["RobertaForTokenClassification"]}))
+    assert convert(source, tmp_path / "out", "camembert").model_class == "CamembertForTokenClassification"
+
+
 @pytest.mark.parametrize(
     ("family", "head"), [("electra", "ForReplacedTokenDetection"), ("camembert", "ForSequenceClassification")]
 )

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints import CLASSES
+from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
@@ -47,15 +47,15 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
     tokenizer = load_tokenizer(args)
     config = load_config(args, tokenizer)
     classes = CLASSES["snugbert"]
-    known = ", ".join(model_class.__name__ for model_class in classes.values())
     if not config.architectures:
+        known = ", ".join(model_class.__name__ for model_class in classes.values())
         raise InputError(f'{name}/config.json: no "architectures". Add one of {known}.')
-    heads = {model_class.__name__: head for kind in CLASSES.values() for head, model_class in kind.items()}
-    head = heads.get(config.architectures[0], "")
-    if head not in classes:
+    if config.architectures[0] not in HEADS:
         raise InputError(
-            f"{name}/config.json: unsupported architecture {config.architectures[0]}. Supported: {known}."
+            f"{name}/config.json: unsupported architecture {config.architectures[0]}. Supported: BERT and its "
+            f"relatives with the heads {', '.join(classes)}."
         )
+    head = HEADS[config.architectures[0]]
     # Many checkpoints of the bare encoder have no pooler. The page does not need it.
     bare = {"add_pooling_layer": False} if head == "Model" else {}
     model = load_model(classes[head], args, config, trained=True, **bare)
@@ -77,7 +77,6 @@ def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> BatchEn
         text,
         second if second.strip() else None,
         return_tensors="pt",
-        return_token_type_ids=model.config.type_vocab_size > 1,
         verbose=False,  # no warning about long texts, which are refused below
     )
     tokens = encoding["input_ids"].shape[1]

@@ -86,8 +86,8 @@ class QuestionAnswerer:
         self.max_query_length = max_query_length
         if tokenizer("a", "b")["input_ids"][0] != tokenizer.cls_token_id:
             raise ValueError(
-                f"`tokenizer`: pairs of a {type(tokenizer).__name__} do not begin with a [CLS] token. Its logits are "
-                "those of no answer."
+                f"`tokenizer`: pairs of a {type(tokenizer).__name__} do not begin with [CLS], whose logits score "
+                '"no answer". Use the model\'s own tokenizer.'
             )
 
     @overload
