@@ -9,7 +9,7 @@ import torch
 import snugbert
 from snugbert.trainers.corpus.corpus import Block, Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
-from snugbert.trainers.pretraining.electra import make_pair
+from snugbert.trainers.pretraining.electra import ElectraPair, shrink_config
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 VOCAB_SIZE, MASK = 200, 4
@@ -82,6 +82,12 @@ def tiny_model(dropout: float = 0.0, model: Any = snugbert.SnugBertForPreTrainin
         "tiny", vocab_size=VOCAB_SIZE, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
     return model(config)
+
+
+def make_pair(config: snugbert.SnugBertConfig) -> ElectraPair:
+    """A discriminator and a generator of a quarter of its width, with random weights."""
+    generator = snugbert.SnugBertForMaskedLM(shrink_config(config, 0.25))
+    return ElectraPair(snugbert.SnugBertForReplacedTokenDetection(config), generator)
 
 
 def make_trainer(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from accelerate.commands.launch import launch_command, launch_command_parser
 from safetensors.torch import load_file
+from synthetic import make_pair
 from transformers import (
     BertConfig,
     BertForPreTraining,
@@ -32,7 +33,6 @@ from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.electra import make_pair
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.shared_trainer import SharedTrainer

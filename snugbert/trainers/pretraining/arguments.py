@@ -137,7 +137,7 @@ class PretrainingDataArguments(PreparationArguments):
     )
     whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words: all tokens of a word, or none."})
     generator_size: float = field(
-        default=0.25, metadata={"help": "For electra: width of the generator, as a share of the discriminator's."}
+        default=0.25, metadata={"help": "For electra: width of a new generator, as a share of the model's."}
     )
     bigram_init: bool = field(
         default=False, metadata={"help": "Start from weights computed from the bigrams of the training text."}

@@ -42,8 +42,8 @@ class SnugBertDataCollatorForPretraining:
         random_replace_prob: share of the predicted tokens to replace by a random token, 0.1 in the paper. The others
             stay unchanged.
         whole_word_mask: whether to mask all tokens of a word or none.
-        replacement_keys: whether batches contain random numbers for [`ElectraPair`], which determine the tokens that
-            its generator predicts.
+        replacement_keys: whether batches contain a random number for each masked token, from which ELECTRA's generator
+            samples the token that replaces it.
 
     Raises:
         InputError: a share is out of range, or `whole_word_mask` is set for a tokenizer other than WordPiece.

@@ -7,15 +7,17 @@ discriminator. Both models share their embeddings, including the LayerNorm, as i
 Shapes: B rows and L columns of a batch, M masked tokens, V vocabulary size.
 """
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
+from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.errors import InputError
 from snugbert.kernels_snugbert import has_own_kernels
 from snugbert.modeling_snugbert import (
@@ -32,6 +34,8 @@ GENERATOR_FOLDER = "generator"  # in the folder of the discriminator
 ELECTRA_HEADS = {"classification_head": "dense", "pooler_act": "gelu", "prediction_act": "gelu"}
 # Random numbers that sampling computes at once. On a CPU they fit into its cache. On a GPU they take 128 MiB.
 NUMBERS_ON_CPU, NUMBERS_ON_GPU = 2**18, 2**24
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,7 +60,9 @@ class ElectraOutput(ModelOutput):
 
 
 class ElectraPair(SnugBertPreTrainedModel):
-    """A discriminator and its generator, for training. They are saved as two models, see [`PretrainingTrainer`].
+    """A discriminator and its generator, for training. [`PretrainingTrainer`] saves them as two models.
+
+    Batches need `replacement_keys`, see [`SnugBertDataCollatorForPretraining`].
 
     Args:
         discriminator: any size.
@@ -140,8 +146,10 @@ def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_key
 
     Divides each probability by an exponential random number and takes the largest quotient. In the logarithm, this is
     Gumbel-max, as in the original release. The random numbers are hashes: the key of the row and the key of the
-    vocabulary entry, multiplied modulo 2^64. For random keys, the products are uniform and pairwise independent. So a
-    batch carries one random number per masked token, not one per logit, and CPUs and GPUs draw the same tokens.
+    vocabulary entry, multiplied modulo 2^64. So a batch carries one random number per masked token, not one per logit,
+    and CPUs and GPUs draw the same tokens, up to rounding of the logits. Each product is uniform, because multiplying
+    by an odd number modulo 2^64 is a bijection. The products of a row are not independent, but the frequencies of
+    tokens do not differ measurably from the softmax (chi-squared tests). Rows are independent, because their keys are.
 
     Args:
         logits: *Shape:* (M, V)
@@ -167,32 +175,59 @@ def load_pair(
     """Loads a discriminator and its generator, or builds them with random weights.
 
     Args:
-        model_args: which checkpoint. If its folder contains no generator, the generator gets random weights.
+        model_args: which checkpoint. If it has no generator, the generator gets random weights.
         config: configuration of the discriminator, from [`load_config`].
         tokenizer: the tokenizer of both.
         generator_size: size of a new generator, see [`shrink_config`].
 
     Raises:
-        InputError: as in [`load_model`], or `generator_size` does not fit the configuration.
+        InputError: as in [`load_model`], or the generator of the checkpoint does not fit its discriminator.
     """
     config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining has two models
-    if model_args.model_name_or_path is None:
-        config.update(ELECTRA_HEADS)
     discriminator = load_model(AutoModelForPreTraining, model_args, config)
-    folder = Path(str(model_args.model_name_or_path)) / GENERATOR_FOLDER
-    if folder.is_dir():
-        generator_args = replace(model_args, model_name_or_path=str(folder))
-        generator = load_model(AutoModelForMaskedLM, generator_args, load_config(generator_args, tokenizer))
+    folder = _find_generator(model_args)
+    if folder is None:
+        logger.info("generator: random weights")
+        generator = AutoModelForMaskedLM.from_config(shrink_config(config, generator_size), dtype=torch.float32)
     else:
-        generator_config = shrink_config(config, generator_size)
-        generator = AutoModelForMaskedLM.from_config(generator_config, dtype=torch.float32)
+        logger.info("generator: %s (--generator_size has no effect)", folder)
+        generator_args = replace(model_args, model_name_or_path=str(folder), config_name=None, config_overrides=None)
+        generator_config = load_config(generator_args, tokenizer)
+        _check_generator(folder, generator_config, config)
+        generator_config.hidden_dropout_prob = config.hidden_dropout_prob
+        generator_config.attention_probs_dropout_prob = config.attention_probs_dropout_prob
+        generator = load_model(AutoModelForMaskedLM, generator_args, generator_config)
     return ElectraPair(discriminator, generator)  # type: ignore[arg-type]
 
 
-def make_pair(config: SnugBertConfig, generator_size: float = 0.25) -> ElectraPair:
-    """Builds a discriminator and its generator with random weights. Arguments as in [`shrink_config`]."""
-    generator = SnugBertForMaskedLM(shrink_config(config, generator_size))
-    return ElectraPair(SnugBertForReplacedTokenDetection(config), generator)
+def _find_generator(model_args: ModelArguments) -> Path | None:
+    """Returns the folder of the checkpoint's generator. Downloads it if the checkpoint is on the Hub."""
+    name = model_args.model_name_or_path
+    if name is None:
+        return None
+    checkpoint = Path(name)
+    if not checkpoint.is_dir():
+        hub = {name: value for name, value in model_args.hub.items() if name != "trust_remote_code"}
+        try:  # the first pattern, because huggingface_hub warns if no file matches
+            files = ["config.json", f"{GENERATOR_FOLDER}/*"]
+            checkpoint = Path(snapshot_download(name, allow_patterns=files, **hub))
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot download {name}/{GENERATOR_FOLDER}: {' '.join(str(error).split())}") from error
+    folder = checkpoint / GENERATOR_FOLDER
+    return folder if folder.is_dir() else None
+
+
+def _check_generator(folder: Path, generator: SnugBertConfig, discriminator: SnugBertConfig) -> None:
+    """Checks that both models can share their embeddings."""
+    sizes = {"embedding_size": tuple(map(compute_embedding_size, (generator, discriminator)))}
+    for name in ("vocab_size", "max_position_embeddings", "type_vocab_size", "position_embedding_type"):
+        sizes[name] = getattr(generator, name), getattr(discriminator, name)
+    for name, (value, other) in sizes.items():
+        if value != other:
+            raise InputError(
+                f"{folder}: {name} is {value}, but {other} in the discriminator. They share their embeddings. To "
+                "start with a new generator, move this folder away."
+            )
 
 
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
@@ -200,22 +235,19 @@ def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
 
     Args:
         config: configuration of the discriminator.
-        size: factor of the hidden size, the feed-forward size and the number of attention heads (at least one).
-
-    Raises:
-        InputError: the hidden size is not a multiple of the number of heads.
+        size: width of the generator, as a share of `config.hidden_size`. The number of attention heads is rounded, and
+            their size to a multiple of 8, because GPU kernels pad other sizes. The feed-forward size has the same
+            ratio to the width as in `config`.
     """
+    heads = max(1, round(config.num_attention_heads * size))
+    hidden_size = heads * 8 * max(1, round(config.hidden_size * size / heads / 8))
     values = config.to_dict() | {
         "architectures": None,
         "embedding_size": compute_embedding_size(config),
-        "hidden_size": max(1, round(config.hidden_size * size)),
-        "intermediate_size": max(1, round(config.intermediate_size * size)),
-        "num_attention_heads": max(1, round(config.num_attention_heads * size)),
+        "hidden_size": hidden_size,
+        "intermediate_size": round(config.intermediate_size * hidden_size / config.hidden_size),
+        "num_attention_heads": heads,
     }
-    try:
-        generator_config = SnugBertConfig.from_dict(values)
-        compute_head_size(generator_config)  # checks that a model can be built
-    except ValueError as error:
-        raise InputError(f"--generator_size {size:g}: {error}") from error
+    generator_config = SnugBertConfig.from_dict(values)
     generator_config._attn_implementation = config._attn_implementation
     return generator_config

@@ -40,7 +40,7 @@ from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
-from snugbert.trainers.pretraining.electra import load_pair
+from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, load_pair
 from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS
@@ -69,6 +69,8 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     set_up(training_args)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
+    if data_args.objective == "electra" and model_args.model_name_or_path is None:
+        config.update(ELECTRA_HEADS)
     _check_lengths(data_args, config)
     if data_args.dataset_objective in PAIR_TASKS and config.type_vocab_size < 2:
         raise InputError(
@@ -115,14 +117,16 @@ def _train_and_evaluate(
 ) -> None:
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
-    initial_weights = {
+    initial_weights: dict[str, Any] = {
+        "--objective": data_args.objective,
         "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
         "--bigram_init": data_args.bigram_init,
-        "--generator_size": data_args.generator_size if data_args.objective == "electra" else None,
     }
+    if data_args.objective == "electra":
+        initial_weights["--generator_size"] = data_args.generator_size
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
-        check_training_settings(checkpoint, collect_training_settings(training_args, config) | initial_weights)
+        check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
         check_max_steps(checkpoint, training_args)
     model = _load_model(model_args, data_args, training_args, config, tokenizer)
     epochs_dir = output_dir / "epochs"
@@ -176,12 +180,15 @@ def _load_model(
     model: PreTrainedModel
     if data_args.objective == "electra":
         model = load_pair(model_args, config, tokenizer, data_args.generator_size)
-        logger.info("generator: %s parameters", f"{model.generator.num_parameters():,}")
+        logger.info(
+            "model: %s parameters (discriminator: %s, generator: %s, embeddings are shared)",
+            *(f"{each.num_parameters():,}" for each in (model, model.discriminator, model.generator)),
+        )
     else:
         config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
         auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
         model = load_model(auto_class, model_args, config)
-    logger.info("model: %s parameters", f"{model.num_parameters():,}")
+        logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:
         check_disk_space(training_args, model.parameters())
         _check_training_arguments(training_args, model)

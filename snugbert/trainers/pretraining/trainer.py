@@ -61,7 +61,10 @@ _peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
 class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
-    """Trainer for [`SnugBertForPreTraining`], [`SnugBertForMaskedLM`] and ELECTRA ([`ElectraPair`]).
+    """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
+
+    `snugbert pretrain --objective electra` also uses it, with an internal model that contains generator and
+    discriminator.
 
     Like `Trainer`, it works on any map-style dataset of features. The data collator must return `labels`, and for
     `SnugBertForPreTraining` also `next_sentence_label`. Batches may be packed or padded. A [`PretrainingDataset`] with

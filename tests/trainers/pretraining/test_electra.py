@@ -1,16 +1,23 @@
 """ELECTRA's generator and discriminator: loss, gradients, sampled tokens, files."""
 
+import json
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from synthetic import VOCAB_SIZE, RandomExamples
+from huggingface_hub import constants
+from synthetic import VOCAB_SIZE, RandomExamples, make_pair
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, EvalPrediction
 
 import snugbert
-from snugbert.trainers.pretraining.electra import ElectraPair, make_pair, sample_tokens
+from snugbert.configuration_snugbert import SIZES
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_config
+from snugbert.trainers.pretraining.electra import ElectraPair, load_pair, sample_tokens, shrink_config
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.training_log import TrainingLog, count_batch
 
@@ -162,3 +169,49 @@ def test_tokens_are_drawn_from_the_softmax(rows, vocab_size, spread, cells, limi
     counts = tokens.bincount(minlength=vocab_size).view(cells, -1).sum(-1)
     assert ((counts - expected) ** 2 / expected).sum().item() < limit  # cells - 1 degrees of freedom
     assert torch.equal(sample_tokens(logits.expand(7, -1), keys[100:107], vocabulary_keys), tokens[100:107])
+
+
+def test_a_pair_is_loaded_from_a_folder_or_the_hub(pair, tmp_path, caplog):
+    """The generator of the checkpoint trains on, with its own configuration, except dropout."""
+    caplog.set_level("INFO", "snugbert")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(VOCAB_SIZE - 5))]
+    tokenizer = snugbert.SnugBertTokenizer({word: number for number, word in enumerate(words)})
+    tokenizer.save_pretrained(tmp_path)
+    snapshot = Path(constants.HF_HUB_CACHE) / "models--org--electra/snapshots" / ("0" * 40)
+    for folder in (tmp_path / "pair", snapshot):
+        pair.discriminator.save_pretrained(folder)
+        pair.generator.save_pretrained(folder / "generator")
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text(snapshot.name)
+
+    def load(name, **changes) -> ElectraPair:
+        caplog.clear()
+        args = ModelArguments(model_name_or_path=str(name), tokenizer_name=str(tmp_path), **changes)
+        return load_pair(args, load_config(args, tokenizer), tokenizer, generator_size=0.5)
+
+    for name, folder in ((tmp_path / "pair", tmp_path / "pair"), ("org/electra", snapshot)):
+        loaded = load(name, config_name=str(folder), config_overrides="hidden_dropout_prob=0.3")
+        assert f"generator: {folder}/generator (--generator_size has no effect)" in caplog.text
+        assert loaded.generator.config.hidden_dropout_prob == 0.3
+        for name, parameter in pair.named_parameters():
+            assert torch.equal(loaded.get_parameter(name), parameter.float())
+    config_file = tmp_path / "pair/generator/config.json"
+    values = json.loads(config_file.read_text())
+    config_file.write_text(json.dumps(values | {"embedding_size": 16}))
+    with pytest.raises(InputError, match="pair/generator: embedding_size is 16, but 48 in the discriminator"):
+        load(tmp_path / "pair")
+    shutil.rmtree(config_file.parent)
+    assert load(tmp_path / "pair").generator.config.hidden_size == 64 and "generator: random weights" in caplog.text
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_generator_has_about_the_requested_width(size):
+    config = snugbert.SnugBertConfig.from_size(size)
+    for share in (0.1, 0.25, 0.3, 1 / 3, 0.4, 0.5, 0.9, 1):
+        generator = shrink_config(config, share)
+        heads, width = generator.num_attention_heads, generator.hidden_size
+        assert width % (8 * heads) == 0 and abs(width - share * config.hidden_size) <= 4 * heads
+        assert generator.intermediate_size == 4 * width and generator.embedding_size == config.hidden_size
+        assert heads == max(1, round(share * config.num_attention_heads))
+    quarter = shrink_config(snugbert.SnugBertConfig.from_size("mini"), 0.25)
+    assert (quarter.hidden_size, quarter.num_attention_heads, quarter.intermediate_size) == (64, 1, 256)

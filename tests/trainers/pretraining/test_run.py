@@ -197,7 +197,8 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     """Both open alone, the discriminator with every head. Together they have the same metrics as after training."""
     folder, again = tmp_path / "electra", tmp_path / "again"
     electra = small_run | {"objective": "electra", "optim": "muon"}
-    assert run(electra, output_dir=folder, max_steps=4, config_overrides="embedding_size=64") == 0
+    electra |= {"max_steps": 4, "save_steps": 4, "config_overrides": "embedding_size=64"}
+    assert run(electra, output_dir=folder) == 0
     printed = capsys.readouterr().out
     results = json.loads((folder / "eval_results.json").read_text())
     assert "replaced token accuracy" in printed
@@ -220,8 +221,14 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
         assert torch.equal(generator.bert.embeddings.get_parameter(name), parameter)
     assert len(AutoTokenizer.from_pretrained(folder / "generator")) == model.config.vocab_size
 
+    resume = {"output_dir": folder, "resume_from_checkpoint": "true"}
+    assert run(electra | resume, max_steps=5) == 0
+    assert run(electra | resume, objective="mlm") == 2
+    assert "settings changed since" in (error := capsys.readouterr().err) and "generator_size" not in error
+    assert '--objective was "electra" and is "mlm"' in error
+    results = json.loads((folder / "eval_results.json").read_text())
     more = {"config_name": None, "model_name_or_path": folder, "train_file": None, "do_eval": "true"}
-    assert run(electra | more, output_dir=again) == 0
+    assert run(electra | more, output_dir=again, config_overrides=None) == 0
     assert json.loads((again / "eval_results.json").read_text())["eval_loss"] == pytest.approx(results["eval_loss"])
     card = ModelCard.load(folder / "README.md")
     assert "| generator | " in card.text and "electra" in card.data.tags
@@ -420,7 +427,7 @@ BAD = [
     ({"no_nsp": "true", "objective": "mlm+nsp"}, "--objective mlm+nsp and --no_nsp contradict each other"),
     ({"objective": "clm"}, "--objective 'clm' is unknown. Choose one of mlm+nsp, mlm, mlm+order, electra"),
     ({"objective": "electra", "bigram_init": "true"}, "--bigram_init does not support --objective electra"),
-    ({"objective": "electra", "generator_size": 0.9}, "--generator_size 0.9: "),
+    ({"objective": "electra", "generator_size": 1.1}, "--generator_size 1.1 must be above 0 and at most 1"),
     ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
     ({"phases": "32"}, "expected a length and its share of the steps, such as 128:90%, not '32'"),
     ({"phases": "32:50%,1024:50%"}, "--phases: length 1024 must be between 5"),

@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
+from synthetic import make_pair
 from torch.utils.flop_counter import FlopCounterMode
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining
 from snugbert.packed_batches import pack
-from snugbert.trainers.pretraining.electra import make_pair
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
 
