@@ -22,7 +22,12 @@ from transformers import (
 from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.families_snugbert import convert_family_config
-from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertForMaskedLM, SnugBertForPreTraining
+from snugbert.modeling_snugbert import (
+    IGNORE_INDEX,
+    SnugBertForMaskedLM,
+    SnugBertForPreTraining,
+    SnugBertForReplacedTokenDetection,
+)
 from snugbert.models import (
     SPECIAL_TOKEN_NAMES,
     MissingWeightsError,
@@ -66,6 +71,11 @@ def load_masked_model(
 def _load_heads(args: ModelArguments, config: Any, sentence_pairs: bool) -> PreTrainedModel:
     trained = args.model_name_or_path is not None
     if isinstance(config, SnugBertConfig):
+        if trained and SnugBertForReplacedTokenDetection.__name__ in (config.architectures or []):
+            raise InputError(
+                f"{args.model_name_or_path} is ELECTRA's discriminator, which does not predict tokens. Use its "
+                "generator. `snugbert pretrain` saves it in the subfolder generator."
+            )
         config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
         pretraining_class: Any = SnugBertForPreTraining
     else:

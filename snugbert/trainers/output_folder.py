@@ -30,6 +30,7 @@ WRITTEN_BY_A_RUN = re.compile(
     r"(trainer_state|config|plan)\.json",
     re.ASCII,
 )
+GENERATOR_FOLDER = "generator"  # ELECTRA's generator, in the folder of the discriminator
 # A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
 UNFINISHED = "_unfinished_checkpoint"
 
@@ -179,8 +180,13 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
 
 
 def remove_run(output_dir: Path) -> None:
-    """Removes the checkpoints and results of a run. Its model stays until a new model replaces it."""
+    """Removes the checkpoints and results of a run. Its model stays until a new model replaces it.
+
+    ELECTRA's generator is removed, too, because a model of another kind would not replace it.
+    """
     shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
+    if (output_dir / GENERATOR_FOLDER / "config.json").exists():
+        shutil.rmtree(output_dir / GENERATOR_FOLDER, ignore_errors=True)
     for path in list_run_files(output_dir):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -95,7 +95,8 @@ def test_models_that_cannot_be_scored(tmp_path, minilm):
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
         make_tokenizer("bert").save_pretrained(tmp_path / name)
-    assert "has no weights for cls.predictions." in message(model_name_or_path=str(tmp_path / "electra"))
+    electra = message(model_name_or_path=str(tmp_path / "electra"))
+    assert "electra is ELECTRA's discriminator, which does not predict tokens. Use its generator." in electra
     assert "has no weights for cls.predictions." in message(model_name_or_path=str(minilm))  # no head
     gpt = message(model_name_or_path=str(tmp_path / "gpt"))
     assert gpt.endswith("gpt is a 'gpt2' model, which does not predict masked tokens.")

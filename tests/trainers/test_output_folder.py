@@ -61,6 +61,8 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     write_checkpoint(tmp_path, 10)
     (tmp_path / UNFINISHED).mkdir()
     (tmp_path / "notes.txt").touch()
+    (tmp_path / "generator").mkdir()  # ELECTRA's. The next model may be another one.
+    (tmp_path / "generator/config.json").touch()
     with pytest.raises(InputError, match="already contains a run"):
         check_output_dir(arguments(tmp_path), overwrite=False)
     with pytest.raises(InputError, match="checkpoint-11 contains no"):

@@ -48,6 +48,19 @@ def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, fl
     }
 
 
+def detection_baseline(replaced: float) -> dict[str, float]:
+    """Computes the metrics of an ELECTRA discriminator that gives all tokens the same probability.
+
+    Args:
+        replaced: share of the tokens that were replaced.
+
+    Returns:
+        `disc_loss` in nats, which is the entropy of `replaced`, and `disc_accuracy` of the more frequent answer.
+    """
+    shares = replaced, 1 - replaced
+    return {"disc_loss": -sum(share * math.log(share) for share in shares if share), "disc_accuracy": max(shares)}
+
+
 def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
     """Returns the mean cross-entropy, in nats, of predicting tokens by their frequency.
 
@@ -88,6 +101,7 @@ def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, floa
         "mlm_accuracy": "masked token accuracy",
         "bits_per_character": "bits per character",
         "nsp_accuracy": f"{PAIR_TASKS.get(objective)} accuracy",
+        "disc_loss": "replaced token loss",
         "disc_accuracy": "replaced token accuracy",
     }
     lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]

@@ -1,5 +1,6 @@
 """The model card of pretraining: what the model does, its text, settings, metrics and limits."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from snugbert.card_heads_snugbert import HEADS, how_to_load
 from snugbert.card_snugbert import BIAS_WARNING, TAGS, escape, find_base_model
 from snugbert.trainers.card import eval_result, save_model_card, table
+from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.baselines import format_metric
 from snugbert.trainers.pretraining.plot import PLOT_NAME
 
@@ -62,24 +64,27 @@ def write_pretraining_card(
         base_model: the checkpoint that training started from, a folder or a Hub name. None: random weights.
         head_name: the head, a key of `HEADS`.
     """
-    head = HEADS[head_name]
+    head, is_electra = HEADS[head_name], head_name == "ForReplacedTokenDetection"
     base_id, start = find_base_model(base_model)
     results = metric_eval_results(metrics or {}, validation_name)
     header = ModelCardData(
         language=language,
         library_name="transformers",
         pipeline_tag=head.task,
-        tags=[*TAGS, "electra" if head_name == "ForReplacedTokenDetection" else "masked-lm", "pretraining"],
+        tags=[*TAGS, "electra" if is_electra else "masked-lm", "pretraining"],
         base_model=base_id,
         datasets=None if dataset_name is None else [dataset_name],
         metrics=sorted({result.metric_type for result in results}) or None,
         model_name=name,
         eval_results=results or None,
     )
+    load_generator = f'AutoModelForMaskedLM.from_pretrained({json.dumps(name)}, subfolder="{GENERATOR_FOLDER}")'
+    generator = [f"The generator, which predicts masked tokens: `{load_generator}`."] if is_electra else []
     sections = [
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was pretrained with SnugBERT, starting from {escape(start)}.",
         how_to_load(name, head, language),
+        *generator,
         f"## Text\n\n{table(('text', 'source'), data.items())}",
         f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
     ]
@@ -130,7 +135,7 @@ def format_results(
     ]
     if not baselines:  # in a card that is pushed during training
         return f"Metrics on the validation text.\n\n{table(('', 'this model'), [row[:2] for row in rows])}"
-    tokens = ", and that no token was replaced" if "disc_accuracy" in baselines else ""
+    tokens = ", and that every token was replaced with the same probability" if "disc_accuracy" in baselines else ""
     pairs = ", and the more frequent label for all sentence pairs" if "nsp_accuracy" in baselines else ""
     return (
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "

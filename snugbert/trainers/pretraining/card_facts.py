@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from snugbert.card_snugbert import find_base_model
+from snugbert.errors import format_count
 from snugbert.models import ModelArguments
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.corpus.languages import primary_language
@@ -112,9 +113,10 @@ def _describe_training(
 
 def _describe_model(model: Any) -> str:
     config = model.config
+    heads = format_count(config.num_attention_heads, "attention head")
     return (
-        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} attention "
-        f"heads, {model.num_parameters():,} parameters, vocabulary of {config.vocab_size:,} tokens"
+        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {heads}, {model.num_parameters():,} "
+        f"parameters, vocabulary of {config.vocab_size:,} tokens"
     )
 
 

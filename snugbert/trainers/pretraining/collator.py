@@ -20,10 +20,15 @@ from snugbert.trainers.ranges import check_ranges
 
 CUT = "‖"
 SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so
-# Explains the output of `describe`.
+# Explain the output of `describe`.
+OTHER_MARKS = f"Tokens without braces have no label. {CUT} marks a place where a sentence was cut."
 LEGEND = (
     "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
-    f"must be predicted. Tokens without braces have no label. {CUT} marks a place where a sentence was cut."
+    f"must be predicted. {OTHER_MARKS}"
+)
+ELECTRA_LEGEND = (
+    "input{label} of the generator: [MASK]{word} is masked, word{word} is unchanged but must be predicted. The "
+    f"discriminator reads the generator's predictions in these places. {OTHER_MARKS}"
 )
 
 

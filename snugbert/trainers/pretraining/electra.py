@@ -27,9 +27,9 @@ from snugbert.modeling_snugbert import (
     SnugBertPreTrainedModel,
 )
 from snugbert.models import ModelArguments, load_config, load_model
+from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
 
-GENERATOR_FOLDER = "generator"  # in the folder of the discriminator
 # What ElectraForSequenceClassification computes, so that fine-tuned models convert to it.
 ELECTRA_HEADS = {"classification_head": "dense", "pooler_act": "gelu", "prediction_act": "gelu"}
 # Random numbers that sampling computes at once. On a CPU they fit into its cache. On a GPU they take 128 MiB.

@@ -31,9 +31,9 @@ from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.log_lines import format_duration
-from snugbert.trainers.output_folder import check_output_dir, clear_output_dir
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
-from snugbert.trainers.pretraining.baselines import compute_baselines, format_comparison
+from snugbert.trainers.pretraining.baselines import compute_baselines, detection_baseline, format_comparison
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
 from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams, share_weights
 from snugbert.trainers.pretraining.card_facts import write_run_card
@@ -251,8 +251,8 @@ def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float
         return {}, {}
     baselines = compute_baselines(data.validation, data.train_corpus)
     metrics = trainer.evaluate()
-    if "eval_replaced" in metrics:  # ELECTRA: predicting that no token was replaced
-        baselines["disc_accuracy"] = 1 - metrics["eval_replaced"]
+    if "eval_replaced" in metrics:
+        baselines |= detection_baseline(metrics["eval_replaced"])
     metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
     trainer.save_metrics("eval", metrics)
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
@@ -352,12 +352,13 @@ def _print_duration(num_steps: int, checkpoint: str | None, seconds: float) -> N
 
 
 def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
-    files = {"model": "", "plot": PLOT_NAME, "model card": "README.md"} if trained else {}
+    files = {"model": "", "generator": GENERATOR_FOLDER, "plot": PLOT_NAME, "model card": "README.md"}
+    files = files if trained else {}
     if evaluated:
         files["metrics"] = "eval_results.json"
     print()
     for name, file in files.items():
-        if (output_dir / file).exists():  # a short run has no plot
+        if (output_dir / file).exists():  # only ELECTRA has a generator, and a short run has no plot
             print(f"{name:<12}{output_dir / file}")
     if trained:
         flags = {"model_name_or_path": output_dir, **hub_flags, "task_name": "sst2", "output_dir": "sst2"}

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
-from snugbert.trainers.pretraining.collator import LEGEND, SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora, make_dataset
 
 
@@ -34,7 +34,8 @@ def show_examples(
         dataset = make_dataset(
             corpus, "training text", length, data_args, tokenizer, Path(epochs_dir), training_args.examples_seed
         )
-        print(f"\n{textwrap.fill(LEGEND, shutil.get_terminal_size().columns)}")
+        legend = ELECTRA_LEGEND if data_args.objective == "electra" else LEGEND
+        print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
         for index in range(min(data_args.show, len(dataset))):
             example = collator.describe(dataset[index], dataset.objective, dataset.find_cuts(index))
             print(f"\n{index + 1}. {example}")

@@ -29,6 +29,7 @@ from transformers.trainer_utils import (
 from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
+from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
 from snugbert.trainers.pretraining.batches import (
@@ -45,7 +46,7 @@ from snugbert.trainers.pretraining.batches import (
 )
 from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
-from snugbert.trainers.pretraining.electra import GENERATOR_FOLDER, ElectraPair
+from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.guidance import warn_at_baseline
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.processes import ProcessesTrainer

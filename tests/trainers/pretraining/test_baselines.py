@@ -7,7 +7,7 @@ import pytest
 
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.corpus.part_files import Block
-from snugbert.trainers.pretraining.baselines import unigram_baseline
+from snugbert.trainers.pretraining.baselines import detection_baseline, unigram_baseline
 
 
 def test_unigram_baseline_by_hand():
@@ -21,3 +21,12 @@ def test_unigram_baseline_by_hand():
     baseline = unigram_baseline(corpus_of([3, 0, 3, 3, 0, 1]), dataset)
     assert baseline["mlm_loss"] == pytest.approx(-(np.log(4 / 8) + np.log(2 / 8)) / 2)
     assert baseline["mlm_accuracy"] == 0.5
+
+
+def test_detection_baseline_by_hand():
+    assert detection_baseline(0.25) == {
+        "disc_loss": pytest.approx(0.25 * np.log(4) + 0.75 * np.log(4 / 3)),
+        "disc_accuracy": 0.75,
+    }
+    assert detection_baseline(0.75)["disc_accuracy"] == 0.75
+    assert detection_baseline(0.0) == {"disc_loss": 0.0, "disc_accuracy": 1.0}

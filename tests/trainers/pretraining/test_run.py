@@ -201,7 +201,7 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     assert run(electra, output_dir=folder) == 0
     printed = capsys.readouterr().out
     results = json.loads((folder / "eval_results.json").read_text())
-    assert "replaced token accuracy" in printed
+    assert "replaced token accuracy" in printed and f"generator   {folder}/generator\n" in printed
     assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + 50 * results["eval_disc_loss"])
     assert results["eval_unigram_disc_accuracy"] == 1 - results["eval_replaced"]
     assert 0 < results["eval_replaced"] < 0.3
@@ -231,7 +231,9 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     assert run(electra | more, output_dir=again, config_overrides=None) == 0
     assert json.loads((again / "eval_results.json").read_text())["eval_loss"] == pytest.approx(results["eval_loss"])
     card = ModelCard.load(folder / "README.md")
-    assert "| generator | " in card.text and "electra" in card.data.tags
+    assert "| generator | 2 layers, hidden size 32, 1 attention head, " in card.text and "electra" in card.data.tags
+    assert '`AutoModelForMaskedLM.from_pretrained("electra", subfolder="generator")`' in card.text
+    assert "| replaced token loss, nats | 0" in card.text
 
 
 def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
@@ -303,6 +305,8 @@ def test_examples_are_shown(small_run, capsys):
     assert "[MASK]{" in shown and shown.count("to predict") == 3 and "\n3. B is " in shown
     run(small_run, **more, no_nsp="true")
     assert "- " in capsys.readouterr().out
+    run(small_run, **more, objective="electra")
+    assert "The discriminator reads the generator's predictions" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, capsys):
