@@ -12,7 +12,7 @@ Recipes (`RECIPES`):
 
 The recipe `mlm+nsp` trains for `--share` passes over the text. The others train for as many steps as need the same
 FLOPs. The package's `throughput.py` counts them: what the losses need, for ELECTRA of both models, without the
-optimizer.
+optimizer and the initial weights of `--bigram_init`, which take seconds.
 
 Every pretrained model is then fine-tuned once per task, with the seed of its pretraining: batches of 32, 3 epochs
 (SST-2: 1), dropout 0.1, and the commands' default learning rate for the model's size. Scores are on the dev sets.
@@ -49,6 +49,7 @@ from side_by_side import describe_machine, positive
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_tokenizer
+from snugbert.trainers.finetuning.results import write_atomically
 from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.batches import plan_phases
@@ -181,7 +182,8 @@ def run_step(name: str, args: argparse.Namespace) -> None:
     result = read_costs(list_checkpoints(folder)[-1]) if step == PRETRAINING else {"seconds": seconds}
     if step != PRETRAINING:
         result |= read_score(folder, TASKS[step])
-    result_file(name, args).write_text(json.dumps(result | {"command": command, "machine": describe_machine("cpu")}))
+    result |= {"command": command, "machine": describe_machine("cpu")}
+    write_atomically(result_file(name, args), json.dumps(result))
     for checkpoint in list_checkpoints(folder):
         shutil.rmtree(checkpoint)
     print(f"{name}: finished after {seconds / 60:.1f} minutes", file=sys.stderr, flush=True)
@@ -271,8 +273,9 @@ def check_settings(args: argparse.Namespace) -> None:
     recorded = json.loads(file.read_text()) if file.exists() else current
     if changed := [f"--{name}" for name in SETTINGS if current[name] != recorded.get(name)]:
         raise InputError(f"{', '.join(changed)}: steps in {args.output_dir} have other values. Choose another folder.")
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(current))
+    if not file.exists():
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(current))
 
 
 # --- report -----------------------------------------------------------------------------------------------------
