@@ -128,7 +128,7 @@ class Checkpoint:
     Attributes:
         folder: folder of the checkpoint and its tokenizer.
         kind: a key of `CLASSES`: the model type, or `"tensorflow"`.
-        values: contents of its configuration file.
+        values: contents of its configuration file. `legacy` is set from the weights' names.
         config: the equivalent SnugBERT configuration.
         head: for example `"ForMaskedLM"`; `"Model"` for the bare encoder.
         weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
@@ -210,6 +210,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 "release of BERT."
             )
         tensors = read_weights(path)
+        if any(name.startswith("lm_predictions.") for name in tensors):
+            values["legacy"] = False  # Microsoft's files do not say which name DeBERTa's masked token head has
     weights, origin = _rename(tensors, _choose_names(kind, tensors), path)
     declared = _read_declared_head(kind, values, file)
     head = _find_head(kind, declared, weights, file)

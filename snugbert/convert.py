@@ -279,11 +279,11 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
     kind, head = checkpoint.kind, checkpoint.head
     source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
     options = checkpoint.options(kind)
+    config = source_class.config_class.from_dict(checkpoint.values)  # type: ignore[union-attr]
     if kind == "tensorflow":
-        config = source_class.config_class.from_dict(checkpoint.values)  # type: ignore[union-attr]
         source = build_model(source_class, config, checkpoint.weights, dtype, options)
     else:
-        source = source_class.from_pretrained(checkpoint.folder, dtype=dtype, **options)
+        source = source_class.from_pretrained(checkpoint.folder, config=config, dtype=dtype, **options)
     inputs = _example_batch(checkpoint)
     with torch.no_grad():
         expected = source.double().eval()(**_adapt(inputs, checkpoint, kind))

@@ -201,6 +201,29 @@ def test_every_form_of_a_file_is_read(tmp_path):
             assert [note for note in done.notes if "pooler was dropped" in note] == (done.notes if dropped else [])
 
 
+def test_microsofts_files_of_deberta_v3_are_converted(tmp_path):
+    """Half precision, and names of the masked token head that the configuration does not announce."""
+    source = write_stock(tmp_path / "source", "deberta-v2", "ForMaskedLM", legacy=False)
+    weights, config = read(source)
+    weights = {name: tensor.half() for name, tensor in weights.items()}
+    weights["mask_predictions.dense.weight"] = torch.zeros(32, 32).half()
+    (source / "model.safetensors").unlink()
+    torch.save(weights, source / "pytorch_model.bin")
+    (source / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name not in ("legacy", "architectures", "dtype")})
+    )
+    stock = transformers.DebertaV2ForMaskedLM.from_pretrained(source, legacy=False, dtype=torch.float64).eval()
+    inputs = make_batch("ForMaskedLM", stock.config)
+    mask = inputs["attention_mask"].bool()
+    for to in ("snugbert", "deberta-v2"):
+        done = convert(source, tmp_path / to, to)
+        assert done.dtype == "float16" and done.difference <= 1e-12
+        model = CLASSES[to]["ForMaskedLM"].from_pretrained(tmp_path / to, dtype=torch.float64).eval()
+        with torch.no_grad():
+            pair = model(**inputs).logits[mask], stock(**inputs).logits[mask]
+        torch.testing.assert_close(*pair, rtol=1e-10, atol=1e-10)
+
+
 def test_the_declared_class_may_be_a_siblings(tmp_path):
     source = write_stock(tmp_path / "source", "camembert", "ForTokenClassification")
     config = json.loads((source / "config.json").read_text())
