@@ -4,6 +4,7 @@ from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, t
 
 # isort: split
 import re
+import sys
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -47,7 +48,8 @@ class SnugBertConfig(PreTrainedConfig):
             token head. Any name in `transformers.activations.ACT2FN`.
         hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on embeddings and sublayer outputs.
         attention_probs_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on attention weights.
-        max_position_embeddings (`int`, *optional*, defaults to 512): Length of the longest sequence, in tokens.
+        max_position_embeddings (`int`, *optional*, defaults to 512): Length of the longest sequence, in tokens. With
+            relative positions, the distance from which on all distances share a row, and no limit.
         type_vocab_size (`int`, *optional*, defaults to 2): Number of segments (`token_type_ids`). With relative
             positions it may be 0, as in DeBERTa. The model then ignores `token_type_ids`.
         initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the initial weights.
@@ -235,6 +237,15 @@ class SnugBertConfig(PreTrainedConfig):
 def compute_embedding_size(config: SnugBertConfig) -> int:
     """Computes the width of the embeddings."""
     return config.hidden_size if config.embedding_size is None else config.embedding_size
+
+
+def compute_max_length(config: SnugBertConfig) -> int:
+    """Computes the number of tokens of the longest sequence.
+
+    With relative positions there is no limit: all distances beyond `max_position_embeddings` share the last row.
+    """
+    is_relative = config.position_embedding_type == "relative"
+    return sys.maxsize if is_relative else config.max_position_embeddings
 
 
 def compute_head_size(config: SnugBertConfig) -> int:

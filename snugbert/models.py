@@ -14,7 +14,13 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
-from snugbert.configuration_snugbert import LOADABLE_TYPES, SIZES, SnugBertConfig, compute_head_size
+from snugbert.configuration_snugbert import (
+    LOADABLE_TYPES,
+    SIZES,
+    SnugBertConfig,
+    compute_head_size,
+    compute_max_length,
+)
 from snugbert.errors import InputError, shorten
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
@@ -255,7 +261,7 @@ def check_vocabulary(folder: Path) -> None:
 
 def limit_length(config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:
     """Returns `max_seq_length`, or the model's maximum number of tokens if that is smaller."""
-    limit = min(tokenizer.model_max_length, config.max_position_embeddings)
+    limit = min(tokenizer.model_max_length, compute_max_length(config))
     if max_seq_length > limit:
         logger.warning("--max_seq_length %d exceeds the model's limit. Using %d.", max_seq_length, limit)
     return min(max_seq_length, limit)

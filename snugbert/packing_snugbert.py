@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
-from .configuration_snugbert import SnugBertConfig, compute_embedding_size
+from .configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_max_length
 from .kernels_snugbert import has_own_kernels, is_exporting, is_tracing, is_transformed
 
 logger = logging.get_logger(__name__)
@@ -296,16 +296,17 @@ def make_batch(
             check_range("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
     if position_ids is not None:
         check_shape("position_ids", position_ids, (1, L), (B, L))
-        check_range("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
+        check_range("position_ids", position_ids, compute_max_length(config), "max_position_embeddings")
     if cu_seq_lens_q is not None:
         return _packed_batch(config, inputs, attention_mask, token_type_ids, position_ids, cu_seq_lens_q, max_length_q)
     return _padded_batch(config, inputs, attention_mask, token_type_ids, position_ids, labels)
 
 
 def _check_length(length: int, config: SnugBertConfig) -> None:
-    if length > config.max_position_embeddings:
+    limit = compute_max_length(config)
+    if length > limit:
         raise ValueError(
-            f"A sequence has {length} tokens. The model's limit is {config.max_position_embeddings} "
+            f"A sequence has {length} tokens. The model's limit is {limit} "
             "(`max_position_embeddings`). Tokenize with `truncation=True`."
         )
 
@@ -340,7 +341,7 @@ def _packed_batch(
         _check_length(max_length, config)
         cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32, non_blocking=True)
     else:
-        max_length = min(max_length, config.max_position_embeddings)
+        max_length = min(max_length, compute_max_length(config))
         cu_seq_lens = cu_seq_lens.to(inputs.device, torch.int32, non_blocking=True)
         if not is_transformed():
             lengths = cu_seq_lens.diff()

@@ -298,15 +298,16 @@ def test_buckets_of_deberta_v3_equal_transformers():
 def test_relative_positions_in_every_implementation(tmp_path):
     """Attention implementations, masks of scores, compilation and gradient checkpointing: equal outputs and gradients.
 
-    Sequences have up to 300 tokens, so that distances share buckets.
+    Sequences have up to 200 tokens, more than `max_position_embeddings`, so that every bucket occurs.
     """
-    folder = write_checkpoint(tmp_path, "deberta-v2", "ForMaskedLM", num_hidden_layers=1)
+    fields = {"num_hidden_layers": 1, "max_position_embeddings": 128, "position_buckets": 64}
+    folder = write_checkpoint(tmp_path, "deberta-v2", "ForMaskedLM", **fields)
     models = {
         name: open_as_snugbert(folder, "deberta-v2", "ForMaskedLM", dtype=torch.float64, attn_implementation=name)
         for name in ("sdpa", "eager")
     }
-    lengths = torch.tensor([[300], [7], [130]])
-    mask = (torch.arange(300) < lengths).long()
+    lengths = torch.tensor([[200], [7], [130]])
+    mask = (torch.arange(200) < lengths).long()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(7, 100, mask.shape, generator=generator) * mask
     labels = torch.where((torch.rand(mask.shape, generator=generator) < 0.2) & (mask == 1), ids, -100)
@@ -315,7 +316,7 @@ def test_relative_positions_in_every_implementation(tmp_path):
     outputs, gradients = run(stock, inputs)
     expected = {"loss": outputs["loss"], **{rename(name, models["sdpa"]): one for name, one in gradients.items()}}
     del expected["bert.embeddings.word_embeddings.weight"]
-    score_mask = mask[:, None, None].expand(-1, -1, 300, -1)
+    score_mask = mask[:, None, None].expand(-1, -1, 200, -1)
     minimum = torch.finfo(torch.float64).min
     additive = torch.zeros(score_mask.shape, dtype=torch.float64).masked_fill(score_mask == 0, minimum)
     compiled = torch.compile(models["sdpa"], backend="aot_eager")
