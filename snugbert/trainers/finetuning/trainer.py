@@ -25,7 +25,8 @@ from snugbert.trainers.stopping import REMEDY, DivergedError
 
 PADDING = -100  # padding of predictions, as in Trainer
 LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
-EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
+# ELECTRA projects its embeddings. The embeddings of DeBERTa's relative positions are in the encoder.
+EMBEDDINGS = re.compile(r"(?:^|\.)(?:embeddings|embeddings_project|encoder\.rel_embeddings|encoder\.LayerNorm)\.")
 
 Loss = Callable[..., torch.Tensor]
 

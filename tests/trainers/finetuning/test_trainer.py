@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 from transformers import TrainerCallback
 
+from snugbert import SnugBertConfig, SnugBertForSequenceClassification
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.run import class_weights
-from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
+from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer, find_depths
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -110,6 +111,19 @@ def test_layerwise_learning_rates(tokenizer, tmp_path):
         assert rates.pop(id(parameter)) == expected, name
         assert decays[id(parameter)] == (0 if "bias" in name or "LayerNorm" in name else 0.01), name
     assert not rates
+
+
+@pytest.mark.parametrize(
+    "fields", [{"embedding_size": 16}, {"position_embedding_type": "relative", "type_vocab_size": 0}]
+)
+def test_only_the_head_is_above_the_layers(fields):
+    """Models with the parts of ELECTRA and DeBERTa."""
+    config = SnugBertConfig(vocab_size=9, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **fields)
+    model = SnugBertForSequenceClassification(config)
+    depths = {name: find_depths(model)[parameter] for name, parameter in model.named_parameters()}
+    in_layer = {name: int(name.split(".")[3]) + 1 for name in depths if ".layer." in name}
+    head = {name: 3 for name in depths if name.startswith(("classifier.", "bert.pooler."))}
+    assert depths == {name: (in_layer | head).get(name, 0) for name in depths}
 
 
 @pytest.mark.parametrize(
