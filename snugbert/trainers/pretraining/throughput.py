@@ -113,7 +113,8 @@ def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.T
     """FLOPs of a forward pass of the encoder that computes only what the heads read.
 
     A matrix product of m x k and k x n counts 2mkn. Nothing else counts. The last layer computes keys and values for
-    all tokens, but queries, output and feed-forward only for tokens that a head reads.
+    all tokens, but queries, output and feed-forward only for tokens that a head reads. DeBERTa's relative positions
+    add two scores for each pair of tokens, and in each layer the keys and queries of the distances in the batch.
 
     Args:
         config: configuration of the model.
@@ -125,12 +126,15 @@ def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.T
     """
     H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     E = _embedding_size(config)
+    buckets = config.position_buckets if getattr(config, "position_embedding_type", None) == "relative" else 0
+    products = 4 if buckets else 2  # for each pair of tokens
 
     def rest_of_layer(queries: torch.Tensor) -> torch.Tensor:
         # Query and output projections, both feed-forward layers, attention scores and weighted sums.
-        return queries.sum() * 2 * (2 * H * H + 2 * H * inner) + 4 * H * (queries * lengths).sum()
+        return queries.sum() * 2 * (2 * H * H + 2 * H * inner) + products * 2 * H * (queries * lengths).sum()
 
-    keys_and_values = lengths.sum() * 2 * 2 * H * H
+    distances = 2 * lengths.max().clamp(max=buckets)
+    keys_and_values = (lengths.sum() + distances) * 2 * 2 * H * H
     projection = 0 if E == H else lengths.sum() * 2 * E * H
     return projection + layers * keys_and_values + (layers - 1) * rest_of_layer(lengths) + rest_of_layer(read)
 

@@ -5,7 +5,7 @@ import torch
 from synthetic import make_pair
 from torch.utils.flop_counter import FlopCounterMode
 
-from snugbert import SnugBertConfig, SnugBertForPreTraining
+from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.packed_batches import pack
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
@@ -39,6 +39,19 @@ def test_flops_of_electra_equal_what_torch_counts():
     H, inner, length = generator.hidden_size, generator.intermediate_size, 7
     unread = 4 * (2 * (2 * H * H + 2 * H * inner) + 4 * H * length)
     assert training_flops(config, batch, generator).item() == 3 * (counter.get_total_flops() - unread)
+
+
+def test_flops_of_relative_positions_equal_what_torch_counts():
+    config = SnugBertConfig.from_size(
+        "tiny", vocab_size=50, position_embedding_type="relative", attn_implementation="eager"
+    )
+    model = SnugBertForMaskedLM(config)
+    batch = pack({"input_ids": [np.arange(1, 8)] * 4, "labels": [np.arange(1, 8)] * 4})
+    with FlopCounterMode(display=False) as counter:
+        model(**batch)
+    # Each token is multiplied by all 14 distances of the batch, but needs only the 7 to its own sequence's tokens.
+    unneeded = config.num_hidden_layers * 4 * 7 * 2 * (2 * config.hidden_size * 7)
+    assert training_flops(config, batch).item() == 3 * (counter.get_total_flops() - unneeded)
 
 
 def test_measuring_peak_flops_keeps_the_random_state():
