@@ -161,15 +161,15 @@ def _deberta_fields(values: dict[str, Any]) -> dict[str, Any]:
     sizes = {
         "embedding_size": hidden_size,
         "pooler_hidden_size": hidden_size,
-        "attention_head_size": hidden_size // fields["num_attention_heads"],
+        "attention_head_size": hidden_size // (fields["num_attention_heads"] or 1),
         "max_relative_positions": fields.get("max_position_embeddings", 512),
     }
     for name, size in sizes.items():
         value = fields.pop(name, None)
-        if value not in (None, -1, size):
+        if value not in (None, 0, -1, size):
             raise ValueError(f"`{name}` {value} is not supported. With the other sizes it must be {size}.")
-    if fields.get("position_buckets", -1) < 1:
-        raise ValueError("`position_buckets` is missing. SnugBERT has relative positions in buckets only.")
+    if not isinstance(fields.get("position_buckets"), int) or fields["position_buckets"] < 2:
+        raise ValueError("`position_buckets` must be at least 2. SnugBERT has relative positions in buckets only.")
     fields.pop("legacy", None)  # a name of the masked token head, which the file tells
     cls_dropout = fields.pop("cls_dropout", None)
     is_token_classifier = str((values.get("architectures") or [""])[0]).endswith("ForTokenClassification")

@@ -19,6 +19,7 @@ from snugbert.families_snugbert import (
     DEBERTA_SETTINGS,
     DENSE_CLASSIFIER_NAMES,
     ELECTRA_NAMES,
+    FAMILY_TYPES,
     ROBERTA_NAMES,
     ROBERTA_TYPES,
 )
@@ -108,42 +109,40 @@ def _deberta_fields(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _check_layers(checkpoint: Checkpoint, to: str) -> None:
     """Refuses a model with layers or activations that the family does not have."""
-    config, head, folder = checkpoint.config, checkpoint.head, checkpoint.folder
+    obstacle = _find_obstacle(checkpoint, to)
+    if obstacle is not None:
+        others = [kind for kind in ("bert", *FAMILY_TYPES) if _find_obstacle(checkpoint, kind) is None]
+        remedy = f"It converts with --to {others[0]}." if others else "No stock model is equal to it."
+        raise InputError(f"{checkpoint.folder}: {obstacle} {remedy}")
+
+
+def _find_obstacle(checkpoint: Checkpoint, to: str) -> str | None:
+    """Returns a sentence that says why the family has no equal model; None if it has."""
+    config, head = checkpoint.config, checkpoint.head
     if head not in CLASSES[to]:
-        raise InputError(f"{folder}: {to} has no {head}. Convert it with --to bert.")
+        return f"{to} has no {head}."
     stock = CLASSES[to][head].__name__
     if (config.position_embedding_type == "relative") != (to == "deberta-v2"):
-        better = "deberta-v2" if config.position_embedding_type == "relative" else "bert"
-        raise InputError(f"{folder}: only DeBERTa has relative positions. Convert it with --to {better}.")
+        return "only DeBERTa has relative positions."
     size = compute_embedding_size(config)
     if to != "electra" and size != config.hidden_size:
-        raise InputError(
-            f"{folder}: the embeddings have size {size} and the layers {config.hidden_size}. {stock} needs equal "
-            "sizes. Convert it with --to electra."
-        )
+        return f"the embeddings have size {size} and the layers {config.hidden_size}. {stock} needs equal sizes."
     if to in ("electra", "deberta-v2") and head == "Model" and checkpoint.has_pooler:
-        raise InputError(
-            f"{folder}: {stock} has no pooler. Load SnugBertModel with `add_pooling_layer=False`, save it, and "
-            "convert that folder."
+        return (
+            f"{stock} has no pooler. Load SnugBertModel with `add_pooling_layer=False`, save it, and convert that "
+            "folder."
         )
     any_act = to == "deberta-v2" or (to == "electra" and head == "ForMultipleChoice")
     pooler_act = config.pooler_act if any_act else _pooler_act(to)
     if checkpoint.has_pooler and config.pooler_act != pooler_act:
-        raise InputError(
-            f"{folder}: the pooler of this {head} uses {config.pooler_act}, but {stock} uses {pooler_act}. Convert it "
-            "with --to snugbert."
-        )
+        return f"the pooler of this {head} uses {config.pooler_act}, but {stock} uses {pooler_act}."
     prediction_act = config.prediction_act or config.hidden_act
     stock_act = config.hidden_act if to in BERT_HEADS else "gelu"
     if BIAS in checkpoint.weights and prediction_act != stock_act:
-        raise InputError(
-            f"{folder}: the masked token head uses {prediction_act}, but {stock} uses {stock_act}. Convert it with "
-            "--to snugbert."
-        )
+        return f"the masked token head uses {prediction_act}, but {stock} uses {stock_act}."
     if to in ROBERTA_TYPES and config.pad_token_id is None:
-        raise InputError(
-            f"{folder}: `pad_token_id` is missing, but positions of {stock} start after it. Add it to config.json."
-        )
+        return f"`pad_token_id` is missing, but positions of {stock} start after it. Add it to config.json."
+    return None
 
 
 def _pooler_act(to: str) -> str:

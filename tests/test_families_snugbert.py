@@ -280,6 +280,7 @@ def test_auto_model_for_pretraining_opens_the_discriminator(tmp_path):
         ("deberta-v2", DEBERTA_V3 | {"conv_kernel_size": 3}, "`conv_kernel_size` 3 is not supported"),
         ("deberta-v2", DEBERTA_V3 | {"embedding_size": 128}, "must be 768"),
         ("deberta-v2", DEBERTA_V3 | {"position_buckets": -1}, "in buckets only"),
+        ("deberta-v2", DEBERTA_V3 | {"position_buckets": None}, "in buckets only"),
     ],
 )
 def test_what_cannot_be_equal_is_refused(tmp_path, family, fields, message):

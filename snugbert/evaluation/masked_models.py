@@ -115,7 +115,7 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _has_equal(values: dict[str, Any]) -> bool:
-    """Whether SnugBERT has an equal of a model of the family. transformers runs the others, such as DeBERTa-v2."""
+    """Whether SnugBERT has an equal of a model of the family. transformers runs others, such as DeBERTa-v2-xlarge."""
     try:
         convert_family_config(values)
     except ValueError:
