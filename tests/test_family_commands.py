@@ -1,4 +1,4 @@
-"""The commands open RoBERTa, XLM-R, CamemBERT and ELECTRA checkpoints as they open BERT's, on rows of real data."""
+"""The commands open checkpoints of BERT's relatives as they open BERT's, on rows of real data."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ from snugbert.demo.page import build_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-TOKENIZERS = ("roberta", "camembert", "electra")  # XLM-R is RoBERTa with CamemBERT's kind of tokenizer
+TOKENIZERS = ("roberta", "camembert", "electra", "deberta-v2")  # XLM-R is RoBERTa with CamemBERT's kind of tokenizer
 SHORT_RUN = {
     "use_cpu": True,
     "disable_tqdm": True,

@@ -24,6 +24,7 @@ from transformers import (
     BertForQuestionAnswering,
     BertForTokenClassification,
     BertModel,
+    DebertaV2Config,
     RobertaConfig,
 )
 
@@ -105,11 +106,15 @@ def test_relatives_of_bert(data_dir, capsys, monkeypatch):
     import families
 
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 96}
-    config = RobertaConfig(**sizes, **families.ROBERTA, vocab_size=30522)
-    monkeypatch.setattr(families, "MODELS", {"roberta": config})
+    models = {
+        "roberta": RobertaConfig(**sizes, **families.ROBERTA, vocab_size=30522),
+        "deberta": DebertaV2Config(**families.DEBERTA | sizes, vocab_size=30522),
+    }
+    monkeypatch.setattr(families, "MODELS", models)
     families.main([*TRAINING, "--glue_dir", str(data_dir / "glue"), "--max_samples", "8", "--skip_memory"])
     rows = read_rows(capsys, "bfloat16", trains=True)
-    assert [row["work"] for row in rows] == ["roberta, step, bfloat16", "roberta, inference, bfloat16"]
+    works = [f"{name}, {work}, bfloat16" for name in models for work in ("step", "inference")]
+    assert [row["work"] for row in rows] == works
 
 
 def test_finetuning_parity(data_dir, minilm, tmp_path, capsys):
