@@ -176,7 +176,7 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
         raise InputError(f"{name}: no such folder.")
     download = functools.partial(snapshot_download, name, ignore_patterns="*/*", **hub)
     try:
-        files = ["*.json", "*.txt", "sentencepiece.bpe.model", "spm.model", "model*.safetensors"]
+        files = ["*.json", "*.txt", "sentencepiece.bpe.model", "spm.model", "spiece.model", "model*.safetensors"]
         folder = Path(download(allow_patterns=files))
         if not any(folder.glob("model*.safetensors")):
             download(allow_patterns="pytorch_model*.bin")

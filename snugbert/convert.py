@@ -27,7 +27,7 @@ from snugbert.configuration_snugbert import compute_max_length
 from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.json_files import read_json
-from snugbert.models import check_vocabulary
+from snugbert.models import check_vocabulary, check_words
 from snugbert.stock_models import express, keep_encoder
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import is_uncased, write_vocab_txt
@@ -50,6 +50,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "sentencepiece.bpe.model",
     "spm.model",
+    "spiece.model",
 )
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
@@ -350,12 +351,13 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
             after conversion.
     """
     source = checkpoint.folder
-    files = [source / name for name in TOKENIZER_FILES if (source / name).exists()]
+    files = {name for name in TOKENIZER_FILES if (source / name).exists()}
     if not files:
         return None
-    settings = read_json(source / "tokenizer_config.json") if source / "tokenizer_config.json" in files else {}
+    settings = read_json(source / "tokenizer_config.json") if "tokenizer_config.json" in files else {}
     declared = settings.get("tokenizer_class") or checkpoint.values.get("tokenizer_class")
-    name = declared or TOKENIZERS.get(checkpoint.kind, "BertTokenizer")
+    only_vocabulary = "vocab.txt" in files and not files & {"tokenizer.json", "tokenizer_config.json"}
+    name = declared or ("BertTokenizer" if only_vocabulary else TOKENIZERS.get(checkpoint.kind, "BertTokenizer"))
     is_wordpiece = name in WORDPIECE_TOKENIZERS
     if not is_wordpiece and "auto_map" in settings:
         raise InputError(
@@ -365,14 +367,17 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     if not is_wordpiece and do_lower_case is not None:
         raise InputError(f"{source}: {name} has no lowercase setting. Leave out --[no_]do_lower_case.")
     check_vocabulary(source)
-    if do_lower_case is None and not {source / "tokenizer.json", source / "tokenizer_config.json"} & {*files}:
-        do_lower_case = is_uncased(source / "vocab.txt") if is_wordpiece else None
+    if do_lower_case is None and only_vocabulary and is_wordpiece:
+        do_lower_case = is_uncased(source / "vocab.txt")
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     try:
         before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
+        check_words(before, str(source))
         tokenizer = before
         if is_wordpiece and to == "snugbert":
             tokenizer = SnugBertTokenizer.from_pretrained(source, **options)
+    except InputError:
+        raise
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run

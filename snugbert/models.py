@@ -37,7 +37,7 @@ HEAD_WEIGHTS = re.compile(
 
 HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 # Files with a tokenizer's vocabulary. vocab.json also needs merges.txt.
-SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model")
+SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -236,6 +236,7 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
         raise InputError(f"cannot load the tokenizer of {name}: {error}") from error
     # `auto_map` may refer to code in another repository, and would be saved. Classes with their own code add it again.
     tokenizer.init_kwargs.pop("auto_map", None)
+    check_words(tokenizer, name)
     missing = [token for token in required if getattr(tokenizer, token) is None]
     if missing:
         raise InputError(f"the tokenizer of {name} lacks special tokens: {', '.join(missing)}.")
@@ -253,9 +254,26 @@ def check_vocabulary(folder: Path) -> None:
         raise InputError(f"{folder}: no tokenizer. Expected one of these files: {', '.join(VOCABULARY_FILES)}.")
     if found == ["vocab.json"] and not (folder / "merges.txt").exists():
         raise InputError(f"{folder}: merges.txt is missing. vocab.json needs it.")
+    if (folder / "bpe.codes").exists() and found == ["vocab.txt"]:
+        raise InputError(f"{folder}: bpe.codes, as in BERTweet and PhoBERT, is not supported. Add a tokenizer.json.")
     if found[0] in SENTENCEPIECE_FILES and not (is_sentencepiece_available() and is_protobuf_available()):
         raise InputError(
             f"{folder}: reading {found[0]} needs SentencePiece. Run `pip install 'snugbert[sentencepiece]'`."
+        )
+
+
+def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Checks that a tokenizer has words. Without a declared class, transformers chooses one by the model type.
+
+    It has only special tokens if that class reads other files.
+
+    Raises:
+        InputError: it has only special tokens.
+    """
+    if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "▁"}:
+        raise InputError(
+            f"{name}: the tokenizer has no words. {type(tokenizer).__name__} does not read the files there. Add a "
+            "tokenizer.json, or name their class as `tokenizer_class` in tokenizer_config.json."
         )
 
 

@@ -219,7 +219,48 @@ def test_missing_files_and_packages_are_named(tmp_path, monkeypatch):
     (source / "vocab.json").write_text("{}")
     with pytest.raises(InputError, match=r"source: merges\.txt is missing\. vocab\.json needs it\."):
         load()
-    (source / "vocab.json").rename(source / "sentencepiece.bpe.model")
+    (source / "vocab.json").rename(source / "spiece.model")
     monkeypatch.setattr("snugbert.models.is_sentencepiece_available", lambda: False)
     with pytest.raises(InputError, match=r"needs SentencePiece\. Run `pip install 'snugbert\[sentencepiece\]'`\."):
         load()
+
+
+def test_vocabularies_that_the_class_does_not_read_are_refused(tmp_path):
+    """Without a declared class, transformers takes the model type's, which has no words if it reads other files."""
+    source = write_tokenizer(make_source(tmp_path, "bert"), "roberta")
+    (source / "tokenizer.json").unlink()
+    (source / "tokenizer_config.json").unlink()
+    for run in (
+        lambda: load_tokenizer(TokenizerArguments(tokenizer_name=str(source))),
+        lambda: convert_tokenizer(source, tmp_path / "converted", "bert", "snugbert"),
+    ):
+        with pytest.raises(InputError, match=r"source: the tokenizer has no words\. BertTokenizer does not read"):
+            run()
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
+    assert len(load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))) > 200
+
+
+def test_a_roberta_with_a_vocab_txt(tmp_path):
+    source = write_tokenizer(make_source(tmp_path, "roberta"), "electra")
+    (source / "tokenizer.json").unlink()
+    (source / "tokenizer_config.json").unlink()
+    loaded = load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))
+    converted = convert_tokenizer(source, tmp_path / "converted", "roberta", "roberta")
+    assert converted("said the movie")["input_ids"] == loaded("said the movie")["input_ids"]
+    assert loaded.unk_token_id not in loaded("said the movie")["input_ids"]
+    (source / "bpe.codes").write_text("")
+    with pytest.raises(InputError, match=r"source: bpe\.codes, as in BERTweet and PhoBERT, is not supported\."):
+        load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))
+
+
+@pytest.mark.slow
+def test_another_class_with_a_spiece_model(tmp_path):
+    """As in Japanese RoBERTas."""
+    source = make_source(tmp_path, "roberta")
+    write_deberta(source, "deberta-v2")
+    (source / "spm.model").rename(source / "spiece.model")
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
+    converted = convert_tokenizer(source, tmp_path / "converted", "roberta", "snugbert")
+    loaded = load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))
+    assert type(converted) is type(loaded) is transformers.AlbertTokenizer and len(loaded) > 2000
+    assert converted(read_texts()[:100])["input_ids"] == loaded(read_texts()[:100])["input_ids"]
