@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of BERT's relatives, with the files of their originals on the Hub."""
+"""Tiny random checkpoints of BERT and its relatives, with the files of their originals on the Hub."""
 
 import json
 from collections.abc import Iterable
@@ -9,14 +9,8 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram, WordPiece
 
-CLASSES = {
-    "roberta": "Roberta",
-    "xlm-roberta": "XLMRoberta",
-    "camembert": "Camembert",
-    "electra": "Electra",
-    "deberta-v2": "DebertaV2",
-}
-FAMILIES = tuple(CLASSES)
+from snugbert.checkpoints import STOCK_NAMES
+
 SIZE = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -27,6 +21,7 @@ SIZE = {
 }
 # The table of positions of the RoBERTa family has two more rows: positions start after the padding id.
 FIELDS = {
+    "bert": {"max_position_embeddings": 512},
     "roberta": {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5},
     "electra": {"max_position_embeddings": 512, "embedding_size": 16},
     "deberta-v2": {
@@ -58,7 +53,7 @@ def write_checkpoint(
 
     Args:
         folder: the folder to write.
-        family: a key of `CLASSES`.
+        family: a model type, such as `"roberta"`.
         head: the end of the class name in transformers, for example `"ForPreTraining"` for ELECTRA's discriminator.
         tokenizer_class: `"BertTokenizer"` for a WordPiece tokenizer, whatever the family, as in KLUE's RoBERTa.
         fields: changes to the configuration.
@@ -67,7 +62,7 @@ def write_checkpoint(
     if tokenizer_class is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    model_class = getattr(transformers, f"{CLASSES[family]}{head}")
+    model_class = getattr(transformers, f"{STOCK_NAMES[family]}{head}")
     torch.manual_seed(0)
     model = model_class(model_class.config_class(vocab_size=len(tokenizer), **SIZE | FIELDS[family] | fields))
     with torch.no_grad():  # initial biases of 0 and LayerNorm weights of 1 would hide errors
@@ -84,12 +79,13 @@ def write_tokenizer(folder: Path, family: str, words: Iterable[str] = WORDS) -> 
         "roberta": _make_byte_level,
         "xlm-roberta": _make_xlm_roberta,
         "camembert": _make_camembert,
+        "bert": _make_wordpiece,
         "electra": _make_wordpiece,
         "deberta-v2": _make_deberta,
     }[family]
     tokenizer = make(list(words))
     tokenizer.save(str(folder / "tokenizer.json"))
-    if family in ("roberta", "electra"):
+    if family in ("bert", "roberta", "electra"):
         tokenizer.model.save(str(folder))  # vocab.json and merges.txt, or vocab.txt
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 512}))
     return folder

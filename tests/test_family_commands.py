@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from family_checkpoints import CLASSES, FAMILIES, write_checkpoint
+from family_checkpoints import write_checkpoint
 from tables import write_csv
 
 import snugbert
 import snugbert_cli
+from snugbert.checkpoints import STOCK_NAMES
 from snugbert.demo import answers
 from snugbert.demo.page import build_page
+from snugbert.families_snugbert import FAMILY_TYPES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -52,14 +54,14 @@ def data(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_TYPES)
 def test_glue_scores_pairs_as_stock_does_and_trains(family, data, tmp_path):
     labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
     folder = write_checkpoint(tmp_path / "model", family, "ForSequenceClassification", initializer_range=0.5, **labels)
     flags = {"model_name_or_path": folder, "validation_file": data / "pairs.csv", "output_dir": tmp_path / "glue"}
     assert run_command("glue", **flags, do_eval=True, use_cpu=True) == 0
     predicted = [json.loads(line) for line in (tmp_path / "glue/eval_predictions.jsonl").read_text().splitlines()]
-    stock = getattr(transformers, f"{CLASSES[family]}ForSequenceClassification").from_pretrained(folder).eval()
+    stock = getattr(transformers, f"{STOCK_NAMES[family]}ForSequenceClassification").from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     options = {"truncation": True, "max_length": 128, "padding": True, "return_tensors": "pt"}
     with torch.no_grad():
@@ -113,7 +115,7 @@ def test_one_token_type_and_a_tokenizer_with_two(data, tmp_path):
     assert answerer("who?", "He said so.")["answer"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_TYPES)
 def test_ner_trains(family, data, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family)
     files = {"train_file": data / "entities.txt", "validation_file": data / "entities.txt"}
@@ -155,7 +157,7 @@ def open_demo(folder: Path, family: str, head: str) -> tuple[answers.LoadedCheck
     tokens, _ = answers.attention(checkpoint, "It was a film, who said?")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokens[0] == tokenizer.cls_token and tokens[-1] == tokenizer.sep_token and all(tokens)
-    return checkpoint, getattr(transformers, f"{CLASSES[family]}{head}").from_pretrained(folder).eval()
+    return checkpoint, getattr(transformers, f"{STOCK_NAMES[family]}{head}").from_pretrained(folder).eval()
 
 
 @pytest.mark.parametrize("family", TOKENIZERS)
@@ -202,7 +204,7 @@ def test_vocabulary_extends_tokenizer_and_model(family, data, tmp_path):
     text = f"who said {old.mask_token} it"
     inputs = new(text, return_tensors="pt")
     assert inputs["input_ids"].tolist() == old(text, return_tensors="pt")["input_ids"].tolist()
-    stock = getattr(transformers, f"{CLASSES[family]}ForMaskedLM").from_pretrained(folder).eval()
+    stock = getattr(transformers, f"{STOCK_NAMES[family]}ForMaskedLM").from_pretrained(folder).eval()
     ours = snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path / "new").eval()
     with torch.no_grad():
         expected = stock(**inputs).logits

@@ -13,7 +13,7 @@ import regex
 import sentencepiece
 import transformers
 from babel import Locale
-from family_checkpoints import FAMILIES, write_tokenizer
+from family_checkpoints import write_tokenizer
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -22,6 +22,7 @@ from snugbert.checkpoints import Checkpoint
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.convert import _convert_tokenizer
 from snugbert.errors import InputError
+from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.models import TokenizerArguments, load_tokenizer
 
 LOCALES = {
@@ -185,7 +186,7 @@ def test_ids_equal_the_published_algorithm_in_both_directions(family, tmp_path):
     assert loaded.backend_tokenizer.to_str() == stock.backend_tokenizer.to_str()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_TYPES)
 def test_added_and_special_tokens_lengths_and_offsets_are_kept(family, tmp_path):
     source = write_tokenizer(make_source(tmp_path, family), family)
     stock = transformers.AutoTokenizer.from_pretrained(source)

@@ -6,28 +6,29 @@ from pathlib import Path
 
 import family_checkpoints
 import pytest
+import test_families_snugbert
 import torch
 import transformers
 from parity import CONFIG, NUM_LABELS, ours_and_stock, ragged_batch
 from safetensors.torch import load_file, save_file
 
 import snugbert
-from snugbert.checkpoints import CLASSES, MODEL_TYPES, read_checkpoint
+from snugbert.checkpoints import CLASSES, MODEL_TYPES, STOCK_NAMES, read_checkpoint
 from snugbert.configuration_snugbert import LOADABLE_TYPES
 from snugbert.convert import TARGETS, convert
 from snugbert.errors import InputError
-from snugbert.families_snugbert import ROBERTA_TYPES
+from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.stock_models import express
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[1]
-FAMILIES_AND_HEADS = [(family, head) for family in family_checkpoints.FAMILIES for head in CLASSES[family]]
+FAMILIES_AND_HEADS = [(family, head) for family in FAMILY_TYPES for head in CLASSES[family]]
 
 
 def write_stock(folder: Path, family: str, head: str, **fields) -> Path:
     """Writes a checkpoint of transformers with random weights. It has no tokenizer."""
-    name = CLASSES[family][head].__name__.removeprefix(family_checkpoints.CLASSES[family])
+    name = CLASSES[family][head].__name__.removeprefix(STOCK_NAMES[family])
     labels = {"num_labels": 2 if head == "ForQuestionAnswering" else NUM_LABELS}
     family_checkpoints.write_checkpoint(folder, family, name, **labels | fields)
     for file in folder.iterdir():
@@ -352,7 +353,10 @@ def test_the_table_of_families_equals_the_code(tmp_path):
         kind = family.lower()
         listed.add((kind, head))
         assert opens == ("yes" if kind in LOADABLE_TYPES else "converted")
-        assert re.match(r"\[`(\w+)`\]", tested)[1] == CLASSES[kind][head].__name__
+        class_name, test = re.fullmatch(r"\[`(\w+)`\]\(../../(.*)\)", tested).groups()
+        assert class_name == CLASSES[kind][head].__name__
+        is_trained = (kind, class_name.removeprefix(STOCK_NAMES[kind])) in test_families_snugbert.FAMILIES_AND_HEADS
+        assert test == ("tests/test_families_snugbert.py" if is_trained else "tests/test_convert.py")
         expected = find_targets(tmp_path / kind / head, kind, head)
         # RoBERTa's row stands for three families.
         assert len(expected & {*ROBERTA_TYPES}) in (0, len(ROBERTA_TYPES))

@@ -6,10 +6,11 @@ import random
 
 import numpy as np
 import pytest
-from family_checkpoints import FAMILIES, write_tokenizer
+from family_checkpoints import write_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
+from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.question_answering.windows import (
     ContextWindows,
     Question,
@@ -70,7 +71,7 @@ def check_is_max_context(spans: list[tuple[int, int]], window: int, position: in
     return window == best_span
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_TYPES)
 def test_windows_of_every_family_equal_the_tokenizers_truncation(family, data_dir, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path, family))

@@ -5,14 +5,15 @@ import json
 import numpy as np
 import pytest
 from conll import WAYS, join_documents
-from family_checkpoints import FAMILIES, write_tokenizer
+from family_checkpoints import write_tokenizer
 from transformers import AutoTokenizer
 
+from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.trainers.ner.data import NerSplit, Sentence, choose_labels
 from snugbert.trainers.ner.windows import make_windows, put_space_before_words
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_TYPES)
 def test_words_of_every_family_are_encoded_as_in_the_stock_script(family, conll, part, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     write_tokenizer(tmp_path, family)
