@@ -1,7 +1,7 @@
 """Names and configurations of BERT's relatives: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
 
-These models have BERT's layers, DeBERTa-v3 with relative positions. Their weights have other names, and their
-configurations leave out what their code fixes. The tables below translate both. The facts come from transformers'
+These models have BERT's layers, DeBERTa-v3 with relative positions. Their weights have other names, and some values
+are in their code and not in their configurations. The tables below translate both. The facts come from transformers'
 `modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
 """
 
@@ -121,7 +121,7 @@ def _electra_fields(fields: dict[str, Any], is_choice: bool) -> dict[str, Any]:
         "hidden_size": fields.get("hidden_size", 256),
         "num_attention_heads": fields.get("num_attention_heads", 4),
         "intermediate_size": fields.get("intermediate_size", 1024),
-        "pooler_act": (summary["activation"] or "linear") if is_choice else "gelu",
+        "pooler_act": summary["activation"] if is_choice else "gelu",
         "classifier_dropout": summary["last_dropout"] if is_choice else fields.get("classifier_dropout"),
     }
 

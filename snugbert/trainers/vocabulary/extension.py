@@ -43,7 +43,7 @@ class Extension(NamedTuple):
 def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
     """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
 
-    RoBERTa's tokenizer differs only at the start of a text, where it has no space.
+    Exception: RoBERTa's tokenizer puts no space before the first word of a text.
 
     Args:
         tokenizer: a fast tokenizer.

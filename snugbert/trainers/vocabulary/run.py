@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
 from snugbert.errors import InputError
+from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import find_files, read_dataset_documents, read_lines
 from snugbert.trainers.hints import changed_flags, format_command
@@ -29,6 +30,8 @@ from snugbert.trainers.vocabulary.extension import (
 from snugbert.trainers.vocabulary.learning import Kind, count_words, learn_tokens, make_tokenizer
 from snugbert.vocab_txt import write_vocab_txt
 from snugbert.writing import writing
+
+Flags = dict[str, Any]
 
 WRITTEN_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
@@ -52,7 +55,7 @@ def run(args: VocabularyArguments) -> None:
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
 
     learn = _learn if args.init is None else _extend
-    tokenizer, has_model = learn(args, output_dir, chain([first_line], lines))
+    tokenizer, model_flags = learn(args, output_dir, chain([first_line], lines))
     with writing(output_dir, "run the same command again"):
         _save(tokenizer, output_dir)
 
@@ -67,8 +70,7 @@ def run(args: VocabularyArguments) -> None:
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     written = [name for name in WRITTEN_FILES if (output_dir / name).exists()]
     print(f"Written to {output_dir}: {', '.join(written)}")
-    model = {"model_name_or_path": output_dir} if has_model else {"tokenizer_name": output_dir, "config_name": "mini"}
-    flags = {**model, **_text_flags(args), "output_dir": "pretrained"}
+    flags = {**model_flags, **_text_flags(args), "output_dir": "pretrained"}
     print(f"Next: {format_command('pretrain', flags)}\nAdd --language if the text is not English.")
 
 
@@ -82,17 +84,21 @@ def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
 
 
-def _learn(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, bool]:
-    """Learns a new tokenizer. The second result is False: there is no model."""
+def _learn(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, Flags]:
+    """Learns a new tokenizer. Also returns flags of `snugbert pretrain` that name it and a model."""
     kind: Kind = args.model or "wordpiece"  # type: ignore[assignment]
     words = count_words(lines, make_tokenizer(kind, **args.casing))
     tokens, merges = learn_tokens(words, args.vocab_size, args.min_frequency, kind)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
-    return make_tokenizer(kind, tokens, merges, **args.casing), False
+    return make_tokenizer(kind, tokens, merges, **args.casing), _new_model(output_dir)
 
 
-def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, bool]:
-    """Extends the tokenizer of `init`, and its model if there is one. The second result is whether there is one."""
+def _new_model(output_dir: Path) -> Flags:
+    return {"tokenizer_name": output_dir, "config_name": "mini"}
+
+
+def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, Flags]:
+    """Extends the tokenizer of `init`, and its model if there is one. Also returns flags as `_learn` does."""
     name = str(args.init)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
     kind, settings = read_settings(old, name)
@@ -111,12 +117,17 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
         print(f"Note: {unknown:.2%} of the words contain a character without a token in {name}. They stay [UNK].")
     if model is None:
         print(f"{name} has no model (config.json), so only the tokenizer was extended.")
-    else:
-        extend_model(model, extension)
-        with writing(output_dir, "run the same command again"):
-            model.save_pretrained(output_dir)
-        print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")
-    return tokenizer, model is not None
+        return tokenizer, _new_model(output_dir)
+    extend_model(model, extension)
+    with writing(output_dir, "run the same command again"):
+        model.save_pretrained(output_dir)
+    print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")
+    flags: Flags = {"model_name_or_path": output_dir}
+    if isinstance(model, SnugBertForReplacedTokenDetection):
+        flags["objective"] = "electra"
+    elif model.config.type_vocab_size < 2:
+        flags["objective"] = "mlm"  # sentence pairs need two token types
+    return tokenizer, flags
 
 
 def _check_init(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_checkpoints import write_checkpoint
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
@@ -130,6 +131,17 @@ def test_init_keeps_all_weights_of_a_checkpoint(tmp_path: Path, small_checkpoint
     before, after = model(**inputs), longer.eval()(**inputs)
     torch.testing.assert_close(after.seq_relationship_logits, before.seq_relationship_logits)
     torch.testing.assert_close(after.prediction_logits[..., :41], before.prediction_logits[..., :41])
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "objective"), [("roberta", "ForMaskedLM", "mlm"), ("electra", "ForPreTraining", "electra")]
+)
+def test_the_next_command_has_the_objective_of_the_model(tmp_path, some_text, family, head, objective, capsys):
+    old, new = write_checkpoint(tmp_path / "old", family, head), tmp_path / "new"
+    size = len(AutoTokenizer.from_pretrained(old)) + 50
+    main(["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)])
+    printed = capsys.readouterr().out
+    assert f"Next: snugbert pretrain --model_name_or_path {new} --objective {objective} --train_file" in printed
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
