@@ -288,6 +288,37 @@ def chunk_length(query: torch.Tensor, key: torch.Tensor) -> int:
     return math.ceil(matrices / chunks)
 
 
+def shift_distances(products: torch.Tensor) -> torch.Tensor:
+    """Views products of tokens and distances as scores of pairs of tokens.
+
+    Row i of the scores starts at column L - 1 - i of the products, because its distances are shifted by i (Dai et al.,
+    2019, appendix B). Reading the rows of 2 L columns as rows of 2 L - 1 columns shifts them without a gather.
+
+    *Shape:* (..., L, 2 L) -> (..., L, L)
+    """
+    L = products.shape[-2]
+    return products.flatten(-2)[..., L - 1 : -1].unflatten(-1, (L, 2 * L - 1))[..., :L]
+
+
+def _score(
+    q: torch.Tensor, k: torch.Tensor, distances: Sequence[torch.Tensor], scaling: float, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Computes the scores of a chunk, with those of relative positions if there are `distances`."""
+    if not distances:
+        return _scaled_bmm(q, k.transpose(1, 2), scaling, out=out)
+    content_to_position, position_to_content = (
+        shift_distances(tokens @ rows.transpose(1, 2)) for tokens, rows in zip((q, k), distances, strict=True)
+    )
+    scores = torch.add(content_to_position, position_to_content.transpose(1, 2), out=out)
+    return scores.baddbmm_(q, k.transpose(1, 2), beta=scaling, alpha=scaling)
+
+
+def _distances_of_group(table: torch.Tensor, group: Group) -> torch.Tensor:
+    """Returns the rows of the distances in a group. *Shape:* (heads, 2 M, D) -> (heads, 2 L, D)"""
+    middle, L = table.shape[1] // 2, group.longest_key
+    return table[:, middle - L : middle + L]
+
+
 def _saved_shapes(groups: Groups, heads: int, head_size: int) -> list[tuple[int, ...]]:
     """Shapes of what the backward pass needs: queries, keys, values and softmax of each group."""
     shapes: list[tuple[int, ...]] = []
@@ -312,8 +343,11 @@ def _attend(
     scaling: float,
     dropout: float,
     saves: bool,
+    tables: Sequence[torch.Tensor] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(Q K' x scaling) V with dropout on the softmax, group by group and a chunk of heads at a time.
+
+    With `tables`, each score includes those of relative positions.
 
     Returns:
         The output, and what the backward pass needs, in one tensor (empty unless `saves`). There, a minus sign marks
@@ -333,8 +367,10 @@ def _attend(
         chunks = (tensor.split(length) for tensor in (q, k, v, outputs[-1]))
         kept = repeat(None) if saved_weights is None else saved_weights.split(length)
         masks = repeat(None) if group.mask is None else group.mask.to(q.dtype).split(length)
-        for q, k, v, output, weights, mask in zip(*chunks, kept, masks, strict=False):
-            weights = _scaled_bmm(q, k.transpose(1, 2), scaling, out=weights)
+        distances = (_distances_of_group(table, group).repeat(group.size, 1, 1).split(length) for table in tables)
+        positions = zip(*distances, strict=True) if tables else repeat(())
+        for q, k, v, output, weights, mask, rows in zip(*chunks, kept, masks, positions, strict=False):
+            weights = _score(q, k, rows, scaling, weights)
             if mask is not None:
                 weights.add_(mask)
             torch.softmax(weights, -1, out=weights)
@@ -346,19 +382,34 @@ def _attend(
 
 
 def _differentiate(
-    grad_output: torch.Tensor, saved: torch.Tensor, groups: Groups, scaling: float, dropout: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the gradients of queries, keys and values, from the tensor that [`_attend`] saved."""
+    grad_output: torch.Tensor,
+    saved: torch.Tensor,
+    groups: Groups,
+    scaling: float,
+    dropout: float,
+    tables: Sequence[torch.Tensor] = (),
+) -> tuple[torch.Tensor, ...]:
+    """Returns the gradients of queries, keys, values and tables, from the tensor that [`_attend`] saved."""
     heads = grad_output.shape[1]
     scale = 1 / (1 - dropout)
+    grad_tables = [torch.zeros_like(table, dtype=torch.promote_types(table.dtype, torch.float32)) for table in tables]
     grad_groups: list[list[torch.Tensor]] = []
     all_parts = _split_saved(saved, _saved_shapes(groups, *grad_output.shape[1:]))
     for group, parts in zip(groups.groups, all_parts, strict=True):
         grad_o = _gather_group(grad_output, group.query_indices, group.size, group.query_padding)
         grad_groups.append([torch.empty_like(tensor) for tensor in parts[:3]])
         length = chunk_length(*parts[:2])
-        chunks = (tensor.split(length) for tensor in (*parts, grad_o, *grad_groups[-1]))
-        for q, k, v, weights, grad_o, grad_q, grad_k, grad_v in zip(*chunks, strict=True):
+        chunks = zip(*(tensor.split(length) for tensor in (*parts, grad_o, *grad_groups[-1])), strict=True)
+        distances = [_distances_of_group(table, group).repeat(group.size, 1, 1) for table in tables]
+        grad_distances = [torch.empty_like(rows) for rows in distances]
+        pairs = [
+            zip(rows.split(length), grad.split(length), strict=True)
+            for rows, grad in zip(distances, grad_distances, strict=True)
+        ]
+        positions = zip(*pairs, strict=True) if tables else repeat(())
+        # Zero where `shift_distances` does not reach.
+        products = parts[0].new_zeros((length, group.longest_query, 2 * group.longest_key) if tables else 0)
+        for (q, k, v, weights, grad_o, grad_q, grad_k, grad_v), sides in zip(chunks, positions, strict=False):
             kept = _drop_negative(weights) if dropout else weights
             _scaled_bmm(kept.transpose(1, 2), grad_o, scale, out=grad_v)
             grad_weights = _scaled_bmm(grad_o, v.transpose(1, 2), scale)
@@ -368,11 +419,20 @@ def _differentiate(
             grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             _scaled_bmm(grad_scores, k, scaling, out=grad_q)
             _scaled_bmm(grad_scores.transpose(1, 2), q, scaling, out=grad_k)
+            tokens = ((q, grad_q, grad_scores), (k, grad_k, grad_scores.transpose(1, 2)))
+            for (x, grad_x, scores), (rows, grad_rows) in zip(tokens, sides, strict=False):
+                grad_products = products[: len(x)]
+                shift_distances(grad_products).copy_(scores)
+                grad_x.baddbmm_(grad_products, rows, alpha=scaling)
+                _scaled_bmm(grad_products.transpose(1, 2), x, scaling, out=grad_rows)
+        for grad_table, grad in zip(grad_tables, grad_distances, strict=True):
+            _distances_of_group(grad_table, group).add_(grad.unflatten(0, (group.size, heads)).sum(0))
     grad_queries, grad_keys, grad_values = zip(*grad_groups, strict=True)
     return (
         _ungroup(grad_queries, groups.query_positions, heads),
         _ungroup(grad_keys, groups.key_positions, heads),
         _ungroup(grad_values, groups.key_positions, heads),
+        *(grad_table.to(table.dtype) for grad_table, table in zip(grad_tables, tables, strict=True)),
     )
 
 
@@ -386,20 +446,23 @@ class _GroupedAttention(torch.autograd.Function):
         groups: Groups,
         scaling: float,
         dropout: float,
+        *tables: torch.Tensor,
     ) -> torch.Tensor:
-        output, saved = _attend(query, key, value, groups, scaling, dropout, saves=any(ctx.needs_input_grad))
-        ctx.save_for_backward(saved)
+        output, saved = _attend(query, key, value, groups, scaling, dropout, any(ctx.needs_input_grad), tables)
+        ctx.save_for_backward(saved, *tables)
         ctx.options = groups, scaling, dropout
         return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved, *tables = ctx.saved_tensors
+        groups, scaling, dropout = ctx.options
         with torch.no_grad():
-            gradients: tuple[torch.Tensor, ...] = _differentiate(grad_outputs[0], *ctx.saved_tensors, *ctx.options)
+            gradients = _differentiate(grad_outputs[0], saved, groups, scaling, dropout, tables)
         if torch.is_grad_enabled():  # a second derivative fails, as with `once_differentiable`, but names the remedy
             fail = torch._C._functions.DelayedError(SECOND_DERIVATIVE, len(gradients))
             gradients = fail(*[gradient.requires_grad_() for gradient in gradients])
-        return *gradients, None, None, None
+        return *gradients[:3], None, None, None, *gradients[3:]
 
 
 # torch.compile cannot look into the functions above, so it gets them as operators. Their names contain the module's
@@ -448,7 +511,8 @@ def _differentiate_operator(
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random_state)
         saved = _attend(query, key, value, groups, scaling, dropout, saves=True)[1]
-    return _differentiate(grad_output, saved, groups, scaling, dropout)
+    grad_query, grad_key, grad_value = _differentiate(grad_output, saved, groups, scaling, dropout)
+    return grad_query, grad_key, grad_value
 
 
 @_differentiate_operator.register_fake
@@ -479,6 +543,7 @@ def grouped_attention(
     cu_seq_lens_k: torch.Tensor,
     scaling: float,
     dropout: float,
+    tables: Sequence[torch.Tensor] = (),
     **kwargs: Any,
 ) -> torch.Tensor:
     """Computes attention within each sequence of a packed batch, on the CPU.
@@ -489,6 +554,9 @@ def grouped_attention(
         cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,)
         scaling: multiplies the scores.
         dropout: dropout probability of the attention weights, below 1. Rounded to a multiple of 2^-16.
+        tables: keys of the distances from M - 1 to -M between query and key, and queries of the distances from 1 - M
+            to M, for DeBERTa's relative positions. M is at least the longest sequence. All tokens must be queries.
+            They cannot be compiled. Empty: no relative positions. *Shape:* (heads, 2 M, D)
         kwargs: ignored.
 
     Returns:
@@ -497,7 +565,8 @@ def grouped_attention(
     tensors, boundaries = (query, key, value), (cu_seq_lens_q, cu_seq_lens_k)
     if torch.compiler.is_compiling():
         return _attend_operator(*tensors, *boundaries, scaling, dropout)[0]
-    return _GroupedAttention.apply(*tensors, group_by_length(*boundaries, query.shape[1]), scaling, dropout)
+    groups = group_by_length(*boundaries, query.shape[1])
+    return _GroupedAttention.apply(*tensors, groups, scaling, dropout, *tables)
 
 
 # --- attention on a GPU ------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ from .kernels_snugbert import (
     is_transformed,
     padded_linear,
     ragged_attention,
+    shift_distances,
     to_autocast_dtype,
     upcast,
 )
@@ -198,10 +199,6 @@ def score_distances(
 ) -> torch.Tensor:
     """Computes scores of content to position and of position to content (He et al., 2021, equation 2).
 
-    Tokens are multiplied with the table of all distances. Row i of the scores starts at another column of the product,
-    because its distances are shifted by i (Dai et al., 2019, appendix B). Reading the rows of 2 L columns as rows of
-    2 L - 1 columns shifts them without a gather.
-
     Args:
         query, key: *Shape:* (B, heads, L, D)
         position_keys: keys of the distances from L - 1 to -L between query and key. *Shape:* (heads, 2 L, D)
@@ -210,13 +207,8 @@ def score_distances(
     Returns:
         Unscaled scores. *Shape:* (B, heads, L, L)
     """
-    L = query.shape[2]
-
-    def shift(scores: torch.Tensor) -> torch.Tensor:
-        return scores.flatten(2)[..., L - 1 : -1].unflatten(-1, (L, 2 * L - 1))[..., :L]
-
-    content_to_position = shift(query @ position_keys.transpose(1, 2))
-    position_to_content = shift(key @ position_queries.transpose(1, 2))
+    content_to_position = shift_distances(query @ position_keys.transpose(1, 2))
+    position_to_content = shift_distances(key @ position_queries.transpose(1, 2))
     return content_to_position + position_to_content.transpose(2, 3)
 
 
@@ -275,6 +267,7 @@ class SnugBertSelfAttention(nn.Module):
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         if implementation == "sdpa" and is_transformed():
             attention = eager_attention_forward  # torch's kernels have no second or forward derivatives
+        tables = () if distances is None or rows is None else self._project_distances(distances, rows)
         weights = None
         if query_states.shape[1] == 0:  # gives keys and values zero gradients instead of None
             context = query + 0 * (key.sum() + value.sum())
@@ -288,40 +281,33 @@ class SnugBertSelfAttention(nn.Module):
                     attention_mask = attention_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
                 else:
                     attention_mask = attention_mask.bool()
-            attention_mask = self._add_distances(query, key, attention_mask, distances, rows)
+            if tables:
+                attention_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, attention_mask)
             context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
         elif padded_shape is not None and token_indices is not None:
             query, key, value = (
                 scatter(tensor, token_indices, padded_shape).transpose(1, 2) for tensor in (query, key, value)
             )
-            attention_mask = self._add_distances(query, key, attention_mask, distances, rows)
+            if tables:
+                attention_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, attention_mask)
             context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
             attend = grouped_attention if has_own_kernels(query) else ragged_attention
-            context = attend(query, key, value, **options, **kwargs)
+            context = attend(query, key, value, tables=tables, **options, **kwargs)
         else:
             tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             context, weights = attention(self, *tensors, None, **options, **kwargs)
         return context.reshape(query_states.shape), weights
 
-    def _add_distances(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        distances: torch.Tensor | None,
-        rows: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """Returns a mask with the scores of relative positions. *Shape:* (B, heads, L, L)"""
-        if distances is None or rows is None:
-            return attention_mask
+    def _project_distances(self, distances: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the keys and queries that [`score_distances`] needs. *Shape:* (R, H), (2, 2 L) -> (heads, 2 L, D)"""
         distances = to_autocast_dtype(self.position_dropout(distances))
-        position_keys, position_queries = (
+        keys, queries = (
             to_autocast_dtype(projection(distances)).unflatten(-1, (-1, self.head_size))[order].transpose(0, 1)
             for projection, order in zip((self.key, self.query), rows.unbind(), strict=True)
         )
-        return mask_scores(score_distances(query, key, position_keys, position_queries) * self.scaling, attention_mask)
+        return keys, queries
 
 
 class SnugBertResidual(nn.Module):
@@ -355,8 +341,12 @@ class SnugBertAttention(nn.Module):
         """Applies attention to all tokens, or to `query_indices` (Q,) only. *Shape:* (1, T, H) -> (1, T or Q, H)"""
         residual = hidden_states if query_indices is None else hidden_states.index_select(1, query_indices)
         inputs = to_autocast_dtype(hidden_states)
-        query_states = inputs if query_indices is None else to_autocast_dtype(residual)
-        context, _ = self.self(query_states, inputs, **kwargs)
+        if kwargs.get("distances") is None:
+            query_states = inputs if query_indices is None else to_autocast_dtype(residual)
+            context, _ = self.self(query_states, inputs, **kwargs)
+        else:  # the scores of relative positions need all queries of a sequence
+            context, _ = self.self(inputs, inputs, **kwargs)
+            context = context if query_indices is None else context.index_select(1, query_indices)
         return self.output(context, residual)
 
 
@@ -445,12 +435,15 @@ class SnugBertEncoder(nn.Module):
         arguments = attention_arguments(self.config, batch, None)
         distances = None
         if self.config.position_embedding_type == "relative":
-            _, length = arguments.get("padded_shape", batch.shape)
+            if is_ragged(self.config, batch):
+                length = int(batch.cu_seq_lens.diff().max())
+            else:
+                _, length = arguments.get("padded_shape", batch.shape)
             distances, kwargs["rows"] = self.embed_distances(length)
         for layer in self.layer[:-1]:
             # Not by name, because gradient checkpointing may ignore gradients of named arguments.
             hidden_states = layer(hidden_states, None, distances, **arguments, **kwargs)
-        if query_indices is not None:
+        if query_indices is not None and distances is None:
             arguments = attention_arguments(self.config, batch, query_indices)
         return self.layer[-1](hidden_states, query_indices, distances, **arguments, **kwargs)
 

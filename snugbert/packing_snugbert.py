@@ -194,6 +194,13 @@ class SnugBertBatch:
         token_indices = sequence * self.max_length + order - self.cu_seq_lens[sequence]
         return token_indices, (self.num_sequences, self.max_length)
 
+    def has_holes(self) -> bool:
+        """Whether there is padding between tokens of a row. Distances include it, as in transformers."""
+        if self.token_indices is None:
+            return False
+        rows = self.token_indices // self.shape[1]
+        return bool(((self.token_indices.diff() > 1) & (rows.diff() == 0)).any())
+
     def scatter_by_sequence(self, values: torch.Tensor, fill: float) -> torch.Tensor:
         """Gives each sequence a row, with `fill` at padding. *Shape:* (1, T, ...) -> (N, columns, ...)
 
@@ -523,9 +530,9 @@ def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor, labels: torch.
 
 def is_ragged(config: SnugBertConfig, batch: SnugBertBatch) -> bool:
     """Whether attention runs on sequences without padding. Other implementations need padded sequences."""
-    if config.position_embedding_type == "relative":  # the scores of positions need rows of equal length
-        return False
     sdpa = config._attn_implementation == "sdpa" and batch.inputs.device.type in ("cpu", "cuda")
+    if config.position_embedding_type == "relative":  # only our CPU kernel scores distances without padding
+        return sdpa and has_own_kernels(batch.inputs) and not (batch.padded or is_tracing() or batch.has_holes())
     return not batch.padded and not is_transformed() and (sdpa or is_flash_attention_requested(config))
 
 

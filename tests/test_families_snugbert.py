@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from contextlib import nullcontext
 from types import MethodType
 
 import pytest
@@ -11,10 +12,12 @@ import torch.nn.functional as F
 import transformers
 from family_checkpoints import write_checkpoint
 from parity import HEADS, NUM_LABELS, packed, ragged_batch, without_padding
+from reference_kernels import acting_as_gpu
 from safetensors.torch import load_file, save_file
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 import snugbert
+from snugbert import kernels_snugbert
 from snugbert.checkpoints import STOCK_NAMES
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.kernels_snugbert import SnugBertDropout
@@ -311,7 +314,7 @@ def test_buckets_of_deberta_v3_equal_transformers():
     assert torch.equal(buckets, make_log_bucket_position(distances, 256, 512).long())
 
 
-def test_relative_positions_in_every_implementation(tmp_path):
+def test_relative_positions_in_every_implementation(tmp_path, monkeypatch):
     """Attention implementations, masks of scores, compilation and gradient checkpointing: equal outputs and gradients.
 
     Sequences have up to 200 tokens, more than `max_position_embeddings`, so that every bucket occurs.
@@ -347,11 +350,27 @@ def test_relative_positions_in_every_implementation(tmp_path):
         "packed": (models["sdpa"], packed(inputs)),
         "boolean mask": (models["eager"], inputs | {"attention_mask": score_mask}),
         "additive mask": (models["sdpa"], inputs | {"attention_mask": additive}),
+        "GPU": (models["sdpa"], packed(inputs)),
         "compiled": (compiled, packed(inputs)),
         "checkpointed": (checkpointed, inputs),
     }
-    for model, batch in runs.values():
-        outputs, gradients = run(model, batch)
+    calls = []
+
+    def grouped_attention(*args, **kwargs):
+        calls.append(name)
+        return kernels_snugbert.grouped_attention(*args, **kwargs)
+
+    monkeypatch.setattr("snugbert.modeling_snugbert.grouped_attention", grouped_attention)
+    for name, (model, batch) in runs.items():
+        with acting_as_gpu() if name == "GPU" else nullcontext():
+            outputs, gradients = run(model, batch)
         gradients = {key.removeprefix("_orig_mod."): one for key, one in gradients.items()}
         del gradients["bert.embeddings.word_embeddings.weight"]
         assert_close({"loss": outputs["loss"], **gradients}, expected, 1e-10)
+    name = "padding within a text"  # it counts in the distances
+    inputs |= {
+        "attention_mask": mask * (torch.arange(200) != 5),
+        "labels": labels.index_fill(1, torch.tensor(5), -100),
+    }
+    assert_close({"loss": models["sdpa"](**inputs).loss}, {"loss": stock(**inputs).loss}, 1e-10)
+    assert set(calls) == {"padded", "packed", "checkpointed"}

@@ -38,10 +38,18 @@ def sequence_starts(lengths):
     return [F.pad(torch.tensor(side).cumsum(0), (1, 0)).int() for side in lengths]
 
 
-def attention_alone(query, key, value, lengths, kept=None):
+def score_pairs(query, key, tables):
+    """Scores of relative positions, for each pair of tokens alone (He et al., 2021, equation 2)."""
+    zero = tables[0].shape[1] // 2 - 1
+    distances = torch.arange(len(query))[:, None] - torch.arange(len(key))
+    keys, queries = tables[0][:, zero - distances], tables[1][:, zero + distances]
+    return torch.einsum("qhd,hqkd->qhk", query, keys) + torch.einsum("khd,hqkd->qhk", key, queries)
+
+
+def attention_alone(query, key, value, *tables, lengths, kept=None):
     """Attention on one sequence at a time: torch's, or written out with only the `kept` weights."""
     parts = zip(query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]), strict=True)
-    if kept is None:
+    if kept is None and not tables:
         return torch.cat(
             [
                 F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in part), scale=0.3).transpose(0, 1)
@@ -49,27 +57,32 @@ def attention_alone(query, key, value, lengths, kept=None):
             ]
         )
     outputs = []
-    for (query, key, value), part_kept in zip(parts, kept.split(lengths[0]), strict=True):
-        weights = (torch.einsum("qhd,khd->qhk", query, key) * 0.3).softmax(-1)
-        weights = weights * part_kept[..., : len(key)] / (1 - DROPOUT)
+    kept = [None] * len(lengths[0]) if kept is None else kept.split(lengths[0])
+    for (query, key, value), part_kept in zip(parts, kept, strict=True):
+        scores = torch.einsum("qhd,khd->qhk", query, key)
+        weights = ((scores + score_pairs(query, key, tables) if tables else scores) * 0.3).softmax(-1)
+        if part_kept is not None:
+            weights = weights * part_kept[..., : len(key)] / (1 - DROPOUT)
         outputs.append(torch.einsum("qhk,khd->qhd", weights, value))
     return torch.cat(outputs)
 
 
-def assert_attention_on_each_sequence(attention, lengths, dtype):
-    """Compares `attention(query, key, value, dropout)` and its gradients, with and without dropout."""
-    tensors = make_inputs(lengths, dtype)
+def assert_attention_on_each_sequence(attention, lengths, dtype, tables=()):
+    """Compares `attention(query, key, value, *tables, dropout=...)` and its gradients, with and without dropout."""
+    tensors = [*make_inputs(lengths, dtype), *tables]
     for dropout in (0.0, DROPOUT):
         kept = None
         if dropout:
             # With the identity as values, the output is the attention weights. Dropped weights are 0.
             longest = -(-max(8, *lengths[1]) // 8) * 8
-            query, key = (F.pad(tensor, (0, longest - 8)) for tensor in tensors[:2])
+            query, key, *wide_tables = (F.pad(tensor, (0, longest - 8)) for tensor in (*tensors[:2], *tables))
             identity = torch.cat([torch.eye(longest, dtype=dtype)[:length] for length in lengths[1]])
-            kept = attention(query, key, identity[:, None].expand(-1, 3, -1).contiguous(), dropout) > 0
+            identity = identity[:, None].expand(-1, 3, -1).contiguous()
+            kept = attention(query, key, identity, *wide_tables, dropout=dropout) > 0
             scores = sum(3 * queries * keys for queries, keys in zip(*lengths, strict=True))
             assert 0 < len(kept[kept]) < scores
-        output, expected = attention(*tensors, dropout), attention_alone(*tensors, lengths, kept)
+        output = attention(*tensors, dropout=dropout)
+        expected = attention_alone(*tensors, lengths=lengths, kept=kept)
         torch.testing.assert_close(output, expected)
         weights = torch.randn_like(output)
         for mine, theirs in zip(
@@ -91,6 +104,24 @@ def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, monke
         return kernels.grouped_attention(query, key, value, *starts, 0.3, dropout)
 
     assert_attention_on_each_sequence(attention, LENGTHS[case], torch.float64)
+
+
+@pytest.mark.parametrize("chunk_size", [10**6, 200])
+@pytest.mark.parametrize("group_cost", [0, 30, 10**6])
+@pytest.mark.parametrize("case", ["ragged", "even"])
+def test_relative_positions_are_those_of_each_pair(case, group_cost, chunk_size, monkeypatch):
+    """The tables have more distances than the sequences need."""
+    monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
+    monkeypatch.setattr(kernels, "CHUNK_SIZE", chunk_size)
+    starts = sequence_starts(LENGTHS[case])
+    generator = torch.Generator().manual_seed(1)
+    tables = [torch.randn(3, 2 * 14, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+
+    def attention(query, key, value, *tables, dropout):
+        torch.manual_seed(1)
+        return kernels.grouped_attention(query, key, value, *starts, 0.3, dropout, tables)
+
+    assert_attention_on_each_sequence(attention, LENGTHS[case], torch.float64, tables)
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient"])
@@ -317,7 +348,7 @@ def assert_kernel(dtype, head_size, kernel):
         output.sum().backward()
     assert calls == ([f"_{kernel}_attention_{direction}" for direction in ("forward", "backward")] if kernel else [])
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    expected = attention_alone(*exact, (lengths, lengths))
+    expected = attention_alone(*exact, lengths=(lengths, lengths))
     expected.sum().backward()
     tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-5}
     assert output.dtype == dtype and output.shape == tensors[0].shape
