@@ -23,7 +23,6 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.command_line import ArgumentParser
-from snugbert.configuration_snugbert import compute_max_length
 from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.json_files import read_json
@@ -382,7 +381,8 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
         raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
-    tokenizer.model_max_length = min(tokenizer.model_max_length, compute_max_length(checkpoint.config))
+    if checkpoint.config.position_embedding_type != "relative":  # these have no limit
+        tokenizer.model_max_length = min(tokenizer.model_max_length, checkpoint.config.max_position_embeddings)
     tokenizer.save_pretrained(written)
     if is_wordpiece:
         write_vocab_txt(tokenizer, written)
