@@ -51,6 +51,18 @@ STOCK_NAMES = {
     "deberta-v2": "DebertaV2",
     "tensorflow": "Bert",
 }
+
+
+class DebertaV2ForMaskedLM(transformers.DebertaV2ForMaskedLM):
+    """transformers' class. transformers 5.17 to 5.19 cannot open Microsoft's files, because they tie a missing weight."""
+
+    def post_init(self) -> None:
+        """Ties no weights in Microsoft's head, which reads the word embeddings itself."""
+        if not self.config.legacy:
+            self._tied_weights_keys = {}
+        super().post_init()
+
+
 # Kind of checkpoint -> head -> model class.
 CLASSES: dict[str, dict[str, type[PreTrainedModel]]] = {
     "snugbert": {head: getattr(snugbert, f"SnugBert{head}") for head in PARTS},
@@ -61,6 +73,7 @@ CLASSES: dict[str, dict[str, type[PreTrainedModel]]] = {
         for kind, name in STOCK_NAMES.items()
     },
 }
+CLASSES["deberta-v2"]["ForMaskedLM"] = DebertaV2ForMaskedLM
 # ELECTRA's pretraining model is the discriminator.
 CLASSES["electra"]["ForReplacedTokenDetection"] = CLASSES["electra"].pop("ForPreTraining")
 # Name of a model class -> its head.

@@ -18,7 +18,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 import snugbert
 from snugbert import kernels_snugbert
-from snugbert.checkpoints import STOCK_NAMES
+from snugbert.checkpoints import CLASSES, STOCK_NAMES
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.kernels_snugbert import SnugBertDropout
 from snugbert.modeling_snugbert import compute_buckets
@@ -56,6 +56,8 @@ SIZES = {
 
 
 def stock_class(family: str, head: str) -> type[transformers.PreTrainedModel]:
+    if (family, head) == ("deberta-v2", "ForMaskedLM"):  # transformers' class, repaired for its versions before 5.20
+        return CLASSES[family][head]
     return getattr(transformers, STOCK_NAMES[family] + head)
 
 
