@@ -54,7 +54,7 @@ STOCK_NAMES = {
 
 
 class DebertaV2ForMaskedLM(transformers.DebertaV2ForMaskedLM):
-    """transformers' class. transformers 5.17 to 5.19 cannot open Microsoft's files, because they tie a missing weight."""
+    """transformers' class, which in 5.17 to 5.19 cannot open Microsoft's files: it ties a weight that they lack."""
 
     def post_init(self) -> None:
         """Ties no weights in Microsoft's head, which reads the word embeddings itself."""
