@@ -9,9 +9,9 @@ Recipes (`RECIPES`):
 - `mlm+nsp`: examples/pretrain_small_corpus.yaml
 - `electra`: examples/pretrain_electra_small_corpus.yaml
 
-The recipe `mlm+nsp` trains for `--share` passes over the text. `electra` trains for as many steps as need the same
-FLOPs. The package's `throughput.py` counts them: what the losses need, for ELECTRA of both models, without the
-optimizer and the initial weights of `--bigram_init`, which take seconds.
+The recipe `mlm+nsp` trains for `--share` passes over the text. `electra` trains for as many steps as the same FLOPs
+allow. The package's `throughput.py` counts the forward and backward passes, for ELECTRA of both models. It does not
+count the optimizer and the initial weights of `--bigram_init`, which takes seconds.
 
 Every pretrained model is then fine-tuned once per task, with the seed of its pretraining: batches of 32, 3 epochs
 (SST-2: 1), dropout 0.1, and the commands' default learning rate for the model's size. Scores are on the dev sets.
@@ -266,7 +266,7 @@ def read_score(folder: Path, task: Task) -> dict[str, float]:
 
 
 def check_settings(args: argparse.Namespace) -> None:
-    """Records the settings of the comparison, or checks that they have not changed."""
+    """Records the settings of the comparison. If there are recorded ones, checks that they have not changed."""
     file = args.output_dir / "settings.json"
     current = {name: getattr(args, name) for name in SETTINGS}
     recorded = json.loads(file.read_text()) if file.exists() else current

@@ -1,4 +1,4 @@
-"""BERT's relatives on MRPC: SnugBERT and transformers' classes with the same weights.
+"""The BERT family on MRPC: SnugBERT and transformers' classes with the same weights.
 
     python benchmarks/families.py --glue_dir glue
 
@@ -8,11 +8,11 @@ time includes the removal of padding. Each pair of runs uses the next batches. `
 measurements.
 
 The models have the sizes of the released checkpoints and random weights, because speed depends on sizes and lengths
-only. All texts are tokenized with BERT's WordPiece vocabulary. With the models' own, the lengths would be a little
-different.
+only. All texts are tokenized with BERT's WordPiece vocabulary. The models' own tokenizers would give slightly
+different lengths.
 
 XLM-RoBERTa's word embeddings are 250,002 x 768. On both sides their gradient is dense: 768 MB that every step fills
-with zeros first. DeBERTa's vocabulary has 128,100 words. transformers' class of it has only eager attention.
+with zeros first. DeBERTa's has 128,100 rows. In transformers, DeBERTa has only eager attention.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def make_work(
     """Makes a row from the features of MRPC."""
     dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.dropout}
     stock_config = type(stock_config).from_dict({**stock_config.to_dict(), **dropout})
-    # RoBERTa has one token type, DeBERTa has none. RoBERTa counts positions by its padding id, 1, which is not in the
+    # RoBERTa has one token type, DeBERTa none. RoBERTa's positions skip the padding id, 1, which must not be in the
     # text.
     if stock_config.type_vocab_size < 2:
         features = [{key: value for key, value in feature.items() if key != "token_type_ids"} for feature in features]

@@ -1,6 +1,6 @@
 """Compares SnugBERT and stock BERT on the same weights and batches in one process. Shared by the benchmarks.
 
-`families.py` compares SnugBERT with transformers' classes of BERT's relatives in the same way.
+`families.py` compares SnugBERT with transformers' classes of the BERT family in the same way.
 
 `compare` first checks that both sides compute the same. Then it times pairs of runs. Both runs of a pair use the same
 examples, and the side that goes first alternates. Ratios are computed within pairs. Each side trains on batches of the
@@ -199,7 +199,7 @@ def build(side: str, work: Work, args: argparse.Namespace, **overrides: Any) -> 
 
 
 def choose_attention(model: PreTrainedModel, args: argparse.Namespace) -> str:
-    """Returns the implementation of a side. DeBERTa of transformers has only eager attention."""
+    """Returns the attention implementation of a side. In transformers, DeBERTa has only eager attention."""
     if isinstance(model, snugbert.SnugBertPreTrainedModel):
         return args.attention
     return args.stock_attention if model._supports_sdpa else "eager"
@@ -213,7 +213,7 @@ def model_class(work: Work, config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def rename(values: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """Returns values of weights under the names of `model`. They have these names or a stock class's."""
+    """Returns the weights under the names of `model`. They have these names, or those of a stock class."""
     names = model.state_dict().keys()
     renamed = {}
     for name, value in values.items():

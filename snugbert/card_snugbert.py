@@ -209,11 +209,16 @@ def _new_card(
             _facts(model, head),
             how_to_load(name, head, base.language),
             f"## Training\n\n{origin}",
-            f"## Limitations\n\n{head.limits} The maximum input length is "
-            f"{model.config.max_position_embeddings} tokens. "
-            f"{BIAS_WARNING}",
+            f"## Limitations\n\n{head.limits} {_length_limit(model)} {BIAS_WARNING}",
         ],
     )
+
+
+def _length_limit(model: PreTrainedModel) -> str:
+    config: Any = model.config
+    if config.position_embedding_type == "relative":
+        return f"All distances of more than {config.max_position_embeddings} tokens have the same effect."
+    return f"The maximum input length is {config.max_position_embeddings} tokens."
 
 
 def _facts(model: PreTrainedModel, head: Head) -> str:

@@ -1,7 +1,7 @@
-"""Reads checkpoints of SnugBERT, BERT, its relatives and TensorFlow as SnugBERT weights and a configuration.
+"""Reads checkpoints of SnugBERT, the BERT family and TensorFlow as SnugBERT weights and a configuration.
 
 SnugBERT uses BERT's parameter names. The tables below rename the weights of old BERT files, DistilBERT and Google's
-TensorFlow release. Those of BERT's relatives are in `families_snugbert.py`. Nothing is guessed: missing weights,
+TensorFlow release. Those of the family are in `families_snugbert.py`. Nothing is guessed: missing weights,
 unknown weights and wrong shapes are errors.
 
     checkpoint = read_checkpoint(Path("distilbert-base-uncased"))
@@ -54,7 +54,7 @@ STOCK_NAMES = {
 
 
 class DebertaV2ForMaskedLM(transformers.DebertaV2ForMaskedLM):
-    """transformers' class, which in 5.17 to 5.19 cannot open Microsoft's files: it ties a weight that they lack."""
+    """transformers' class, made to open Microsoft's files in 5.17 to 5.19, where it ties a weight that they lack."""
 
     def post_init(self) -> None:
         """Ties no weights in Microsoft's head, which reads the word embeddings itself."""
@@ -115,6 +115,7 @@ TENSORFLOW_NAMES = (
 NAMES = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
 
 POOLER = "bert.pooler."
+WITHOUT_POOLER = ("distilbert", "electra", "deberta-v2")  # encoders
 UNUSED = "unused_"  # `families_snugbert` renames weights that no head uses
 WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
@@ -164,8 +165,7 @@ class Checkpoint:
 
     def options(self, kind: str) -> dict[str, Any]:
         """Returns keyword arguments of the model class of a kind, in addition to the configuration."""
-        never = ("distilbert", "electra", "deberta-v2")  # their encoders have no pooler
-        is_optional = self.head == "Model" and kind not in never
+        is_optional = self.head == "Model" and kind not in WITHOUT_POOLER
         return {"add_pooling_layer": False} if is_optional and not self.has_pooler else {}
 
 
@@ -224,7 +224,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             )
         tensors = read_weights(path)
         if any(name.startswith("lm_predictions.") for name in tensors):
-            values["legacy"] = False  # Microsoft's files do not say which name DeBERTa's masked token head has
+            values["legacy"] = False  # only the names of the weights show which masked token head a DeBERTa has
     weights, origin = _rename(tensors, _choose_names(kind, tensors), path)
     declared = _read_declared_head(kind, values, file)
     head = _find_head(kind, declared, weights, file)

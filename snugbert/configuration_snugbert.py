@@ -49,7 +49,7 @@ class SnugBertConfig(PreTrainedConfig):
         hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on embeddings and sublayer outputs.
         attention_probs_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on attention weights.
         max_position_embeddings (`int`, *optional*, defaults to 512): Length of the longest sequence, in tokens. With
-            relative positions, the distance from which on all distances share a row, and no limit.
+            relative positions, sequences may be longer. All larger distances share a row.
         type_vocab_size (`int`, *optional*, defaults to 2): Number of segments (`token_type_ids`). With relative
             positions it may be 0, as in DeBERTa. The model then ignores `token_type_ids`.
         initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the initial weights.
@@ -69,8 +69,7 @@ class SnugBertConfig(PreTrainedConfig):
         prediction_act (`str`, *optional*): Activation of the masked token head. None: `hidden_act`. RoBERTa and
             ELECTRA use `"gelu"`.
         classification_head (`str`, *optional*, defaults to `"pooler"`): `"pooler"` for BERT's sequence classifier:
-            pooler, dropout, linear layer. `"dense"` for RoBERTa's and ELECTRA's, which has dropout before the pooler,
-            too.
+            pooler, dropout, linear layer. `"dense"` adds dropout before the pooler, as in RoBERTa and ELECTRA.
         classifier_dropout (`float`, *optional*): Dropout of a classifier. None: `hidden_dropout_prob`.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`): Whether the masked token head shares the word
             embeddings.
@@ -115,8 +114,8 @@ class SnugBertConfig(PreTrainedConfig):
         model_type = kwargs.pop("model_type", None)
         if model_type not in (None, "", "bert", self.model_type):  # `from_dict` translates the other loadable types
             raise ValueError(
-                f"Unsupported model type {model_type!r}. SnugBERT loads {', '.join(LOADABLE_TYPES)}, with "
-                "`from_pretrained` or `from_dict`."
+                f"Unsupported model type {model_type!r}. `from_pretrained` and `from_dict` accept "
+                f"{', '.join(LOADABLE_TYPES)}."
             )
         # Fields of BertConfig for decoders.
         kwargs.pop("use_cache", None)
@@ -137,7 +136,7 @@ class SnugBertConfig(PreTrainedConfig):
         """Reads the values as in transformers. Translates those of other families.
 
         Raises:
-            ValueError: SnugBERT has no equal model.
+            ValueError: SnugBERT cannot express the model.
         """
         values, unused = super().get_config_dict(*args, **kwargs)
         if values.get("model_type") in LOADABLE_TYPES:
@@ -149,7 +148,7 @@ class SnugBertConfig(PreTrainedConfig):
         """Builds a configuration from the contents of a `config.json`, also of another family.
 
         Raises:
-            ValueError: SnugBERT has no equal model.
+            ValueError: SnugBERT cannot express the model.
         """
         return super().from_dict(convert_family_config(config_dict), **kwargs)
 

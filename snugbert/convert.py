@@ -1,4 +1,4 @@
-"""`snugbert convert`: converts checkpoints of BERT and its relatives to SnugBERT, and back.
+"""`snugbert convert`: converts checkpoints of the BERT family to SnugBERT, and back.
 
     snugbert convert pretrained pretrained-bert --to bert      # opens where only transformers is installed
     snugbert convert roberta-base snugbert-roberta --to snugbert
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> None:
     parser = ArgumentParser(
         prog="snugbert convert",
         usage="[arguments] input output",
-        description="Converts checkpoints of BERT, its relatives and TensorFlow's BERT to SnugBERT, and back.",
+        description="Converts checkpoints of the BERT family and TensorFlow's BERT to SnugBERT, and back.",
         example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
     )
     parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
@@ -197,8 +197,8 @@ def convert(
         A summary of the conversion.
 
     Raises:
-        InputError: the source is not supported, the target has no equal model, `output_dir` is the source or contains
-            a model or cannot be written, or the outputs differ. Nothing is written.
+        InputError: the source is not supported, the target cannot express the model, `output_dir` is the source or
+            contains a model or cannot be written, or the outputs differ. Nothing is written.
     """
     _check_output_dir(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(source)

@@ -1,6 +1,6 @@
-"""Names and configurations of BERT's relatives: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
+"""Names and configurations of the BERT family: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
 
-These models have BERT's layers, DeBERTa-v3 with relative positions. Their weights have other names, and some values
+These models have BERT's layers. DeBERTa-v3 adds relative positions. Their weights have other names, and some values
 are in their code and not in their configurations. The tables below translate both. The facts come from transformers'
 `modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
 """
@@ -65,7 +65,7 @@ def convert_family_config(values: dict[str, Any]) -> dict[str, Any]:
     Other configurations are returned as they are.
 
     Raises:
-        ValueError: SnugBERT has no equal model.
+        ValueError: SnugBERT cannot express the model.
     """
     model_type = values.get("model_type")
     if model_type not in FAMILY_TYPES:
@@ -74,8 +74,8 @@ def convert_family_config(values: dict[str, Any]) -> dict[str, Any]:
         return _deberta_fields(values)
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise ValueError(
-            f"`position_embedding_type` {values['position_embedding_type']!r} is not supported: SnugBERT has no "
-            "relative positions in this family."
+            f"`position_embedding_type` {values['position_embedding_type']!r} is not supported. Only DeBERTa-v3's "
+            "relative positions are."
         )
     fields = {name: value for name, value in values.items() if name != "model_type"}
     is_choice = str((values.get("architectures") or [""])[0]).endswith("ForMultipleChoice")
@@ -110,10 +110,11 @@ def _electra_fields(fields: dict[str, Any], is_choice: bool) -> dict[str, Any]:
     }
     if is_choice and (summary["type"] != "first" or not summary["use_proj"]):
         raise ValueError(
-            '`summary_type` and `summary_use_proj` are not supported, except "first" and true: SnugBERT\'s multiple '
-            "choice head reads the first token."
+            '`summary_type` must be "first" and `summary_use_proj` true. The multiple choice head reads the first '
+            "token."
         )
-    names = {"ElectraForPreTraining": "SnugBertForReplacedTokenDetection"}  # AutoModelForPreTraining has two models
+    # AutoModelForPreTraining maps to two classes.
+    names = {"ElectraForPreTraining": "SnugBertForReplacedTokenDetection"}
     return {
         "architectures": [names.get(name, name) for name in fields.get("architectures") or []],
         # Defaults of ElectraConfig (the small model) that differ from BERT's.
@@ -156,7 +157,9 @@ def _deberta_fields(values: dict[str, Any]) -> dict[str, Any]:
         if name == "pos_att_type":
             value = sorted(value.replace(" ", "").lower().split("|") if isinstance(value, str) else value or [])
         if value != released:
-            raise ValueError(f"`{name}` {value!r} is not supported. SnugBERT has DeBERTa-v3's value, {released!r}.")
+            raise ValueError(
+                f"`{name}` {value!r} is not supported. Expected {released!r}, as in all DeBERTa-v3 checkpoints."
+            )
     hidden_size = fields["hidden_size"]
     sizes = {
         "embedding_size": hidden_size,
@@ -167,10 +170,12 @@ def _deberta_fields(values: dict[str, Any]) -> dict[str, Any]:
     for name, size in sizes.items():
         value = fields.pop(name, None)
         if value not in (None, 0, -1, size):
-            raise ValueError(f"`{name}` {value} is not supported. With the other sizes it must be {size}.")
+            raise ValueError(f"`{name}` {value} is not supported. Expected {size}, to match the other sizes.")
     if not isinstance(fields.get("position_buckets"), int) or fields["position_buckets"] < 2:
-        raise ValueError("`position_buckets` must be at least 2. SnugBERT has relative positions in buckets only.")
-    fields.pop("legacy", None)  # a name of the masked token head, which the file tells
+        raise ValueError(
+            "`position_buckets` must be at least 2. Relative positions without buckets are not supported."
+        )
+    fields.pop("legacy", None)  # the form of the masked token head, which the weights' names show
     cls_dropout = fields.pop("cls_dropout", None)
     is_token_classifier = str((values.get("architectures") or [""])[0]).endswith("ForTokenClassification")
     return fields | {

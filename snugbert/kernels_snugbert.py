@@ -556,7 +556,7 @@ def grouped_attention(
         dropout: dropout probability of the attention weights, below 1. Rounded to a multiple of 2^-16.
         tables: keys of the distances from M - 1 to -M between query and key, and queries of the distances from 1 - M
             to M, for DeBERTa's relative positions. M is at least the longest sequence. All tokens must be queries.
-            They cannot be compiled. Empty: no relative positions. *Shape:* (heads, 2 M, D)
+            Not supported under torch.compile. Empty: no relative positions. *Shape:* (heads, 2 M, D)
         kwargs: ignored.
 
     Returns:

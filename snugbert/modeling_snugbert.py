@@ -48,6 +48,7 @@ from .kernels_snugbert import (
     cross_entropy_sum,
     grouped_attention,
     has_own_kernels,
+    is_tracing,
     is_transformed,
     padded_linear,
     ragged_attention,
@@ -403,14 +404,15 @@ class SnugBertEncoder(nn.Module):
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def embed_distances(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeds the distances between the tokens of sequences of `length`, L. R of the table's rows occur.
+        """Embeds the distances between the tokens of sequences of length L (`length`).
 
         Returns:
-            The embeddings (R, H), and the index of each distance in them (2, 2 L): from L - 1 to -L, and from 1 - L to
-            L. -L and L do not occur. [`score_distances`] needs their columns.
+            R rows of the table, with those of all distances (R, H), and the index in them of each distance (2, 2 L):
+            from L - 1 to -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
         """
         buckets = self.config.position_buckets
-        half = min(length, buckets)
+        # Up to half of the buckets, each distance is its own bucket. A graph has one size for all lengths.
+        half = length if not is_tracing() and length <= buckets // 2 else buckets
         distances = self.LayerNorm(self.rel_embeddings.weight[buckets - half : buckets + half])
         ascending = torch.arange(1 - length, length + 1, device=distances.device)
         both = torch.stack([-ascending, ascending])
@@ -441,7 +443,7 @@ class SnugBertEncoder(nn.Module):
                 _, length = arguments.get("padded_shape", batch.shape)
             distances, kwargs["rows"] = self.embed_distances(length)
         for layer in self.layer[:-1]:
-            # Not by name, because gradient checkpointing may ignore gradients of named arguments.
+            # By position, because gradient checkpointing may ignore gradients of keyword arguments.
             hidden_states = layer(hidden_states, None, distances, **arguments, **kwargs)
         if query_indices is not None and distances is None:
             arguments = attention_arguments(self.config, batch, query_indices)
@@ -673,10 +675,10 @@ class SnugBertModel(SnugBertPreTrainedModel):
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds`; shapes that do not match; more than
-                `max_position_embeddings` tokens; an id out of range (checked on the CPU only); boundaries that do not
-                start at 0 and end at T, or that decrease; a sequence longer than `max_length_q`; positions that
-                restart in a row without boundaries; a mask without any token; `label_indices` that do not match the
-                labels (checked on the CPU only).
+                `max_position_embeddings` tokens, except with relative positions; an id out of range (checked on the
+                CPU only); boundaries that do not start at 0 and end at T, or that decrease; a sequence longer than
+                `max_length_q`; positions that restart in a row without boundaries; a mask without any token;
+                `label_indices` that do not match the labels (checked on the CPU only).
             RuntimeError: on an accelerator, wrong boundaries or restarting positions. A later operation raises it.
         """
         if batch is not None:

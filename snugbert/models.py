@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 import yaml
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from snugbert.configuration_snugbert import (
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 # Weights of heads. A model with a different head does not load them.
 HEAD_WEIGHTS = re.compile(
-    r"(cls\.(predictions|seq_relationship)|discriminator_predictions|unused_pooler)\.|"
-    r"(classifier|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
+    r"(cls\.(predictions|seq_relationship)|discriminator_predictions)\.|"
+    r"(classifier(\.dense|\.out_proj)?|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
 )
 
 HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
@@ -183,7 +184,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
 def _override_config(config: SnugBertConfig, overrides: str) -> SnugBertConfig:
     """Returns the configuration with the values of "name=value,name=value"."""
     pairs = overrides.split(",")
-    unset = [pair for pair in pairs if getattr(config, pair.partition("=")[0], "") is None]
+    unset = [pair for pair in pairs if "=" in pair and getattr(config, pair.partition("=")[0], "") is None]
     # transformers takes the type of a value from the old one, so it cannot replace None.
     for name, _, value in (pair.partition("=") for pair in unset):
         setattr(config, name, yaml.safe_load(value))
@@ -211,8 +212,8 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
     """Loads the tokenizer of `tokenizer_source`.
 
     A folder needs no `tokenizer.json`. It can also have a `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
-    (byte-level BPE), or `sentencepiece.bpe.model`. With only a `vocab.txt`, text is lowercased if the whole vocabulary
-    is lowercase.
+    (byte-level BPE), or one of `SENTENCEPIECE_FILES`. With only a `vocab.txt`, text is lowercased if the whole
+    vocabulary is lowercase.
 
     Args:
         args: which tokenizer.
@@ -263,18 +264,32 @@ def check_vocabulary(folder: Path) -> None:
 
 
 def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Checks that a tokenizer has words. Without a declared class, transformers chooses one by the model type.
+    """Checks that a tokenizer has more than special tokens.
 
-    It has only special tokens if that class reads other files.
+    If the folder names no class, transformers chooses one by the model type. If that class reads other files, the
+    tokenizer is empty.
 
     Raises:
         InputError: it has only special tokens.
     """
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "▁"}:
         raise InputError(
-            f"{name}: the tokenizer has no words. {type(tokenizer).__name__} does not read the files there. Add a "
-            "tokenizer.json, or name their class as `tokenizer_class` in tokenizer_config.json."
+            f"{name}: the tokenizer is empty. {type(tokenizer).__name__} cannot read the files in this folder. Add a "
+            "tokenizer.json, or set `tokenizer_class` in tokenizer_config.json."
         )
+
+
+def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Returns the maximum number of tokens of an input, including special tokens. `sys.maxsize` means no limit."""
+    if model.config.model_type == SnugBertConfig.model_type:
+        limit = compute_max_length(model.config)  # type: ignore[arg-type]
+    else:
+        limit = getattr(model.config, "max_position_embeddings", sys.maxsize)
+        table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+        padding = getattr(table, "padding_idx", None)
+        if padding is not None:  # RoBERTa's positions start after the position of padding
+            limit -= padding + 1
+    return min(limit, tokenizer.model_max_length)
 
 
 def limit_length(config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> int:

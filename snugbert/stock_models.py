@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from snugbert.checkpoints import CLASSES, Checkpoint
+from snugbert.checkpoints import BIAS, CLASSES, WITHOUT_POOLER, Checkpoint
 from snugbert.configuration_snugbert import compute_embedding_size
 from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import (
@@ -26,7 +26,6 @@ from snugbert.families_snugbert import (
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 
 POSITIONS = "bert.embeddings.position_embeddings.weight"
-BIAS = "cls.predictions.bias"
 BERT_HEADS = ("bert", "deberta-v2")  # no dropout before the pooler, and one activation in layers and token head
 # The masked token head gets BERT's names, as in transformers. Released files have other ones, which are read.
 DEBERTA_STOCK_NAMES = {"pooler.": "bert.pooler.", "deberta.": "bert."}
@@ -51,7 +50,7 @@ def keep_encoder(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
-    """Returns the configuration and the weights of the equal stock model. Adds to the notes of the checkpoint.
+    """Returns the configuration and the weights of the stock model. Adds to the notes of the checkpoint.
 
     Args:
         checkpoint: the checkpoint.
@@ -59,7 +58,7 @@ def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTra
         dtype: dtype of the result.
 
     Raises:
-        InputError: there is no equal model.
+        InputError: the family cannot express the model.
     """
     config, head = checkpoint.config, checkpoint.head
     _check_layers(checkpoint, to)
@@ -112,22 +111,25 @@ def _check_layers(checkpoint: Checkpoint, to: str) -> None:
     obstacle = _find_obstacle(checkpoint, to)
     if obstacle is not None:
         others = [kind for kind in ("bert", *FAMILY_TYPES) if _find_obstacle(checkpoint, kind) is None]
-        remedy = f"It converts with --to {others[0]}." if others else "No stock model is equal to it."
+        remedy = f"Use --to {others[0]}." if others else "No stock model can express it."
         raise InputError(f"{checkpoint.folder}: {obstacle} {remedy}")
 
 
 def _find_obstacle(checkpoint: Checkpoint, to: str) -> str | None:
-    """Returns a sentence that says why the family has no equal model; None if it has."""
+    """Returns a sentence that says why the family cannot express the model; None if it can."""
     config, head = checkpoint.config, checkpoint.head
     if head not in CLASSES[to]:
         return f"{to} has no {head}."
     stock = CLASSES[to][head].__name__
-    if (config.position_embedding_type == "relative") != (to == "deberta-v2"):
-        return "only DeBERTa has relative positions."
+    is_relative = config.position_embedding_type == "relative"
+    if is_relative and to != "deberta-v2":
+        return f"the model has relative positions, but {stock} has none."
+    if to == "deberta-v2" and not is_relative:
+        return f"the model has no relative positions, but {stock} needs them."
     size = compute_embedding_size(config)
     if to != "electra" and size != config.hidden_size:
         return f"the embeddings have size {size} and the layers {config.hidden_size}. {stock} needs equal sizes."
-    if to in ("electra", "deberta-v2") and head == "Model" and checkpoint.has_pooler:
+    if to in WITHOUT_POOLER and head == "Model" and checkpoint.has_pooler:
         return (
             f"{stock} has no pooler. Load SnugBertModel with `add_pooling_layer=False`, save it, and convert that "
             "folder."
@@ -174,14 +176,10 @@ def _convert_positions(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> t
     rows = format_count(padding_rows, "row")
     if to in ROBERTA_TYPES:
         table = torch.cat([table.new_zeros(padding_rows, table.shape[1]), table])
-        checkpoint.notes.append(
-            f"The position table got {rows} for padding. Unlike before, padding on the left does not change outputs."
-        )
+        checkpoint.notes.append(f"The position table got {rows} for padding. Left padding no longer changes outputs.")
     else:
         table = table[padding_rows:].clone()
-        checkpoint.notes.append(
-            f"The position table lost {rows} for padding. Unlike before, padding on the left changes outputs."
-        )
+        checkpoint.notes.append(f"The position table lost {rows} for padding. Left padding now changes outputs.")
     return weights | {POSITIONS: table}, len(table)
 
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of BERT and its relatives, with the files of their originals on the Hub."""
+"""Tiny random checkpoints of the BERT family, with the files of their originals on the Hub."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The commands open checkpoints of BERT's relatives as they open BERT's, on rows of real data."""
+"""The commands open checkpoints of the family as they open BERT's, on rows of real data."""
 
 import gzip
 import json
@@ -146,7 +146,7 @@ def test_pretrain_continues_and_evaluate_scores_the_result(family, data, tmp_pat
 def test_sentence_pairs_need_two_token_types(data, tmp_path, capsys):
     folder = write_checkpoint(tmp_path / "model", "roberta")
     assert run_command("pretrain", model_name_or_path=folder, train_file=data / "text.txt", show=1) == 2
-    expected = f"--objective mlm+nsp: sentence pairs need two token types, but {folder} has 1. Use --no_nsp ("
+    expected = f"--objective mlm+nsp: sentence pairs need two token types, but {folder} has 1. Use --objective mlm."
     assert expected in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Converted tokenizers of BERT's relatives give the ids of SentencePiece, GPT-2 and BERT."""
+"""Converted tokenizers of the BERT family give the ids of SentencePiece, GPT-2 and BERT."""
 
 import io
 import json
@@ -227,7 +227,7 @@ def test_missing_files_and_packages_are_named(tmp_path, monkeypatch):
 
 
 def test_vocabularies_that_the_class_does_not_read_are_refused(tmp_path):
-    """Without a declared class, transformers takes the model type's, which has no words if it reads other files."""
+    """Without a declared class, transformers takes the model type's, which is empty if it reads other files."""
     source = write_tokenizer(make_source(tmp_path, "bert"), "roberta")
     (source / "tokenizer.json").unlink()
     (source / "tokenizer_config.json").unlink()
@@ -235,7 +235,7 @@ def test_vocabularies_that_the_class_does_not_read_are_refused(tmp_path):
         lambda: load_tokenizer(TokenizerArguments(tokenizer_name=str(source))),
         lambda: convert_tokenizer(source, tmp_path / "converted", "bert", "snugbert"),
     ):
-        with pytest.raises(InputError, match=r"source: the tokenizer has no words\. BertTokenizer does not read"):
+        with pytest.raises(InputError, match=r"source: the tokenizer is empty\. BertTokenizer cannot read"):
             run()
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
     assert len(load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))) > 200

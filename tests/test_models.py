@@ -71,7 +71,7 @@ def test_another_architecture_is_refused(sharded):
     file = sharded / "config.json"
     for model_type in ("distilbert", "unheard-of"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
-        with pytest.raises(ValueError, match=rf"Unsupported model type '{model_type}'\. SnugBERT loads"):
+        with pytest.raises(ValueError, match=rf"Unsupported model type '{model_type}'\. `from_pretrained` and"):
             snugbert.SnugBertModel.from_pretrained(sharded)
         with pytest.raises(InputError, match=f"is a '{model_type}' model. Expected snugbert, bert, roberta, xlm-"):
             as_in_a_command(sharded)
@@ -86,9 +86,10 @@ def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
     assert torch.equal(model.bert.encoder.layer[2].output.dense.weight, ours.bert.encoder.layer[2].output.dense.weight)
     file = tmp_path / "model.safetensors"
     others = {f"lstm.{index}.weight": torch.zeros(2) for index in range(7)}
-    others |= {f"classifier.{name}.weight": torch.zeros(2) for name in ("dense", "more", "other")}
+    others |= {f"classifier.{name}.weight": torch.zeros(2) for name in ("first", "more", "other")}
+    others["classifier.dense.weight"] = torch.zeros(2)  # of a RoBERTa that classifies
     save_file(load_file(file) | others, file, {"format": "pt"})
-    names = r"classifier\.dense\.weight, .*lstm\.4\.weight and 2 more"
+    names = r"classifier\.first\.weight, .*lstm\.4\.weight and 2 more"
     as_in_a_command(tmp_path)
     assert re.search(rf"ignored weights that this model does not use: {names}", caplog.text)
     with pytest.raises(InputError, match=rf"contains weights that SnugBERT does not use: {names}. Ignoring them"):

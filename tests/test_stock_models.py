@@ -96,7 +96,7 @@ def make_batch(head: str, config: transformers.PreTrainedConfig) -> dict[str, to
 
 @pytest.mark.parametrize(("family", "head"), FAMILIES_AND_HEADS)
 def test_every_head_is_converted_to_snugbert_and_back(tmp_path, family, head):
-    """The result of the way back is the source, so SnugBERT also survives the way there and back."""
+    """Converting back gives the source."""
     stock, ours, back = (tmp_path / name for name in ("stock", "ours", "back"))
     write_stock(stock, family, head)
     done = convert(stock, ours, "snugbert")
@@ -122,7 +122,7 @@ def test_every_head_is_converted_to_snugbert_and_back(tmp_path, family, head):
     ],
 )
 def test_a_model_becomes_another_family(tmp_path, family, head, to):
-    """Every other combination changes nothing else: names, positions and configuration are converted one by one."""
+    """Other combinations need no test: names, positions and configuration are converted independently."""
     if family == "bert":
         ours_and_stock(head)[1].save_pretrained(tmp_path / "source")
     else:
@@ -236,7 +236,7 @@ def test_the_declared_class_may_be_a_siblings(tmp_path):
     ("family", "head"), [("electra", "ForReplacedTokenDetection"), ("camembert", "ForSequenceClassification")]
 )
 def test_half_precision_and_shards(tmp_path, family, head):
-    """Rounded before or on the way back, the weights are the same."""
+    """It does not matter which of the two conversions rounds the weights."""
     source = write_stock(tmp_path / "source", family, head)
     done = convert(source, tmp_path / "half", "snugbert", dtype=torch.bfloat16, max_shard_size="20KB")
     assert done.files > 1 and done.dtype == "bfloat16"
@@ -253,13 +253,13 @@ REFUSED = {
         "ForMaskedLM",
         {"embedding_size": 16, "prediction_act": "gelu"},
         "roberta",
-        "needs equal sizes. It converts with --to electra",
+        "needs equal sizes. Use --to electra",
     ),
     "narrow DeBERTa": (
         "ForMaskedLM",
         {"embedding_size": 16, "position_embedding_type": "relative"},
         "deberta-v2",
-        "needs equal sizes. No stock model is equal",
+        "needs equal sizes. No stock model can express it",
     ),
     "prediction": ("ForMaskedLM", {"prediction_act": "relu"}, "bert", "head uses relu, .* uses gelu. No stock"),
     "prediction of ELECTRA": (
@@ -281,14 +281,19 @@ REFUSED = {
         "uses tanh, but Electra.* uses gelu.* --to bert",
     ),
     "no pooler": ("Model", {}, "electra", "ElectraModel has no pooler. Load SnugBertModel with"),
-    "no relative positions": ("ForMaskedLM", {}, "deberta-v2", "only DeBERTa has relative positions.* --to bert"),
+    "no relative positions": (
+        "ForMaskedLM",
+        {},
+        "deberta-v2",
+        "no relative positions, but DebertaV2ForMaskedLM needs them.* --to bert",
+    ),
     "relative positions": (
         "ForMaskedLM",
         {"position_embedding_type": "relative"},
         "roberta",
-        "only DeBERTa has relative positions.* --to deberta-v2",
+        "relative positions, but .* has none.* --to deberta-v2",
     ),
-    "no head": ("ForPreTraining", {}, "roberta", "roberta has no ForPreTraining. It converts with --to bert"),
+    "no head": ("ForPreTraining", {}, "roberta", "roberta has no ForPreTraining. Use --to bert"),
     "no padding": (
         "ForTokenClassification",
         {"pad_token_id": None},
@@ -313,7 +318,7 @@ def test_what_cannot_be_equal_is_refused(case, tmp_path):
     [
         ({"is_decoder": True}, "`is_decoder` is true, but SnugBERT is an encoder"),
         ({"add_cross_attention": True}, "`add_cross_attention` is true, but SnugBERT is an encoder"),
-        ({"position_embedding_type": "relative_key"}, "SnugBERT has no relative positions in this family"),
+        ({"position_embedding_type": "relative_key"}, "Only DeBERTa-v3's relative positions are"),
         ({"architectures": ["RobertaForCausalLM"]}, "unsupported architecture RobertaForCausalLM. Supported: Roberta"),
         ({"model_type": "deberta"}, "unsupported model type 'deberta'. Supported: snugbert, bert, .*, deberta-v2"),
     ],

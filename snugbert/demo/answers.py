@@ -5,6 +5,7 @@ Bad input raises an [`InputError`]. The page shows its message.
 Shapes: T tokens.
 """
 
+import sys
 from typing import NamedTuple, cast
 
 import torch
@@ -14,7 +15,7 @@ from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.question_answering.answerer import ExtractedAnswer, QuestionAnswerer
 
 # Spans of a text with their labels (None: no label), as in Gradio's HighlightedText.
@@ -52,8 +53,8 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
         raise InputError(f'{name}/config.json: no "architectures". Add one of {known}.')
     if config.architectures[0] not in HEADS:
         raise InputError(
-            f"{name}/config.json: unsupported architecture {config.architectures[0]}. Supported: BERT and its "
-            f"relatives with the heads {', '.join(classes)}."
+            f"{name}/config.json: unsupported architecture {config.architectures[0]}. Supported: the BERT "
+            f"family with the heads {', '.join(classes)}."
         )
     head = HEADS[config.architectures[0]]
     # Many checkpoints of the bare encoder have no pooler. The page does not need it.
@@ -80,16 +81,9 @@ def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> BatchEn
         verbose=False,  # no warning about long texts, which are refused below
     )
     tokens = encoding["input_ids"].shape[1]
-    if tokens > max_length(checkpoint):
-        raise InputError(
-            f"The text has {tokens} tokens. The model's limit is {max_length(checkpoint)}. Shorten the text."
-        )
+    if tokens > (limit := max_tokens(model, tokenizer)):
+        raise InputError(f"The text has {tokens} tokens. The model's limit is {limit}. Shorten the text.")
     return encoding.to(model.device)
-
-
-def max_length(checkpoint: LoadedCheckpoint) -> int:
-    """Returns the maximum number of tokens of an input."""
-    return min(checkpoint.model.config.max_position_embeddings, checkpoint.tokenizer.model_max_length)
 
 
 @torch.inference_mode()
@@ -302,9 +296,11 @@ def attention(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> tupl
 def headline(checkpoint: LoadedCheckpoint) -> str:
     """Describes the head and the size of the model in one line."""
     config, parameters = checkpoint.model.config, checkpoint.model.num_parameters()
+    limit = max_tokens(*checkpoint)
+    length = "texts of any length" if limit == sys.maxsize else f"up to {limit} tokens"
     count = f"{parameters / 1e6:.3g} million" if parameters >= 1e6 else f"{parameters:,}"
     return (
         f"`{type(checkpoint.model).__name__}` · {count} parameters · hidden size {config.hidden_size}, "
         f"layers {config.num_hidden_layers}, heads {config.num_attention_heads} · vocabulary {config.vocab_size:,} · "
-        f"up to {max_length(checkpoint)} tokens"
+        f"{length}"
     )

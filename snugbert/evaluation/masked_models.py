@@ -99,7 +99,7 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
         return load_config(args, tokenizer)
     try:
         values, _ = PreTrainedConfig.get_config_dict(name, **args.hub)
-        if values.get("model_type", "bert") in LOADABLE_TYPES and _has_equal(values):
+        if values.get("model_type", "bert") in LOADABLE_TYPES and _can_express(values):
             return load_config(args, tokenizer)
         config = AutoConfig.from_pretrained(name, attn_implementation=args.attn_implementation, **args.hub)
         if args.config_overrides:
@@ -114,23 +114,13 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
     return config
 
 
-def _has_equal(values: dict[str, Any]) -> bool:
-    """Whether SnugBERT has an equal of a model of the family. transformers runs others, such as DeBERTa-v2-xlarge."""
+def _can_express(values: dict[str, Any]) -> bool:
+    """Whether SnugBERT can express a model of the family. transformers runs the others, such as DeBERTa-v2-xlarge."""
     try:
         convert_family_config(values)
     except ValueError:
         return False
     return True
-
-
-def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the maximum number of tokens of an input, including special tokens."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    # RoBERTa's positions start after the position of padding.
-    padding = getattr(table, "padding_idx", None)
-    limit = tokenizer.model_max_length if positions is None else positions - (0 if padding is None else padding + 1)
-    return min(limit, tokenizer.model_max_length)
 
 
 @torch.inference_mode()

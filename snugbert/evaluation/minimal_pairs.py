@@ -13,8 +13,8 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert.evaluation.masked_models import max_tokens
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
+from snugbert.models import max_tokens
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.splits import describe_file
 from snugbert.trainers.text_lines import content_error

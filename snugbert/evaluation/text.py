@@ -20,15 +20,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 from snugbert.evaluation.arguments import HeldOutTextArguments
-from snugbert.evaluation.masked_models import max_tokens, predicts_pairs
+from snugbert.evaluation.masked_models import predicts_pairs
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
+from snugbert.models import max_tokens
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.documents import find_files, read_documents
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.baselines import compute_baselines, count_tokens
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, list_sources, load_corpora, make_dataset
-from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.scores import average_sums, get_mlm_logits, sum_per_sequence
 from snugbert.trainers.text_lines import ReadingLog
@@ -114,7 +115,7 @@ def score_text(
 
 
 def _check_length(max_seq_length: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    limit = max_tokens(model, tokenizer)
+    limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
     if not SHORTEST_EXAMPLE <= max_seq_length <= limit:
         raise InputError(
             f"--max_seq_length {max_seq_length} must be between {SHORTEST_EXAMPLE} and the model's limit ({limit})."

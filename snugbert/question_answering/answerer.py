@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
+from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering.answers import best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
@@ -81,7 +81,7 @@ class QuestionAnswerer:
         self.model = (model if device is None else model.to(device)).eval()  # type: ignore[arg-type]
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self.max_seq_length = min(max_seq_length, model.config.max_position_embeddings, tokenizer.model_max_length)
+        self.max_seq_length = min(max_seq_length, max_tokens(model, tokenizer))
         self.doc_stride = min(128, self.max_seq_length // 3) if doc_stride is None else doc_stride
         self.max_query_length = max_query_length
         if tokenizer("a", "b")["input_ids"][0] != tokenizer.cls_token_id:

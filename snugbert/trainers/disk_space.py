@@ -23,6 +23,10 @@ def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]
     Files of an earlier run in the output folder count as free, because the run replaces them. Every process must call
     this. Only processes that write check their disk.
 
+    Args:
+        args: the arguments of the run.
+        parameters: the parameters of each file with weights. Two files can have the same one.
+
     Raises:
         InputError: in all processes: not even one checkpoint fits.
     """
@@ -40,7 +44,7 @@ def _check(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
     weights = sum(parameter.nbytes for parameter in parameters)
     checkpoint = weights
     if args.optim.startswith(TWO_MOMENTS) and not args.save_only_model:
-        checkpoint += 2 * sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        checkpoint += 2 * sum(parameter.nbytes for parameter in set(parameters) if parameter.requires_grad)
     if args.save_strategy == "no":
         checkpoint = 0
     needed = max(weights, checkpoint)

@@ -182,10 +182,11 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
 def remove_run(output_dir: Path) -> None:
     """Removes the checkpoints and results of a run. Its model stays until a new model replaces it.
 
-    ELECTRA's generator is removed, too, because a model of another kind would not replace it.
+    ELECTRA's generator is removed, too, because a model of another kind would not replace it. It is always next to its
+    discriminator. Without one, a folder of that name is the user's.
     """
     shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
-    if (output_dir / GENERATOR_FOLDER / "config.json").exists():
+    if all((output_dir / folder / "config.json").exists() for folder in ("", GENERATOR_FOLDER)):
         shutil.rmtree(output_dir / GENERATOR_FOLDER, ignore_errors=True)
     for path in list_run_files(output_dir):
         if path.is_dir() and not path.is_symlink():

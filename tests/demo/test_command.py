@@ -96,7 +96,7 @@ def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch
         ),
         (
             ["--model", str(tmp_path / "decoder")],
-            "unsupported architecture BertLMHeadModel. Supported: BERT and its relatives with the heads Model, For",
+            "unsupported architecture BertLMHeadModel. Supported: the BERT family with the heads Model, For",
         ),
         (["--model", str(tmp_path / "headless")], "has no weights for qa_outputs.bias, qa_outputs.weight"),
         (

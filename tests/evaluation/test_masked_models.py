@@ -5,11 +5,11 @@ import torch
 import transformers
 from masked_models import ARCHITECTURES, SIZE, make_model, make_tokenizer
 
-from snugbert import SnugBertForMaskedLM
+from snugbert import SnugBertConfig, SnugBertForMaskedLM
 from snugbert.errors import InputError
-from snugbert.evaluation.masked_models import load_masked_model, max_tokens, predict_tokens
+from snugbert.evaluation.masked_models import load_masked_model, predict_tokens
 from snugbert.evaluation.minimal_pairs import Pair, score_pairs
-from snugbert.models import ModelArguments
+from snugbert.models import ModelArguments, max_tokens
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -20,6 +20,7 @@ def test_a_saved_model_predicts_the_same_tokens(architecture, tmp_path):
     loaded, _ = load_masked_model(ModelArguments(model_name_or_path=str(tmp_path)))
     in_family = architecture in ("bert", "roberta", "electra")
     assert isinstance(loaded, SnugBertForMaskedLM if in_family else type(model)) and not loaded.training
+    assert max_tokens(loaded, tokenizer) == max_tokens(model, tokenizer)
 
     input_ids = torch.randint(5, len(tokenizer), (4, 7))
     positions = torch.tensor([1, 5, 3, 1])
@@ -66,6 +67,14 @@ def test_the_longest_input_that_a_model_takes(architecture):
     predict_tokens(model, torch.full((1, longest), 7), torch.tensor([1]))
     tokenizer.model_max_length = 20
     assert max_tokens(model, tokenizer) == 20
+
+
+def test_relative_positions_leave_the_limit_to_the_tokenizer():
+    tokenizer = make_tokenizer("snugbert")
+    config = SnugBertConfig(vocab_size=len(tokenizer), **SIZE, position_embedding_type="relative", position_buckets=8)
+    model = SnugBertForMaskedLM(config).eval()
+    assert max_tokens(model, tokenizer) == tokenizer.model_max_length == 512
+    predict_tokens(model, torch.full((1, 512), 7), torch.tensor([511]))
 
 
 def test_minimal_pairs_need_a_mask_token_only(tmp_path):

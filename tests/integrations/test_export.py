@@ -23,6 +23,8 @@ pytestmark = [
 LEFT_OUT = {"ForMaskedLM": ["token_type_ids"], "ForNextSentencePrediction": ["token_type_ids", "attention_mask"]}
 # RoBERTa's positions and classification head, ELECTRA's embeddings.
 FAMILY = {"position_embedding_type": "after_padding", "classification_head": "dense", "embedding_size": 16}
+# DeBERTa-v3's positions.
+RELATIVE = {"position_embedding_type": "relative", "position_buckets": 8, "type_vocab_size": 0}
 LONGEST = CONFIG["max_position_embeddings"]
 
 
@@ -39,7 +41,14 @@ def batch_for(head: str, batch: int, length: int) -> dict[str, torch.Tensor]:
     return {name: value.view(shape) for name, value in inputs.items() if name not in LEFT_OUT.get(head, ())}
 
 
-@pytest.mark.parametrize(("head", "fields"), [*((head, {}) for head in HEADS), ("ForSequenceClassification", FAMILY)])
+@pytest.mark.parametrize(
+    ("head", "fields"),
+    [
+        *((head, {}) for head in HEADS),
+        ("ForSequenceClassification", FAMILY),
+        ("ForMaskedLM", RELATIVE),
+    ],
+)
 def test_every_exported_head_equals_the_model(head, fields, caplog):
     model = ours_and_stock(head, num_hidden_layers=1)[0].eval()
     if fields:

@@ -6,11 +6,12 @@ import transformers
 from datasets import Dataset
 from family_checkpoints import write_checkpoint
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, get_peft_model
 from torch.testing import assert_close
 from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, set_seed
 
 import snugbert
+from snugbert.convert import convert
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -117,6 +118,18 @@ def test_accumulated_and_packed_batches_train_the_same_adapter(tmp_path):
     weights = dict(accumulated.model.named_parameters())
     for name, parameter in padded.model.named_parameters():
         assert_close(weights[name], parameter, atol=1e-4, rtol=0)
+
+
+def test_an_adapter_of_a_converted_classifier_has_the_dense_layer_of_its_head(tmp_path):
+    """`modules_to_save` of docs/how-to/integrate.md. RoBERTa's masked language model has no such layer."""
+    convert(write_checkpoint(tmp_path / "roberta", "roberta"), tmp_path / "base", "snugbert")
+    base = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path / "base")
+    modules = {"target_modules": ["query", "value"], "modules_to_save": ["classifier", "pooler"]}
+    model = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", **modules))
+    model.save_pretrained(tmp_path / "adapter")
+    inputs = {"input_ids": torch.arange(5, 14)[None]}
+    loaded = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter")
+    assert_close(logits(loaded, inputs), logits(model, inputs), atol=0, rtol=0)
 
 
 def test_adapters_and_new_tokens_on_narrow_embeddings_equal_electra(tmp_path):

@@ -1,12 +1,14 @@
 """What the model runs on a GPU, on a CPU with reference kernels, against what it runs on a CPU."""
 
+import copy
+
 import pytest
 import torch
 from host_waits import count_host_waits
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
 from reference_kernels import acting_as_gpu
 
-from snugbert import packing_snugbert
+from snugbert import SnugBertConfig, packing_snugbert
 
 pytestmark = pytest.mark.slow
 
@@ -143,14 +145,24 @@ def test_restarting_positions_stop_the_kernels():
     assert not calls
 
 
-@pytest.mark.parametrize(("head", "kernel"), [*((head, "flash") for head in HEADS), ("ForPreTraining", "efficient")])
-def test_a_packed_step_compiles_to_one_graph(head, kernel):
+@pytest.mark.parametrize(
+    ("head", "kernel", "positions"),
+    [
+        *((head, "flash", "absolute") for head in HEADS),
+        ("ForPreTraining", "efficient", "absolute"),
+        ("ForTokenClassification", "flash", "after_padding"),
+    ],
+)
+def test_a_packed_step_compiles_to_one_graph(head, kernel, positions):
     """Batches of random sizes. The compiled and the eager model have the same gradients, with dropout."""
     layers = 2 if head == "ForPreTraining" else 1  # the last layer computes fewer tokens
-    eager, model = (
-        ours_and_stock(head, num_hidden_layers=layers, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)[0]
-        for _ in range(2)
-    )
+    eager = ours_and_stock(head, num_hidden_layers=layers, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)[
+        0
+    ]
+    if positions != "absolute":
+        fields = eager.config.to_dict() | {"position_embedding_type": positions}
+        eager = type(eager)(SnugBertConfig.from_dict(fields))
+    model = copy.deepcopy(eager)
     torch._dynamo.reset()
     # Also traces the backward pass, slowly. Compiled runs trace that of flash attention.
     backend = "aot_eager" if kernel == "efficient" else "eager"
@@ -160,6 +172,8 @@ def test_a_packed_step_compiles_to_one_graph(head, kernel):
         for step in range(8):
             batch, length = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((2, 9), (9, 30)))
             inputs = packed(ragged_batch(head, batch=batch, length=length))
+            if positions != "absolute":
+                del inputs["position_ids"]  # the model computes them
             with torch._dynamo.config.patch(error_on_recompile=step > 2):
                 for each in (eager, compiled):
                     torch.manual_seed(step)

@@ -29,11 +29,11 @@ def train(runs: list[dict]) -> None:
         os.environ.pop("ACCELERATE_USE_FSDP", None)
         folder, resume = Path(run.pop("folder")), run.pop("resume", None)
         names = METRICS + (ELECTRA if run.get("electra") else PAIRS)
-        trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, **run)
+        trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, per_device_eval_batch_size=2, **run)
         trainer.eval_dataset = RandomExamples(7)  # an odd number
         trainer.train(resume_from_checkpoint=resume)
+        metrics = trainer.evaluate()  # FSDP2 leaves some weights whole, which the model's folder must not show
         trainer.save_model()
-        metrics = trainer.evaluate()
         report = {
             "processes": trainer.args.world_size,
             "sharded": isinstance(trainer.model, FSDPModule),

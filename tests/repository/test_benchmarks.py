@@ -66,7 +66,7 @@ def run_code(code: str, path: list[str]) -> None:
 
 
 def test_pretraining_step(data_dir, minilm, capsys, monkeypatch):
-    """Memory is measured in a new process, and then in a fork, because another would import everything again."""
+    """Memory is measured in one new process, and then in a fork of it, which imports nothing again."""
     import side_by_side
     from pretraining_step import main
 
@@ -101,7 +101,7 @@ def test_finetuning_and_inference(data_dir, minilm, tmp_path, capsys):
     assert [row["work"] for row in rows] == ["mrpc dev, 6 examples, float32", "mrpc dev, 6 examples, float32, packed"]
 
 
-def test_relatives_of_bert(data_dir, capsys, monkeypatch):
+def test_the_family(data_dir, capsys, monkeypatch):
     """The benchmark stops if the sides' weights, names or positions differ."""
     import families
 

@@ -61,7 +61,7 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     write_checkpoint(tmp_path, 10)
     (tmp_path / UNFINISHED).mkdir()
     (tmp_path / "notes.txt").touch()
-    (tmp_path / "generator").mkdir()  # ELECTRA's. The next model may be another one.
+    (tmp_path / "generator").mkdir()
     (tmp_path / "generator/config.json").touch()
     with pytest.raises(InputError, match="already contains a run"):
         check_output_dir(arguments(tmp_path), overwrite=False)
@@ -69,7 +69,10 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
         check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-11")), overwrite=False)
     assert check_output_dir(arguments(tmp_path), overwrite=True) is None
     remove_run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "generator"}
+    (tmp_path / "config.json").touch()  # of the discriminator. The next model may have no generator.
+    remove_run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "config.json"}
 
 
 @pytest.mark.parametrize("finished", [None, "config.json", "train_results.json"])

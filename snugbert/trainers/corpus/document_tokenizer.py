@@ -41,8 +41,8 @@ class DocumentTokenizer:
     """Splits documents into sentences, and sentences into token ids. It can be pickled.
 
     The tokenizers library does the work, but only once per distinct word between two spaces. BERT's normalizer, its
-    pre-tokenizer and WordPiece never look across a space. Other tokenizers get whole sentences, and RoBERTa's also the
-    space before a sentence, because its tokens of a word depend on it.
+    pre-tokenizer and WordPiece never look across a space. Other tokenizers get whole sentences. RoBERTa's also gets
+    the space before a sentence, because the tokens of the first word depend on it.
 
     Args:
         tokenizer: a fast tokenizer.

@@ -32,13 +32,13 @@ class NerWindows(NamedTuple):
 def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
     """Makes RoBERTa's tokenizer put a space before each word of a list.
 
-    Its tokens of a word depend on that space, and nearly all words of a text have one. Other tokenizers stay as they
-    are.
+    The tokens of a word depend on that space, and nearly all words of a text have one. Other tokenizers do not change.
     """
     backend = tokenizer.backend_tokenizer
     if isinstance(backend.pre_tokenizer, ByteLevel) and not backend.pre_tokenizer.add_prefix_space:
         backend.pre_tokenizer.add_prefix_space = True
-        backend.post_processor.add_prefix_space = True
+        if hasattr(backend.post_processor, "add_prefix_space"):  # for offsets only
+            backend.post_processor.add_prefix_space = True
         tokenizer.add_prefix_space = True
         tokenizer.init_kwargs["add_prefix_space"] = True  # is saved
 

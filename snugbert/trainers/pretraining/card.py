@@ -79,7 +79,7 @@ def write_pretraining_card(
         eval_results=results or None,
     )
     load_generator = f'AutoModelForMaskedLM.from_pretrained({json.dumps(name)}, subfolder="{GENERATOR_FOLDER}")'
-    generator = [f"The generator, which predicts masked tokens: `{load_generator}`."] if is_electra else []
+    generator = [f"This loads the generator, which predicts masked tokens: `{load_generator}`."] if is_electra else []
     sections = [
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was pretrained with SnugBERT, starting from {escape(start)}.",
@@ -135,9 +135,9 @@ def format_results(
     ]
     if not baselines:  # in a card that is pushed during training
         return f"Metrics on the validation text.\n\n{table(('', 'this model'), [row[:2] for row in rows])}"
-    tokens = ", and that every token was replaced with the same probability" if "disc_accuracy" in baselines else ""
+    tokens = " For replaced tokens, it gives all tokens the same probability." if "disc_accuracy" in baselines else ""
     pairs = ", and the more frequent label for all sentence pairs" if "nsp_accuracy" in baselines else ""
     return (
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
-        f"{token_frequencies}{pairs}{tokens}.\n\n{table(('', 'this model', 'baseline'), rows)}"
+        f"{token_frequencies}{pairs}.{tokens}\n\n{table(('', 'this model', 'baseline'), rows)}"
     )

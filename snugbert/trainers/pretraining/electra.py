@@ -1,7 +1,7 @@
 """ELECTRA pretraining (Clark et al., 2020): a generator replaces tokens, and a discriminator finds them.
 
-The generator is a small masked language model. It predicts masked tokens, and one of its predictions replaces each of
-them. The discriminator reads the result and predicts for every token whether it was replaced. Fine-tuning uses the
+The generator is a small masked language model. Each masked token is replaced by a token sampled from its prediction.
+The discriminator reads the result and predicts for every token whether it was replaced. Fine-tuning uses the
 discriminator. Both models share their embeddings, including the LayerNorm, as in the original release.
 
 Shapes: B rows and L columns of a batch, M masked tokens, V vocabulary size.
@@ -78,6 +78,10 @@ class ElectraPair(SnugBertPreTrainedModel):
         keys = np.random.default_rng(0).integers(2**63, size=discriminator.config.vocab_size) * 2 + 1
         self._vocabulary_keys = torch.from_numpy(keys)  # not a buffer: DDP would send it to all processes in each step
         self.post_init()
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """Returns the word embeddings of both models."""
+        return self.discriminator.get_input_embeddings()
 
     def forward(
         self,
@@ -183,9 +187,9 @@ def load_pair(
     Raises:
         InputError: as in [`load_model`], or the generator of the checkpoint does not fit its discriminator.
     """
-    config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining has two models
+    config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining maps to two classes
     discriminator = load_model(AutoModelForPreTraining, model_args, config)
-    folder = _find_generator(model_args)
+    folder = find_generator(model_args)
     if folder is None:
         logger.info("generator: random weights")
         generator = AutoModelForMaskedLM.from_config(shrink_config(config, generator_size), dtype=torch.float32)
@@ -200,7 +204,7 @@ def load_pair(
     return ElectraPair(discriminator, generator)  # type: ignore[arg-type]
 
 
-def _find_generator(model_args: ModelArguments) -> Path | None:
+def find_generator(model_args: ModelArguments) -> Path | None:
     """Returns the folder of the checkpoint's generator. Downloads it if the checkpoint is on the Hub."""
     name = model_args.model_name_or_path
     if name is None:

@@ -44,7 +44,7 @@ from snugbert.trainers.pretraining.sentence_pairs import (
 )
 from snugbert.trainers.pretraining.sentence_splits import classify_tokens, rank_places, split_long_sentences
 
-RECIPE_VERSION = 3  # part of a table's name; increase it with every change to the examples that a recipe makes
+RECIPE_VERSION = 4  # part of a table's name; increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
 STALE_SECONDS = 3600  # a process that writes a table writes a block every few seconds
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
 from snugbert.errors import InputError
@@ -130,7 +129,9 @@ class ProcessesTrainer(Trainer):
 
     @property
     def _is_sharded(self) -> bool:
-        return isinstance(next(self.model.parameters()), DTensor)
+        # Any module, because ELECTRA's two models are saved one by one. The type of the parameters does not show it:
+        # those outside the layers stay whole after an evaluation.
+        return any(isinstance(module, FSDPModule) for module in self.model.modules())
 
     @property
     def _broadcast(self) -> StateDictOptions:

@@ -13,7 +13,6 @@ from torch.utils.data import Subset
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
@@ -24,7 +23,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
@@ -40,8 +39,8 @@ from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
-from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, load_pair
-from snugbert.trainers.pretraining.examples import SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
+from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS
 from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
@@ -70,13 +69,14 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     if data_args.objective == "electra" and model_args.model_name_or_path is None:
-        config.update(ELECTRA_HEADS)
+        given = model_args.config_overrides or ""
+        config.update({name: value for name, value in ELECTRA_HEADS.items() if f"{name}=" not in given})
     _check_lengths(data_args, config)
     if data_args.dataset_objective in PAIR_TASKS and config.type_vocab_size < 2:
         raise InputError(
             f"--objective {data_args.objective}: sentence pairs need two token types, but "
-            f"{model_args.model_name_or_path or model_args.config_name} has {config.type_vocab_size}. Use --no_nsp "
-            "(--objective mlm)."
+            f"{model_args.model_name_or_path or model_args.config_name} has {config.type_vocab_size}. "
+            "Use --objective mlm."
         )
     if data_args.bigram_init:
         _check_bigram_init(model_args, data_args, config)
@@ -190,7 +190,9 @@ def _load_model(
         model = load_model(auto_class, model_args, config)
         logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:
-        check_disk_space(training_args, model.parameters())
+        # ELECTRA's two files both have the shared embeddings.
+        models = (model.discriminator, model.generator) if isinstance(model, ElectraPair) else (model,)
+        check_disk_space(training_args, [parameter for each in models for parameter in each.parameters()])
         _check_training_arguments(training_args, model)
     return model
 
@@ -299,14 +301,12 @@ def _make_trainer(**arguments: Any) -> PretrainingTrainer:
         raise InputError(str(error)) from error
 
 
-def _check_lengths(data_args: PretrainingDataArguments, config: PreTrainedConfig) -> None:
+def _check_lengths(data_args: PretrainingDataArguments, config: SnugBertConfig) -> None:
+    limit = min(LONGEST_EXAMPLE, compute_max_length(config))
     for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
-        if not SHORTEST_EXAMPLE <= length <= config.max_position_embeddings:
+        if not SHORTEST_EXAMPLE <= length <= limit:
             flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
-            raise InputError(
-                f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the model's max_position_embeddings "
-                f"({config.max_position_embeddings})."
-            )
+            raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the model's limit ({limit}).")
 
 
 def _check_bigram_init(

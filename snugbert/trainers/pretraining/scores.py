@@ -17,14 +17,16 @@ from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
 
 
 def sum_per_sequence(outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns masked token loss, correct tokens and labeled tokens per sequence, and the same for the other task.
+    """Returns sums of losses, correct predictions and labels of each sequence.
 
     Args:
         outputs: model outputs with `sparse_prediction=True`: logits of the labeled tokens only.
         inputs: a packed or padded batch.
 
-    *Shape:* (N, 3); (N, 6) with `next_sentence_label`; (N, 10) with ELECTRA's discriminator: zeros instead of the pair
-    label, then the same for the discriminator, and the number of replaced tokens
+    Returns:
+        *Shape:* (N, K). Columns 0 to 2: masked token loss, correct tokens, labeled tokens. Columns 3 to 5: the same
+        for `next_sentence_label`, zeros for ELECTRA. Columns 6 to 9: the same for ELECTRA's discriminator, then the
+        number of replaced tokens. K is 3 with masked tokens only, 6 with sentence pairs and 10 with ELECTRA.
     """
     labels = inputs["labels"].flatten()
     token_indices = (labels != IGNORE_INDEX).nonzero().squeeze(-1)

@@ -347,7 +347,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     ) -> tuple[None, torch.Tensor, torch.Tensor]:
         """Returns sums per sequence instead of logits, and labeled tokens per sequence.
 
-        *Shape:* None, (N, 3, 6 or 10), (N,)
+        *Shape:* None, (N, K), (N,). K is 3, 6 or 10, see [`sum_per_sequence`].
         """
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():

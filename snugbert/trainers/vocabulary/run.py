@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers.models import WordPiece
-from transformers import PreTrainedTokenizerBase, TokenizersBackend
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
-from snugbert.models import TokenizerArguments, load_tokenizer
+from snugbert.models import ModelArguments, TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import find_files, read_dataset_documents, read_lines
 from snugbert.trainers.hints import changed_flags, format_command
+from snugbert.trainers.output_folder import GENERATOR_FOLDER
+from snugbert.trainers.pretraining.electra import find_generator
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog
 from snugbert.trainers.vocabulary.arguments import VocabularyArguments
 from snugbert.trainers.vocabulary.extension import (
+    Extension,
     extend_model,
     extend_tokenizer,
     learn_extension,
@@ -118,16 +121,32 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
     if model is None:
         print(f"{name} has no model (config.json), so only the tokenizer was extended.")
         return tokenizer, _new_model(output_dir)
-    extend_model(model, extension)
-    with writing(output_dir, "run the same command again"):
-        model.save_pretrained(output_dir)
+    _extend_and_save(model, extension, output_dir)
     print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")
     flags: Flags = {"model_name_or_path": output_dir}
     if isinstance(model, SnugBertForReplacedTokenDetection):
+        _extend_generator(name, extension, tokenizer, output_dir / GENERATOR_FOLDER)
         flags["objective"] = "electra"
     elif model.config.type_vocab_size < 2:
         flags["objective"] = "mlm"  # sentence pairs need two token types
     return tokenizer, flags
+
+
+def _extend_and_save(model: PreTrainedModel, extension: Extension, folder: Path) -> None:
+    extend_model(model, extension)
+    with writing(folder, "run the same command again"):
+        model.save_pretrained(folder)
+
+
+def _extend_generator(name: str, extension: Extension, tokenizer: TokenizersBackend, folder: Path) -> None:
+    """Extends ELECTRA's generator as well, if the checkpoint has one."""
+    old = find_generator(ModelArguments(model_name_or_path=name))
+    generator = None if old is None else load_init_model(str(old))
+    if generator is not None:
+        _extend_and_save(generator, extension, folder)
+        with writing(folder, "run the same command again"):
+            _save(tokenizer, folder)
+        print(f"The generator in {old} was extended, too.")
 
 
 def _check_init(

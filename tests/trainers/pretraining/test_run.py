@@ -197,7 +197,7 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     """Both open alone, the discriminator with every head. Together they have the same metrics as after training."""
     folder, again = tmp_path / "electra", tmp_path / "again"
     electra = small_run | {"objective": "electra", "optim": "muon"}
-    electra |= {"max_steps": 4, "save_steps": 4, "config_overrides": "embedding_size=64"}
+    electra |= {"max_steps": 4, "save_steps": 4, "config_overrides": "embedding_size=64", "neftune_noise_alpha": 0.1}
     assert run(electra, output_dir=folder) == 0
     printed = capsys.readouterr().out
     results = json.loads((folder / "eval_results.json").read_text())
@@ -212,8 +212,12 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
         assert not [name for name in info["missing_keys"] if not HEAD_WEIGHTS.match(name)]
     AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
-    converted = convert(tmp_path / "classifier", tmp_path / "stock", "electra")
-    assert converted.model_class == "ElectraForSequenceClassification"
+    for source, to, expected in (
+        (tmp_path / "classifier", "electra", "ElectraForSequenceClassification"),
+        (folder, "electra", "ElectraForPreTraining"),
+        (folder, "bert", "BertModel"),
+    ):
+        assert convert(source, tmp_path / f"{source.name}-{to}", to).model_class == expected
     generator, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert generator.config.hidden_size == model.config.hidden_size // 4
@@ -416,7 +420,7 @@ BAD = [
     ({"tokenizer_name": "no_special"}, "lacks [MASK]"),
     ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
     ({"tokenizer_name": "nowhere"}, "cannot load the tokenizer of nowhere"),
-    ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the model's"),
+    ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the model's limit (512)"),
     ({"config_overrides": "num_attention_heads=3"}, "is not a multiple of `num_attention_heads` 3"),
     ({"attn_implementation": "nope"}, "cannot load the model tiny"),
     ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor is not supported in pretraining"),

@@ -23,11 +23,14 @@ from vocabularies import split_longest_first, train, write_ties
 from snugbert import (
     SnugBertForMaskedLM,
     SnugBertForPreTraining,
+    SnugBertForReplacedTokenDetection,
     SnugBertModel,
     SnugBertTokenizer,
 )
 from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_config
 from snugbert.trainers.documents import read_lines
+from snugbert.trainers.pretraining.electra import load_pair
 from snugbert.trainers.vocabulary.command import main
 from snugbert.trainers.vocabulary.learning import SPECIAL_TOKENS
 from snugbert_cli import main as snugbert_command
@@ -142,6 +145,25 @@ def test_the_next_command_has_the_objective_of_the_model(tmp_path, some_text, fa
     main(["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)])
     printed = capsys.readouterr().out
     assert f"Next: snugbert pretrain --model_name_or_path {new} --objective {objective} --train_file" in printed
+
+
+def test_init_extends_the_generator_of_an_electra(tmp_path, some_text, capsys):
+    """Both models get the same new embeddings, because they share them."""
+    old, new = write_checkpoint(tmp_path / "old", "electra", "ForPreTraining"), tmp_path / "new"
+    tokenizer = AutoTokenizer.from_pretrained(old)
+    args = ModelArguments(model_name_or_path=str(old))
+    pair = load_pair(args, load_config(args, tokenizer), tokenizer, generator_size=0.5)
+    pair.generator.save_pretrained(old / "generator")
+    tokenizer.save_pretrained(old / "generator")
+    size = len(tokenizer) + 50
+    main(["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)])
+    assert f"The generator in {old}/generator was extended, too." in capsys.readouterr().out
+    discriminator = SnugBertForReplacedTokenDetection.from_pretrained(new)
+    generator, info = SnugBertForMaskedLM.from_pretrained(new / "generator", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and generator.config.vocab_size == size
+    for name, table in discriminator.bert.embeddings.named_parameters():
+        assert torch.equal(generator.bert.embeddings.get_parameter(name), table)
+    assert len(AutoTokenizer.from_pretrained(new / "generator")) == size
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
