@@ -48,6 +48,7 @@ from .kernels_snugbert import (
     cross_entropy_sum,
     grouped_attention,
     has_own_kernels,
+    is_exporting,
     is_tracing,
     is_transformed,
     padded_linear,
@@ -266,9 +267,10 @@ class SnugBertSelfAttention(nn.Module):
         }
         implementation = self.config._attn_implementation
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        if implementation == "sdpa" and is_transformed():
-            attention = eager_attention_forward  # torch's kernels have no second or forward derivatives
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
+        # torch's kernels have no second or forward derivatives, and ONNX does not take them with a mask of scores.
+        if implementation == "sdpa" and (is_transformed() or (tables and is_exporting())):
+            attention = eager_attention_forward
         weights = None
         if query_states.shape[1] == 0:  # gives keys and values zero gradients instead of None
             context = query + 0 * (key.sum() + value.sum())

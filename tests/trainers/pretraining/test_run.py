@@ -212,12 +212,8 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
         assert not [name for name in info["missing_keys"] if not HEAD_WEIGHTS.match(name)]
     AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
-    for source, to, expected in (
-        (tmp_path / "classifier", "electra", "ElectraForSequenceClassification"),
-        (folder, "electra", "ElectraForPreTraining"),
-        (folder, "bert", "BertModel"),
-    ):
-        assert convert(source, tmp_path / f"{source.name}-{to}", to).model_class == expected
+    for source, stock in ((folder, "ForPreTraining"), (tmp_path / "classifier", "ForSequenceClassification")):
+        assert convert(source, tmp_path / f"stock-{stock}", "electra").model_class == f"Electra{stock}"
     generator, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert generator.config.hidden_size == model.config.hidden_size // 4
