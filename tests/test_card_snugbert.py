@@ -101,6 +101,11 @@ def new_model(head: str, **fields):
     return getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**config | fields))
 
 
+def test_the_card_of_a_model_with_relative_positions(hub):
+    new_model("ForMaskedLM", position_embedding_type="relative", position_buckets=8).push_to_hub("me/model")
+    assert "All distances of more than 40 tokens have the same effect." in card_of(hub["me/model"]).text
+
+
 @pytest.mark.parametrize("head", [*HEADS, "ForReplacedTokenDetection", "regression"])
 def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
     labels = {"num_labels": 1} if head == "regression" else {"num_labels": 2}
