@@ -181,7 +181,8 @@ def run_step(name: str, args: argparse.Namespace) -> None:
     result = read_costs(list_checkpoints(folder)[-1]) if step == PRETRAINING else {"seconds": seconds}
     if step != PRETRAINING:
         result |= read_score(folder, TASKS[step])
-    result |= {"command": command, "machine": describe_machine("cpu")}
+    machine = describe_machine("cpu") | ({"threads": args.threads} if args.threads else {})
+    result |= {"command": command, "machine": machine}
     write_atomically(result_file(name, args), json.dumps(result))
     for checkpoint in list_checkpoints(folder):
         shutil.rmtree(checkpoint)
