@@ -217,7 +217,7 @@ def _new_card(
 def _length_limit(model: PreTrainedModel) -> str:
     config: Any = model.config
     if config.position_embedding_type == "relative":
-        return f"All distances of more than {config.max_position_embeddings} tokens have the same effect."
+        return f"In each direction, distances beyond {config.max_position_embeddings} tokens have the same effect."
     return f"The maximum input length is {config.max_position_embeddings} tokens."
 
 

@@ -49,7 +49,7 @@ class SnugBertConfig(PreTrainedConfig):
         hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on embeddings and sublayer outputs.
         attention_probs_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on attention weights.
         max_position_embeddings (`int`, *optional*, defaults to 512): Length of the longest sequence, in tokens. With
-            relative positions, sequences may be longer. All larger distances share a row.
+            relative positions, sequences may be longer. All larger distances in a direction share a row.
         type_vocab_size (`int`, *optional*, defaults to 2): Number of segments (`token_type_ids`). With relative
             positions it may be 0, as in DeBERTa. The model then ignores `token_type_ids`.
         initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the initial weights.

@@ -103,7 +103,7 @@ def new_model(head: str, **fields):
 
 def test_the_card_of_a_model_with_relative_positions(hub):
     new_model("ForMaskedLM", position_embedding_type="relative", position_buckets=8).push_to_hub("me/model")
-    assert "All distances of more than 40 tokens have the same effect." in card_of(hub["me/model"]).text
+    assert "In each direction, distances beyond 40 tokens have the same effect." in card_of(hub["me/model"]).text
 
 
 @pytest.mark.parametrize("head", [*HEADS, "ForReplacedTokenDetection", "regression"])

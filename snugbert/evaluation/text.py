@@ -118,7 +118,7 @@ def _check_length(max_seq_length: int, model: PreTrainedModel, tokenizer: PreTra
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
     if not SHORTEST_EXAMPLE <= max_seq_length <= limit:
         raise InputError(
-            f"--max_seq_length {max_seq_length} must be between {SHORTEST_EXAMPLE} and the model's limit ({limit})."
+            f"--max_seq_length {max_seq_length} must be between {SHORTEST_EXAMPLE} and the limit ({limit})."
         )
 
 

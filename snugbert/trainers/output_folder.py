@@ -179,15 +179,19 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
         remove_run(Path(training_args.output_dir or ""))
 
 
+def remove_generator(output_dir: Path) -> None:
+    """Removes ELECTRA's generator. Without a model next to it, a folder of that name is the user's and stays."""
+    if all((output_dir / folder / "config.json").exists() for folder in ("", GENERATOR_FOLDER)):
+        shutil.rmtree(output_dir / GENERATOR_FOLDER, ignore_errors=True)
+
+
 def remove_run(output_dir: Path) -> None:
     """Removes the checkpoints and results of a run. Its model stays until a new model replaces it.
 
-    ELECTRA's generator is removed, too, because a model of another kind would not replace it. It is always next to its
-    discriminator. Without one, a folder of that name is the user's.
+    ELECTRA's generator is removed, too, because a model of another kind would not replace it.
     """
     shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
-    if all((output_dir / folder / "config.json").exists() for folder in ("", GENERATOR_FOLDER)):
-        shutil.rmtree(output_dir / GENERATOR_FOLDER, ignore_errors=True)
+    remove_generator(output_dir)
     for path in list_run_files(output_dir):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -306,7 +306,7 @@ def _check_lengths(data_args: PretrainingDataArguments, config: SnugBertConfig) 
     for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
         if not SHORTEST_EXAMPLE <= length <= limit:
             flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
-            raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the model's limit ({limit}).")
+            raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit ({limit}).")
 
 
 def _check_bigram_init(

@@ -16,7 +16,7 @@ from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.models import ModelArguments, TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import find_files, read_dataset_documents, read_lines
 from snugbert.trainers.hints import changed_flags, format_command
-from snugbert.trainers.output_folder import GENERATOR_FOLDER
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, remove_generator
 from snugbert.trainers.pretraining.electra import find_generator
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog
@@ -121,11 +121,18 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
     if model is None:
         print(f"{name} has no model (config.json), so only the tokenizer was extended.")
         return tokenizer, _new_model(output_dir)
+    is_electra = isinstance(model, SnugBertForReplacedTokenDetection)
+    generator = _load_generator(name) if is_electra else None  # before anything is written
+    remove_generator(output_dir)
     _extend_and_save(model, extension, output_dir)
     print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")
+    if generator is not None:
+        _extend_and_save(generator, extension, output_dir / GENERATOR_FOLDER)
+        with writing(output_dir, "run the same command again"):
+            _save(tokenizer, output_dir / GENERATOR_FOLDER)
+        print("Its generator was extended, too.")
     flags: Flags = {"model_name_or_path": output_dir}
-    if isinstance(model, SnugBertForReplacedTokenDetection):
-        _extend_generator(name, extension, tokenizer, output_dir / GENERATOR_FOLDER)
+    if is_electra:
         flags["objective"] = "electra"
     elif model.config.type_vocab_size < 2:
         flags["objective"] = "mlm"  # sentence pairs need two token types
@@ -138,15 +145,9 @@ def _extend_and_save(model: PreTrainedModel, extension: Extension, folder: Path)
         model.save_pretrained(folder)
 
 
-def _extend_generator(name: str, extension: Extension, tokenizer: TokenizersBackend, folder: Path) -> None:
-    """Extends ELECTRA's generator as well, if the checkpoint has one."""
-    old = find_generator(ModelArguments(model_name_or_path=name))
-    generator = None if old is None else load_init_model(str(old))
-    if generator is not None:
-        _extend_and_save(generator, extension, folder)
-        with writing(folder, "run the same command again"):
-            _save(tokenizer, folder)
-        print(f"The generator in {old} was extended, too.")
+def _load_generator(name: str) -> PreTrainedModel | None:
+    folder = find_generator(ModelArguments(model_name_or_path=name))
+    return None if folder is None else load_init_model(str(folder))
 
 
 def _check_init(

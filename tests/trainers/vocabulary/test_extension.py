@@ -1,6 +1,7 @@
 """`--init` extends tokenizers and models, and refuses contradictions."""
 
 import json
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -157,13 +158,18 @@ def test_init_extends_the_generator_of_an_electra(tmp_path, some_text, capsys):
     tokenizer.save_pretrained(old / "generator")
     size = len(tokenizer) + 50
     main(["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)])
-    assert f"The generator in {old}/generator was extended, too." in capsys.readouterr().out
+    assert "Its generator was extended, too." in capsys.readouterr().out
     discriminator = SnugBertForReplacedTokenDetection.from_pretrained(new)
     generator, info = SnugBertForMaskedLM.from_pretrained(new / "generator", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and generator.config.vocab_size == size
     for name, table in discriminator.bert.embeddings.named_parameters():
         assert torch.equal(generator.bert.embeddings.get_parameter(name), table)
     assert len(AutoTokenizer.from_pretrained(new / "generator")) == size
+
+    shutil.rmtree(old / "generator")
+    more = ["--overwrite_output_dir", "--vocab_size", str(size), "--output_dir", str(new)]
+    main(["--init", str(old), "--train_file", str(some_text), *more])
+    assert not (new / "generator").exists()  # it would belong to another model
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
