@@ -267,7 +267,7 @@ def read_score(folder: Path, task: Task) -> dict[str, float]:
 
 
 def check_settings(args: argparse.Namespace) -> None:
-    """Records the settings of the comparison. If there are recorded ones, checks that they have not changed."""
+    """Records the settings of a new comparison, or checks that they equal the recorded ones."""
     file = args.output_dir / "settings.json"
     current = {name: getattr(args, name) for name in SETTINGS}
     recorded = json.loads(file.read_text()) if file.exists() else current

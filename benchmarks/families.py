@@ -12,7 +12,7 @@ only. All texts are tokenized with BERT's WordPiece vocabulary. The models' own 
 different lengths.
 
 XLM-RoBERTa's word embeddings are 250,002 x 768. On both sides their gradient is dense: 768 MB that every step fills
-with zeros first. DeBERTa's has 128,100 rows. In transformers, DeBERTa has only eager attention.
+with zeros first. DeBERTa's table has 128,100 rows. In transformers, DeBERTa has only eager attention.
 """
 
 import argparse

@@ -213,7 +213,7 @@ def model_class(work: Work, config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def rename(values: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """Returns the weights under the names of `model`. They have these names, or those of a stock class."""
+    """Renames weights of a stock class to the names in `model`. Names that `model` already uses do not change."""
     names = model.state_dict().keys()
     renamed = {}
     for name, value in values.items():

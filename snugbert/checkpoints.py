@@ -1,8 +1,8 @@
 """Reads checkpoints of SnugBERT, the BERT family and TensorFlow as SnugBERT weights and a configuration.
 
 SnugBERT uses BERT's parameter names. The tables below rename the weights of old BERT files, DistilBERT and Google's
-TensorFlow release. Those of the family are in `families_snugbert.py`. Nothing is guessed: missing weights,
-unknown weights and wrong shapes are errors.
+TensorFlow release. `families_snugbert.py` has the tables of RoBERTa, ELECTRA and DeBERTa. Nothing is guessed: missing
+weights, unknown weights and wrong shapes are errors.
 
     checkpoint = read_checkpoint(Path("distilbert-base-uncased"))
     checkpoint.head, checkpoint.config.num_hidden_layers, checkpoint.weights["bert.pooler.dense.weight"]
@@ -115,7 +115,7 @@ TENSORFLOW_NAMES = (
 NAMES = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
 
 POOLER = "bert.pooler."
-WITHOUT_POOLER = ("distilbert", "electra", "deberta-v2")  # encoders
+WITHOUT_POOLER = ("distilbert", "electra", "deberta-v2")  # model types whose encoder never has one
 UNUSED = "unused_"  # `families_snugbert` renames weights that no head uses
 WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"

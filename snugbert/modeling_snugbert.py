@@ -409,8 +409,8 @@ class SnugBertEncoder(nn.Module):
         """Embeds the distances between the tokens of sequences of length L (`length`).
 
         Returns:
-            R rows of the table, with those of all distances (R, H), and the index in them of each distance (2, 2 L):
-            from L - 1 to -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
+            The embeddings of R buckets (R, H), and for each distance the index of its bucket (2, 2 L): from L - 1 to
+            -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
         """
         buckets = self.config.position_buckets
         # Up to half of the buckets, each distance is its own bucket. A graph has one size for all lengths.

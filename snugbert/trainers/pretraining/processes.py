@@ -131,7 +131,7 @@ class ProcessesTrainer(Trainer):
     def _is_sharded(self) -> bool:
         # Any module, because ELECTRA's two models are saved one by one. The type of the parameters does not show it:
         # those outside the layers stay whole after an evaluation.
-        return any(isinstance(module, FSDPModule) for module in self.model.modules())
+        return self.is_fsdp_enabled and any(isinstance(module, FSDPModule) for module in self.model.modules())
 
     @property
     def _broadcast(self) -> StateDictOptions:
