@@ -30,6 +30,7 @@ WRITTEN_BY_A_RUN = re.compile(
     r"(trainer_state|config|plan)\.json",
     re.ASCII,
 )
+WITHOUT_TEACHER = "without_teacher"  # the run that a distilled model is compared with
 GENERATOR_FOLDER = "generator"  # ELECTRA's generator, in the folder of the discriminator
 # A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
 UNFINISHED = "_unfinished_checkpoint"

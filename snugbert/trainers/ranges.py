@@ -75,6 +75,8 @@ RANGES = {
     "show": NOT_NEGATIVE,
     "validation_split_percentage": Range(1, 99),
     # fine-tuning
+    "distillation_temperature": POSITIVE,
+    "distillation_weight": SHARE,
     "doc_stride": NOT_NEGATIVE,
     "early_stopping_patience": COUNT,
     "early_stopping_threshold": NOT_NEGATIVE,
@@ -86,6 +88,7 @@ RANGES = {
     "max_query_length": COUNT,
     "max_train_samples": COUNT,
     "n_best_size": COUNT,
+    "num_student_layers": COUNT,
     "seeds": COUNT,
     "unfreeze_after_steps": COUNT,
     # vocabulary

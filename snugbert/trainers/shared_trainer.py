@@ -24,7 +24,13 @@ from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
-from snugbert.trainers.output_folder import find_checkpoint, list_checkpoints, remove_checkpoints, step_of
+from snugbert.trainers.output_folder import (
+    WITHOUT_TEACHER,
+    find_checkpoint,
+    list_checkpoints,
+    remove_checkpoints,
+    step_of,
+)
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
@@ -45,8 +51,9 @@ logger = logging.getLogger(__name__)
 
 # The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
-# As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples.
-NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*"]
+# As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples, and
+# the run that a distilled model is compared with.
+NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
 
 
 class SharedTrainer(StoppableTrainer, CheckpointTrainer):

@@ -71,13 +71,22 @@ def choose_splits(
             not.
         examples: what the task calls its examples, for messages.
 
+    Returns:
+        The splits, with "unlabeled" after "train" if there are unlabeled examples. They can also replace "train".
+
     Raises:
         InputError: a requested split is not available, or there are no splits.
     """
     if requested is None:
         requested = tuple(split for split in SPLITS if split in available and (split != "test" or from_files))
-        if not requested:
+        if not requested and "unlabeled" not in available:
             raise InputError("no data to train or evaluate on. Give --train_file or --validation_file.")
+        trains = True
+    else:
+        trains = "train" in requested
+    if trains and "unlabeled" in available:
+        train = tuple(split for split in ("train",) if split in available)
+        requested = (*train, "unlabeled", *(split for split in requested if split != "train"))
     for split in requested:
         if split not in available:
             raise InputError(f"no {split} {examples}. Give --{split}_file.")

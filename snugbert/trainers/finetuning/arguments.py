@@ -1,12 +1,13 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments
+from snugbert.models import ModelArguments, check_folder
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
@@ -22,6 +23,50 @@ class FineTunedModelArguments(ModelArguments):
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Replace a classifier that was trained for other labels."}
     )
+    teacher_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Checkpoint that was fine-tuned for this task, to distill: a folder or Hub name."},
+    )
+    num_student_layers: int | None = field(
+        default=None,
+        metadata={"help": "Start from this many layers of --model_name_or_path, by default of the teacher."},
+    )
+    student_layers: str = field(
+        default="spread",
+        metadata={"help": "The layers to keep: first, last, spread, or numbers from 0 on, such as 0,2,5."},
+    )
+
+    is_teacher = False  # not an argument: see `as_teacher`
+
+    def as_teacher(self) -> "FineTunedModelArguments":
+        """Returns the arguments that load the teacher with its own tokenizer."""
+        teacher = dataclasses.replace(
+            self,
+            model_name_or_path=self.teacher_name_or_path,
+            teacher_name_or_path=None,
+            num_student_layers=None,
+            tokenizer_name=None,
+            config_name=None,
+            config_overrides=None,
+        )
+        teacher.is_teacher = True
+        return teacher
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_folder("teacher_name_or_path", self.teacher_name_or_path)
+        if self.model_name_or_path is None and self.config_name is None and self.num_student_layers is not None:
+            self.model_name_or_path = self.teacher_name_or_path
+        if self.model_name_or_path is None and self.config_name is None and self.teacher_name_or_path is not None:
+            raise InputError(
+                "--num_student_layers is missing. To start from another checkpoint than the teacher, give "
+                "--model_name_or_path."
+            )
+        if self.config_name is not None and self.num_student_layers is not None:
+            raise InputError(
+                "--num_student_layers needs a checkpoint. Remove --config_name, or set num_hidden_layers."
+            )
+        super().__post_init__()
 
 
 @dataclass
@@ -108,6 +153,17 @@ class FineTuningArguments(DeviceArguments):
     freeze_layers: int = field(default=0, metadata={"help": "Do not train the embeddings and the first N layers."})
     unfreeze_after_steps: int | None = field(
         default=None, metadata={"advanced": True, "help": "Unfreeze all layers after this many steps. Default: never."}
+    )
+    distillation_temperature: float = field(
+        default=2.0, metadata={"help": "With a teacher: temperature of its soft targets. 1 takes its probabilities."}
+    )
+    distillation_weight: float = field(
+        default=0.5,
+        metadata={"help": "With a teacher: share of the soft targets in the loss. The rest is the labels'."},
+    )
+    compare_without_teacher: bool = field(
+        default=True,
+        metadata={"help": "With a teacher: also train the student without it, in OUTPUT_DIR/without_teacher."},
     )
     class_weights: str | None = field(
         default=None,

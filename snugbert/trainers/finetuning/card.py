@@ -18,7 +18,7 @@ from snugbert.errors import format_count
 from snugbert.trainers.card import eval_result, save_model_card, table
 from snugbert.trainers.finetuning.plots import describe_plot, list_plots
 from snugbert.trainers.finetuning.results import RunResults
-from snugbert.trainers.finetuning.tables import data_table, results_tables
+from snugbert.trainers.finetuning.tables import comparison_table, data_table, results_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
 
 # Metric -> id in https://huggingface.co/metrics, display name.
@@ -94,6 +94,8 @@ def write_finetuning_card(
         f"A BERT encoder that {head.ability}. It was fine-tuned on {trained_on} with SnugBERT, starting from "
         f"{escape(base_name)}.",
     ]
+    if "teacher" in results["settings"]:
+        sections[-1] += f" It also learned from the predictions of {escape(results['settings']['teacher'])}."
     if task.labels is not None:
         sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
     sections.append(how_to_load(name, head))
@@ -101,6 +103,8 @@ def write_finetuning_card(
     if scored:
         tables = results_tables(results["metrics"], results["baselines"], results["perfect_score"])
         sections.append(f"## Results\n\n{tables}")
+    if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):
+        sections.append(f"## Teacher and student\n\n{comparison}")
     if sweep_tables is not None:
         sections.append(f"## All runs\n\n{sweep_tables}")
     sections += [f"![{describe_plot(plot)}]({plot.name})" for plot in list_plots(output_dir)]

@@ -51,7 +51,10 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
 def digest_examples(task: FineTuningTask) -> dict[str, str]:
     """Returns a digest of the features of each set, for the plan."""
     sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
-    return {f"{name} examples": digest_features(features) for name, features in sets.items() if features is not None}
+    digests = {
+        f"{name} examples": digest_features(features) for name, features in sets.items() if features is not None
+    }
+    return digests if task.teacher_digest is None else {**digests, "teacher weights": task.teacher_digest}
 
 
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:

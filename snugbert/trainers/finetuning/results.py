@@ -8,7 +8,14 @@ from typing import Any, NotRequired, TypedDict
 from snugbert.card_snugbert import escape
 from snugbert.errors import format_count
 from snugbert.trainers.finetuning.plots import list_plots
-from snugbert.trainers.finetuning.tables import UNDEFINED, data_table, format_metric, results_tables, split_name
+from snugbert.trainers.finetuning.tables import (
+    UNDEFINED,
+    comparison_table,
+    data_table,
+    format_metric,
+    results_tables,
+    split_name,
+)
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.log_lines import format_duration
 
@@ -32,6 +39,7 @@ class RunResults(TypedDict):
         versions: versions of the packages.
         shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
+        comparison: teacher and student, see [`compare_models`].
     """
 
     task: str
@@ -47,6 +55,7 @@ class RunResults(TypedDict):
     versions: dict[str, str]
     shortfalls: NotRequired[list[str]]
     sweep: NotRequired[dict[str, Any]]
+    comparison: NotRequired[list[dict[str, Any]]]
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -70,7 +79,8 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
     data = data_table(results["data"], results["metrics"])
     scores = results_tables(results["metrics"], results["baselines"], results["perfect_score"])
     shortfalls = escape(" ".join(results.get("shortfalls", [])))
-    parts = [f"# {escape(results['task'])}", data, scores, shortfalls, sweep_tables]
+    comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
+    parts = [f"# {escape(results['task'])}", data, scores, shortfalls, sweep_tables, comparison]
     write_atomically(output_dir / "results.md", "\n\n".join(part for part in parts if part) + "\n")
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
@@ -124,8 +134,9 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     table = [f"  {left:<{width}}  {right}" for left, right in lines]
-    shortfalls = results.get("shortfalls", [])
-    return "\n".join([title, *table, *([""] if shortfalls else []), *shortfalls])
+    comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
+    parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", [])), comparison]
+    return "\n\n".join(part for part in parts if part)
 
 
 def contains_model(output_dir: Path) -> bool:

@@ -1,5 +1,6 @@
 """One fine-tuning run: train, score, predict, and write the results into the output folder."""
 
+import functools
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.guidance import LOWER_IS_BETTER, describe_shortfalls
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, contains_model, write_results
+from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
 from snugbert.trainers.finetuning.tables import set_title
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer
@@ -212,6 +214,8 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     for evaluation_set in task.evaluation_sets:
         metrics[evaluation_set.name], losses[evaluation_set.name] = evaluate(trainer, evaluation_set)
     results = collect_results(task, model_args, args, training, metrics, trainer.changes)
+    if task.compare is not None and training:
+        results["comparison"] = task.compare(results)
     results["shortfalls"] = describe_shortfalls(task, metrics, args, trained=bool(training))
     if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:
@@ -246,8 +250,11 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
     weights = None if args.class_weights is None else class_weights(args.class_weights, task)
     model = task.make_model()
     validation_set = task.validation_set
+    make: Any = FineTuningTrainer
+    if task.soft_targets is not None:
+        make = functools.partial(DistillationTrainer, targets=task.soft_targets)
     try:
-        return FineTuningTrainer(
+        return make(
             model=model,
             args=args,
             data_collator=task.data_collator,
@@ -426,8 +433,12 @@ def collect_results(
     }
 
 
-def _initial_weights(model_args: FineTunedModelArguments) -> dict[str, str]:
-    return {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
+def _initial_weights(model_args: FineTunedModelArguments) -> dict[str, Any]:
+    weights: dict[str, Any] = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
+    if model_args.num_student_layers is not None:
+        weights["--num_student_layers"] = model_args.num_student_layers
+        weights["--student_layers"] = model_args.student_layers
+    return weights
 
 
 def _compared_settings(
@@ -437,10 +448,20 @@ def _compared_settings(
     data = {"the training data": task.train_features}
     if args.load_best_model_at_end and task.validation_set is not None:
         data["the validation data"] = task.validation_set.features
+    teacher = {}
+    if task.soft_targets is not None:
+        teacher = {
+            "--distillation_temperature": args.distillation_temperature,
+            "--distillation_weight": args.distillation_weight,
+        }
     return {
         **_initial_weights(model_args),
+        **teacher,
         "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        "data": {name: digest_features(features) for name, features in data.items() if features is not None},
+        "data": {
+            **{name: digest_features(features) for name, features in data.items() if features is not None},
+            **({} if task.teacher_digest is None else {"the teacher": task.teacher_digest}),
+        },
     }
 
 

@@ -5,6 +5,7 @@ that was interrupted. Only the best run keeps its weights. At the end, its files
 """
 
 import copy
+import dataclasses
 import itertools
 import json
 import logging
@@ -126,11 +127,12 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     seeds = range(args.seed, args.seed + args.seeds)
     runs = [PlannedRun(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
     prepare_folders({**make_plan(model_args, args, task.settings), **digest_examples(task)}, args, [output_dir])
+    single = dataclasses.replace(task, compare=None)  # the comparison is made once, at the end
     for index, run in enumerate(runs, start=1):
         if not run.is_finished:
             logger.info("run %d of %d: %s", index, len(runs), run.name)
             try:
-                results = fine_tune(task, model_args, _run_arguments(args, run))
+                results = fine_tune(single, model_args, _run_arguments(args, run))
                 score = format_metric(metric, results["metrics"][set_name].get(metric), task.perfect_score)
                 logger.info("%s: %s %s", run.name, metric, score)
             except DivergedError as error:
@@ -203,6 +205,8 @@ def _finish(
         hub = HfApi(token=args.hub_token)
         repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
     results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
+    if task.compare is not None:
+        results["comparison"] = task.compare(results)
     card_name = repository or args.hub_model_id
     write_finetuning_card(output_dir, task, results, model_args.model_name_or_path, card_name, tables)
     write_results(output_dir, results, tables)

@@ -132,18 +132,17 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
         perfect_score: the value of a perfect score in the metrics: 1 or 100.
     """
 
-    def mean(metric: str, row: Mapping[str, float]) -> str:
-        value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
-        return value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
-
     columns = (*setting_columns, "seeds")
-    settings = [(*(row[name] for name in columns), mean(summary["chosen_by"], row)) for row in summary["settings"]]
+    settings = [
+        (*(row[name] for name in columns), _mean_and_deviation(summary["chosen_by"], row, perfect_score))
+        for row in summary["settings"]
+    ]
     rows = []
     for set_name, metrics in summary["metrics"].items():
         overall, by_type = split_by_type(metrics)
         values = {**overall, **{f"{kind}_f1": of_type["f1"] for kind, of_type in by_type.items()}}
         rows += [
-            (set_title(set_name), name.replace("_", " "), mean(name, value))
+            (set_title(set_name), name.replace("_", " "), _mean_and_deviation(name, value, perfect_score))
             for name, value in values.items()
             if not name.endswith("total")
         ]
@@ -156,6 +155,41 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
         f"Best setting: {best}. Its metrics over all seeds:\n\n"
         f"{table(('set', 'metric', title), rows)}"
     )
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> str:
+    """Returns a Markdown table of teacher and student, empty without rows.
+
+    Args:
+        rows: from [`compare_models`]. The first row is the teacher.
+        perfect_score: the value of a perfect score in the metrics: 1 or 100.
+    """
+    if not rows:
+        return ""
+    metric, teacher = rows[0]["metric"], rows[0]["mean"]
+    cells = [
+        (
+            row["model"],
+            _mean_and_deviation(metric, row, perfect_score),
+            f"{100 * row['mean'] / teacher:.1f}" if teacher and is_score(metric) else UNDEFINED,
+            f"{row['parameters'] / 1e6:,.1f}",
+            f"{row['bytes'] / 1e6:,.0f}",
+            f"{row['examples_per_second']:,.0f}",
+        )
+        for row in rows
+    ]
+    columns = ("model", metric.replace("_", " "), "% of the teacher", "million parameters", "MB", "examples/s")
+    seeds = max(row["seeds"] for row in rows)
+    scored = f" Students: mean ± standard deviation of {seeds} seeds." if seeds > 1 else ""
+    return (
+        f"{table(columns, cells)}\n\nScored on the validation examples.{scored} Examples per second were measured in "
+        "this run, on the first validation examples."
+    )
+
+
+def _mean_and_deviation(metric: str, row: Mapping[str, float], perfect_score: int) -> str:
+    value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
+    return value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
 
 
 def suite_table(metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:

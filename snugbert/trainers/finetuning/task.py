@@ -1,7 +1,7 @@
 """The parts of a task that a run needs: model, examples, and functions to decode, score and write predictions."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,8 +11,11 @@ from datasets import Dataset
 from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.errors import InputError
 from snugbert.models import load_model
+from snugbert.students import choose_student_layers, make_student
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.splits import DataSource
 
 Logits = np.ndarray | tuple[np.ndarray, ...]
@@ -88,6 +91,9 @@ class FineTuningTask:
         text_pairs: whether an example is a pair of texts.
         perfect_score: the value of a perfect score in the metrics: 1 for fractions, 100 for percent.
         settings: data settings, by argument name, as JSON values.
+        soft_targets: a teacher's logits for the training examples. None: no teacher.
+        teacher_digest: a digest of the teacher.
+        compare: returns the rows of a table that compares the teacher and the student, from the results of a run.
     """
 
     name: str
@@ -105,6 +111,9 @@ class FineTuningTask:
     text_pairs: bool = False
     perfect_score: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
+    soft_targets: SoftTargets | None = None
+    teacher_digest: str | None = None
+    compare: Callable[[Mapping[str, Any]], list[dict[str, Any]]] | None = None
 
     @property
     def validation_set(self) -> EvaluationSet[Any] | None:
@@ -117,20 +126,33 @@ def model_maker(
 ) -> Callable[[], PreTrainedModel]:
     """Returns a function that loads a new model, each with its own copy of the configuration.
 
+    With `num_student_layers`, the model has only these layers of the checkpoint.
+
     Args:
         auto_class: the Auto class of the head.
         model_args: the checkpoint.
         config: the configuration from [`load_config`], with the task's labels.
         trained: the checkpoint must contain all weights, because the run does not train.
+
+    Raises:
+        InputError: the checkpoint does not have these layers, or the run does not train.
     """
+    layers = None
+    if model_args.num_student_layers is not None:
+        if trained:
+            raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
+        layers = choose_student_layers(
+            config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers
+        )
 
     def make_model() -> PreTrainedModel:
-        return load_model(
+        model = load_model(
             auto_class,
             model_args,
             copy.deepcopy(config),
             trained=trained,
             ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
         )
+        return model if layers is None else make_student(model, layers)
 
     return make_model

@@ -36,6 +36,10 @@ class GlueDataArguments(ExampleLimits):
     train_file: str | None = field(
         default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
     )
+    unlabeled_file: str | None = field(
+        default=None,
+        metadata={"help": "More training examples for --teacher_name_or_path. Their labels are not read."},
+    )
     validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     text_column_names: str | None = field(
@@ -88,7 +92,12 @@ class GlueDataArguments(ExampleLimits):
     @property
     def files(self) -> dict[str, Path]:
         """The file of each split that was given as a file."""
-        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        names = {
+            "train": self.train_file,
+            "unlabeled": self.unlabeled_file,
+            "validation": self.validation_file,
+            "test": self.test_file,
+        }
         return {split: Path(name) for split, name in names.items() if name is not None}
 
     @property

@@ -6,7 +6,7 @@ GLUE_ON_THE_HUB = "nyu-mll/glue"
 # The splits of GLUE to train on, to score and to predict. MNLI has a second validation and test split from other
 # sources, and its model also predicts the diagnostic split.
 GLUE_SPLITS = {
-    "train": ("train",),
+    "train": ("train", "unlabeled"),
     "validation": ("validation", "validation_mismatched"),
     "test": ("test", "test_mismatched", "diagnostic"),
 }

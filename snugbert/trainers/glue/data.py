@@ -64,7 +64,8 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
         download: passed on to `datasets.load_dataset`.
 
     Returns:
-        The splits that exist among `GLUE_SPLITS[name]` of each wanted name, in that order.
+        The splits that exist among `GLUE_SPLITS[name]` of each wanted name, in that order. "train" includes
+        "unlabeled", the examples that only a teacher labels.
 
     Raises:
         InputError: a split, folder or dataset does not exist; or see [`read_examples`].
@@ -89,7 +90,8 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
                 split_name = str(data.split)
             # All splits use the text columns of the first split.
             layout = layout or make_layout(data_args, _read_rows(data, data_args.task), class_names, source)
-            examples = read_examples(_read_rows(data, data_args.task), source, layout, labeled=split != "test")
+            labeled = name != "unlabeled" and split != "test"
+            examples = read_examples(_read_rows(data, data_args.task), source, layout, labeled)
             splits[name] = GlueSplit(source, examples, layout, class_names, split_name)
     return splits
 

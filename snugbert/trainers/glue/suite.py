@@ -37,6 +37,8 @@ def run_suite(
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")
     names = tasks_with_data(data_args, wanted)
+    if model_args.teacher_name_or_path is not None:
+        raise InputError("--teacher_name_or_path: each task needs its own teacher. Give a single --task_name.")
     if training_args.class_weights is not None:
         raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
     plan = make_plan(model_args, training_args, asdict(data_args))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from scipy.special import expit, softmax
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
@@ -17,6 +17,7 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, Fine
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
+from snugbert.trainers.finetuning.soft_targets import UNLABELED
 from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, TASKS
@@ -45,9 +46,18 @@ MAIN_METRICS = {
 
 
 def make_task(
-    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
+    model_args: FineTunedModelArguments,
+    data_args: GlueDataArguments,
+    training_args: FineTuningArguments,
+    teacher: FineTuningTask | None = None,
 ) -> FineTuningTask:
     """Returns the task that the arguments describe: a task of GLUE, or the user's own data.
+
+    Args:
+        model_args: the model. With `is_teacher`, it is not trained.
+        data_args: the data.
+        training_args: the settings.
+        teacher: the task with the teacher's model. The labels get its order.
 
     Raises:
         InputError: an argument or the data cannot be used.
@@ -56,10 +66,13 @@ def make_task(
     splits = load_splits(data_args, training_args.wanted_splits, **download)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
-    if "train" in splits:
+    trains = not model_args.is_teacher and ("train" in splits or "unlabeled" in splits)
+    if trains:
         choose_learning_rate(config, training_args)
         check_early(model_args, training_args)
     checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
+    if teacher is not None:
+        checkpoint_labels = teacher.labels or ["LABEL_0"]
     labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression)
     logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))
     problem = choose_problem(splits, labels, config.problem_type)
@@ -72,8 +85,11 @@ def make_task(
         name: make_features(splits[name], labels, tokenizer, max_length, max_samples)
         for part, max_samples in data_args.max_samples.items()
         for name in GLUE_SPLITS[part]
-        if name in splits
+        if name in splits and name != "unlabeled"
     }
+    training = [features["train"]] if "train" in features else []
+    if "unlabeled" in splits:
+        training.append(make_unlabeled_features(splits["unlabeled"], labels, problem, tokenizer, max_length))
     evaluation_sets = [
         make_evaluation_set(name, splits[name], features[name], labels, problem, data_args)
         for name in features
@@ -83,14 +99,14 @@ def make_task(
     scored = [s.baseline.metrics for s in evaluation_sets if s.name.startswith("eval") and s.baseline is not None]
     return FineTuningTask(
         name=describe_task(data_args, labels),
-        make_model=model_maker(AutoModelForSequenceClassification, model_args, config, trained="train" not in splits),
+        make_model=model_maker(AutoModelForSequenceClassification, model_args, config, trained=not trains),
         tokenizer=tokenizer,
         data_collator=(
             DataCollatorWithPadding(tokenizer, padding="max_length", max_length=max_length)
             if training_args.pad_to_max_length
             else SnugBertDataCollatorWithPacking()
         ),
-        train_features=features.get("train"),
+        train_features=concatenate_datasets(training) if training else None,
         evaluation_sets=evaluation_sets,
         main_metric=main_metric,
         metrics=tuple(dict.fromkeys([main_metric, *(metric for metrics in scored for metric in metrics)])),
@@ -98,10 +114,7 @@ def make_task(
         labels=labels,
         text_pairs="text_pair" in next(iter(splits.values())).data.column_names,
         multi_label=problem == "multi_label_classification",
-        data={
-            NAMES.get(name, name): [describe_split(data_args, name, splits[name], len(features[name]))]
-            for name in features
-        },
+        data=describe_sets(data_args, splits, features),
         settings=collect_data_settings(data_args),
     )
 
@@ -111,6 +124,26 @@ def describe_task(data_args: GlueDataArguments, labels: list[str] | None) -> str
     if data_args.task is not None:
         return data_args.task.folder
     return "Regression" if labels is None else "Text classification"
+
+
+def describe_sets(
+    data_args: GlueDataArguments, splits: dict[str, GlueSplit], features: dict[str, Dataset]
+) -> dict[str, list[DataSource]]:
+    """Names the examples of each set as results and cards do. Unlabeled examples are training examples.
+
+    Args:
+        data_args: the data that were read.
+        splits: the splits.
+        features: the features of all splits but the unlabeled one.
+    """
+    sets = {
+        NAMES.get(name, name): [describe_split(data_args, name, splits[name], len(features[name]))]
+        for name in features
+    }
+    if "unlabeled" in splits:
+        unlabeled = describe_split(data_args, "unlabeled", splits["unlabeled"], len(splits["unlabeled"].data))
+        sets["train"] = [*sets.get("train", []), unlabeled]
+    return sets
 
 
 def describe_split(data_args: GlueDataArguments, name: str, split: GlueSplit, num_examples: int) -> DataSource:
@@ -168,6 +201,24 @@ def make_features(
 
     unneeded = [name for name in examples.column_names if name != "label"]
     return examples.map(tokenize, batched=True, remove_columns=unneeded, desc=f"tokenizing {split.source}")
+
+
+def make_unlabeled_features(
+    split: GlueSplit,
+    labels: list[str] | None,
+    problem: Problem,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> Dataset:
+    """Tokenizes all examples of a split, with labels that [`distillation_loss`] ignores. See [`make_features`]."""
+    nothing: Any = {
+        "single_label_classification": UNLABELED,
+        "multi_label_classification": [np.nan] * len(labels or ()),
+        "regression": np.nan,
+    }[problem]
+    texts = split._replace(data=split.data.remove_columns("label").add_column("label", [None] * len(split.data)))
+    features = make_features(texts, labels, tokenizer, max_length, None)
+    return features.add_column("label", [nothing] * len(features))
 
 
 # --- predictions ------------------------------------------------------------------------------------------------

@@ -35,6 +35,9 @@ class NerDataArguments(ExampleLimits):
         default=None,
         metadata={"help": "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."},
     )
+    unlabeled_file: str | None = field(
+        default=None, metadata={"help": "More training sentences for --teacher_name_or_path. Their tags are not read."}
+    )
     validation_file: str | None = field(default=None, metadata={"help": "Sentences to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Sentences to tag, with or without tags."})
     text_column_name: str | None = field(
@@ -84,5 +87,10 @@ class NerDataArguments(ExampleLimits):
     @property
     def files(self) -> dict[str, Path]:
         """The file of each split that was given as a file."""
-        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        names = {
+            "train": self.train_file,
+            "unlabeled": self.unlabeled_file,
+            "validation": self.validation_file,
+            "test": self.test_file,
+        }
         return {split: Path(name) for split, name in names.items() if name is not None}

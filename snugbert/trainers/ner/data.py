@@ -53,7 +53,7 @@ class NerSplit(NamedTuple):
         one_word_per_line: the source is a CoNLL file.
         scheme: the tagging scheme of the source.
         types: the entity types in the source, including sentences beyond the limit on examples.
-        lines: the lines of the source. A dataset is JSON lines. Empty for training sentences.
+        lines: the lines of the source. A dataset is JSON lines. Empty for training and unlabeled sentences.
         encoding: how Python opens the source: "utf-8", or "utf-8-sig" if it begins with a byte order mark.
         limited: a limit on examples left out sentences at the end of the source.
     """
@@ -93,7 +93,7 @@ def load_splits(data_args: NerDataArguments, wanted: tuple[str, ...] | None, **d
     Args:
         data_args: the data to read.
         wanted: which of "train", "validation" and "test" to read. None: all files, or train and validation of a
-            dataset.
+            dataset. "train" includes "unlabeled", the sentences that only a teacher tags.
         download: passed on to `datasets.load_dataset`.
 
     Raises:
@@ -114,11 +114,11 @@ def _load_dataset_splits(data_args: NerDataArguments, **download: Any) -> dict[s
 
 def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) -> NerSplit:
     source = str(data) if isinstance(data, Path) else f"{data_args.dataset_name} ({name})"
-    labeled = name != "test"
+    labeled, keeps_lines = name not in ("unlabeled", "test"), name in ("validation", "test")
     stem = uncompressed_name(data) if isinstance(data, Path) else ""
     one_word_per_line = isinstance(data, Path) and not stem.endswith((".json", ".jsonl"))
     lines: list[str] = []
-    if one_word_per_line or name != "train":
+    if one_word_per_line or keeps_lines:
         lines = list(_read_lines(data, LONGEST_LINE if one_word_per_line else LONGEST_LINE_OF_JSON))
     if one_word_per_line:
         sentences = list(read_conll(lines, source, data_args, labeled))
@@ -128,8 +128,10 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
     if empty:
         logger.warning("%s: skipped sentences without words: %d, the first in row %d.", source, len(empty), empty[0])
         sentences = [sentence for sentence in sentences if sentence.words]
+    if name == "unlabeled":
+        sentences = [sentence._replace(tags=None) for sentence in sentences]
     types = {tag[2:] for sentence in sentences for tag in sentence.tags or () if TAG.fullmatch(tag)} - {""}
-    all_sentences, sentences = sentences, sentences[: data_args.max_samples[name]]
+    all_sentences, sentences = sentences, sentences[: data_args.max_samples.get(name)]
     if not sentences:
         raise InputError(f"{source}: no sentences.")
     untagged = [sentence.row for sentence in sentences if sentence.tags is None]
@@ -144,7 +146,7 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
         sentences,
         one_word_per_line,
         types=frozenset(types),
-        lines=lines if name != "train" else [],
+        lines=lines if keeps_lines else [],
         encoding=find_encoding(data) if isinstance(data, Path) else "utf-8",
         limited=len(sentences) < len(all_sentences),
     )

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from datasets import concatenate_datasets
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
 from snugbert.models import limit_length, load_config, load_tokenizer
@@ -17,7 +18,13 @@ from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits
 from snugbert.trainers.ner.metric import predict_most_frequent_tags, score_tags
 from snugbert.trainers.ner.predictions import predictions_file, write_predictions
-from snugbert.trainers.ner.windows import NerWindows, make_windows, predict_tags, put_space_before_words
+from snugbert.trainers.ner.windows import (
+    NerWindows,
+    label_as_unlabeled,
+    make_windows,
+    predict_tags,
+    put_space_before_words,
+)
 from snugbert.trainers.splits import DataSource, describe_source
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
@@ -25,9 +32,18 @@ NAMES = {"validation": "eval", "test": "predict"}  # split -> prefix of metrics 
 
 
 def make_task(
-    model_args: FineTunedModelArguments, data_args: NerDataArguments, training_args: FineTuningArguments
+    model_args: FineTunedModelArguments,
+    data_args: NerDataArguments,
+    training_args: FineTuningArguments,
+    teacher: FineTuningTask | None = None,
 ) -> FineTuningTask:
     """Returns the task that the arguments describe.
+
+    Args:
+        model_args: the model. With `is_teacher`, it is not trained.
+        data_args: the data.
+        training_args: the settings.
+        teacher: the task with the teacher's model. The labels get its order.
 
     Raises:
         InputError: an argument or the data cannot be used.
@@ -38,10 +54,14 @@ def make_task(
     tokenizer = load_tokenizer(model_args)
     put_space_before_words(tokenizer)
     config = load_config(model_args, tokenizer)
-    if "train" in splits:
+    trains = not model_args.is_teacher and ("train" in splits or "unlabeled" in splits)
+    if trains:
         choose_learning_rate(config, training_args)
         check_early(model_args, training_args)
-    labels = choose_labels(splits, [label for _, label in sorted((config.id2label or {}).items())])
+    checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
+    if teacher is not None and teacher.labels is not None:
+        checkpoint_labels = teacher.labels
+    labels = choose_labels(splits, checkpoint_labels)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in config.id2label.items()}
 
@@ -52,7 +72,9 @@ def make_task(
         )
         for name, split in splits.items()
     }
-
+    training = [windows["train"].features] if "train" in windows else []
+    if "unlabeled" in windows:
+        training.append(label_as_unlabeled(windows["unlabeled"]))
     evaluation_sets = [
         make_evaluation_set(
             NAMES[name],
@@ -70,25 +92,31 @@ def make_task(
     )
     return FineTuningTask(
         name="Token classification",
-        make_model=model_maker(AutoModelForTokenClassification, model_args, config, trained="train" not in splits),
+        make_model=model_maker(AutoModelForTokenClassification, model_args, config, trained=not trains),
         tokenizer=tokenizer,
         data_collator=(
             DataCollatorForTokenClassification(tokenizer, padding="max_length", max_length=max_length)
             if training_args.pad_to_max_length
             else SnugBertDataCollatorWithPacking()
         ),
-        train_features=windows["train"].features if "train" in windows else None,
+        train_features=concatenate_datasets(training) if training else None,
         evaluation_sets=evaluation_sets,
         main_metric="f1",
         metrics=(*METRICS, *(f"{kind}_{metric}" for kind in types for metric in METRICS[:3])),
         pipeline_tag="token-classification",
         labels=labels,
-        data={
-            NAMES.get(name, name): [describe_split(data_args, name, len(split.sentences))]
-            for name, split in splits.items()
-        },
+        data=describe_sets(data_args, splits),
         settings=collect_data_settings(data_args),
     )
+
+
+def describe_sets(data_args: NerDataArguments, splits: dict[str, NerSplit]) -> dict[str, list[DataSource]]:
+    """Names the sentences of each set as results and cards do. Unlabeled sentences are training sentences."""
+    sets: dict[str, list[DataSource]] = {}
+    for name, split in splits.items():
+        set_name = "train" if name == "unlabeled" else NAMES.get(name, name)
+        sets.setdefault(set_name, []).append(describe_split(data_args, name, len(split.sentences)))
+    return sets
 
 
 def describe_split(data_args: NerDataArguments, name: str, num_examples: int) -> DataSource:

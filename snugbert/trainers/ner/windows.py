@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.entity_tags import convert_tags
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers.finetuning.soft_targets import UNLABELED
 from snugbert.trainers.ner.data import NerSplit, Tags
 
 
@@ -91,6 +92,14 @@ def make_windows(
             window_labels[1 + first - begin : 1 + last - begin] = token_labels[first:last]
             columns["labels"].append(window_labels)
     return NerWindows(_make_dataset(columns, tokenizer), window_indices, token_indices)
+
+
+def label_as_unlabeled(windows: NerWindows) -> Dataset:
+    """Returns the features of unlabeled sentences with `UNLABELED` as the label of each word."""
+    labels = [np.full(len(ids), IGNORE_INDEX) for ids in windows.features["input_ids"]]
+    for window, token in zip(windows.window_indices.tolist(), windows.token_indices.tolist(), strict=True):
+        labels[window][token] = UNLABELED
+    return windows.features.add_column("labels", labels)
 
 
 def _tokenize_words(words: list[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[np.ndarray]:

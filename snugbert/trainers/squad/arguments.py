@@ -30,6 +30,10 @@ class SquadDataArguments(ExampleLimits):
         default=None,
         metadata={"help": "Training questions in SQuAD's JSON or JSON lines, also .gz or .zst. One or more files."},
     )
+    unlabeled_file: str | None = field(
+        default=None,
+        metadata={"help": "More training questions for --teacher_name_or_path. Their answers are not read."},
+    )
     validation_file: str | None = field(default=None, metadata={"help": "Questions to evaluate on."})
     test_file: str | None = field(
         default=None, metadata={"help": "Questions to predict answers to. Reference answers are optional."}
@@ -71,6 +75,7 @@ class SquadDataArguments(ExampleLimits):
         """The files of each split that was given as files."""
         names = {
             "train": self.train_file or [],
+            "unlabeled": [self.unlabeled_file] if self.unlabeled_file else [],
             "validation": [self.validation_file] if self.validation_file else [],
             "test": [self.test_file] if self.test_file else [],
         }

@@ -24,11 +24,11 @@ def main(argv: list[str]) -> None:
         example="snugbert squad --model_name_or_path pretrained --dataset_name squad --output_dir squad",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
-    from snugbert.trainers.finetuning.sweep import run_task
+    from snugbert.trainers.finetuning.distillation import run_command
     from snugbert.trainers.run_lock import lock_output_dir
     from snugbert.trainers.run_setup import set_up
     from snugbert.trainers.squad.task import make_task
 
     set_up(training_args)
     with lock_output_dir(training_args):
-        run_task(make_task(model_args, data_args, training_args), model_args, training_args)
+        run_command(make_task, model_args, data_args, training_args)

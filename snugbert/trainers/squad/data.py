@@ -31,7 +31,7 @@ def load_questions(
     Args:
         data_args: the data to read.
         wanted: which of "train", "validation" and "test" to read. None: all files, or train and validation of a
-            dataset.
+            dataset. "train" includes "unlabeled", the questions that only a teacher answers.
         download: passed on to `datasets.load_dataset`.
 
     Raises:
@@ -45,7 +45,10 @@ def load_questions(
         names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
         sources = zip(found[split], names, strict=True)
         questions = [question for source, name in sources for question in read_questions(source, name)]
-        questions = questions[: data_args.max_samples[split]]
+        questions = questions[: data_args.max_samples.get(split)]
+        if split == "unlabeled":
+            splits[split] = [question._replace(answers=(), answer_starts=()) for question in questions]
+            continue
         if split != "train":
             _check_ids(questions)
         splits[split] = check_answers(

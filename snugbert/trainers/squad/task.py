@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import concatenate_datasets
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 
 from snugbert.errors import InputError
@@ -18,6 +19,7 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, Fine
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
+from snugbert.trainers.finetuning.soft_targets import UNLABELED
 from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.trainers.splits import DataSource, describe_source
 from snugbert.trainers.squad.arguments import SquadDataArguments
@@ -31,13 +33,23 @@ METRICS_V2 = (  # in percent except thresholds, by the names of evaluate-v2.0.py
     *(f"{questions}{metric}" for questions in ("", "HasAns_", "NoAns_") for metric in ("exact", "f1")),
     *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
 )
+TRAINING = ("train", "unlabeled")
 NAMES = {"validation": "eval", "test": "predict"}  # split -> prefix of metrics and files
 
 
 def make_task(
-    model_args: FineTunedModelArguments, data_args: SquadDataArguments, training_args: FineTuningArguments
+    model_args: FineTunedModelArguments,
+    data_args: SquadDataArguments,
+    training_args: FineTuningArguments,
+    teacher: FineTuningTask | None = None,
 ) -> FineTuningTask:
     """Returns the task that the arguments describe.
+
+    Args:
+        model_args: the model. With `is_teacher`, it is not trained.
+        data_args: the data.
+        training_args: the settings.
+        teacher: the task with the teacher's model.
 
     Raises:
         InputError: an argument or the data cannot be used.
@@ -50,7 +62,8 @@ def make_task(
         raise InputError("--validation_file: no reference answers. Selecting the best model needs them.")
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
-    if "train" in splits:
+    trains = not model_args.is_teacher and ("train" in splits or "unlabeled" in splits)
+    if trains:
         choose_learning_rate(config, training_args)
         check_early(model_args, training_args)
     config.num_labels = 2  # logits of a token: first token of the answer, last token of the answer
@@ -58,23 +71,30 @@ def make_task(
     max_length = limit_length(config, tokenizer, data_args.max_seq_length)
     windows = {
         name: make_windows(
-            questions, tokenizer, max_length, data_args.doc_stride, data_args.max_query_length, name == "train"
+            questions, tokenizer, max_length, data_args.doc_stride, data_args.max_query_length, name in TRAINING
         )
         for name, questions in splits.items()
     }
     for name, split_windows in windows.items():
         logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(split_windows.question_indices))
 
+    training = [windows["train"].features] if "train" in windows else []
+    if "unlabeled" in windows:
+        unlabeled = windows["unlabeled"].features
+        for column in ("start_positions", "end_positions"):
+            nothing = np.full(len(unlabeled), UNLABELED, np.int32)
+            unlabeled = unlabeled.remove_columns(column).add_column(column, nothing)
+        training.append(unlabeled)
     return FineTuningTask(
         name="Question answering",
-        make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, trained="train" not in splits),
+        make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, trained=not trains),
         tokenizer=tokenizer,
         data_collator=(
             DataCollatorWithPadding(tokenizer, padding="max_length", max_length=max_length)
             if training_args.pad_to_max_length
             else SnugBertDataCollatorWithPacking()
         ),
-        train_features=windows["train"].features if "train" in windows else None,
+        train_features=concatenate_datasets(training) if training else None,
         evaluation_sets=[
             make_evaluation_set(NAMES[name], splits[name], windows[name], data_args)
             for name in NAMES
@@ -83,10 +103,19 @@ def make_task(
         main_metric="f1",
         metrics=METRICS_V2 if data_args.version_2_with_negative else METRICS,
         pipeline_tag="question-answering",
-        data={NAMES.get(name, name): describe_sources(data_args, name, splits[name]) for name in splits},
+        data=describe_sets(data_args, splits),
         perfect_score=100,
         settings=collect_data_settings(data_args),
     )
+
+
+def describe_sets(data_args: SquadDataArguments, splits: dict[str, list[Question]]) -> dict[str, list[DataSource]]:
+    """Names the questions of each set as results and cards do. Unlabeled questions are training questions."""
+    sets: dict[str, list[DataSource]] = {}
+    for name, questions in splits.items():
+        set_name = "train" if name in TRAINING else NAMES[name]
+        sets[set_name] = [*sets.get(set_name, []), *describe_sources(data_args, name, questions)]
+    return sets
 
 
 def describe_sources(data_args: SquadDataArguments, split: str, questions: list[Question]) -> list[DataSource]:

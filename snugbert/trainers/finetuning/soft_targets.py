@@ -1,0 +1,202 @@
+"""Distillation: the teacher's logits as soft targets, their loss, and a Trainer that uses both.
+
+An item is what a task predicts once: an example of `snugbert glue`, a word of `snugbert ner`, a token of `snugbert
+squad`. Shapes: N examples in a batch, I items, T tokens, L tokens in the longest example, C labels.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from torch import nn
+
+from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+
+UNLABELED = -1  # label of an item without a gold label; unlike -100, the item counts
+ROW = "soft_target_row"  # column with the number of the example
+TEACHER_LOGITS = "teacher_logits"
+OUTSIDE = -1e30  # score of a position after the end of a window; finite, so that 0 times it is 0
+
+Kind = Literal["regression", "single_label_classification", "multi_label_classification"]
+
+
+@dataclass
+class SoftTargets:
+    """The teacher's logits for the training examples.
+
+    Attributes:
+        logits: the logits of all items; for question answering the start and the end score. *Shape:* (items, C)
+        first_items: the first item of each example, and the end. *Shape:* (examples + 1,)
+        kind: the kind of problem, in transformers' names.
+        temperature: logits are divided by it.
+        weight: share of the soft targets in the loss.
+    """
+
+    logits: np.ndarray
+    first_items: np.ndarray
+    kind: Kind
+    temperature: float
+    weight: float
+
+
+class SoftTargetCollator:
+    """Adds the teacher's logits of the examples to the batches of another collator.
+
+    Args:
+        collate: the data collator.
+        targets: the soft targets.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], targets: SoftTargets):
+        self.collate = collate
+        self.targets = targets
+        self.tokenizer = getattr(collate, "tokenizer", None)  # Trainer saves it
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
+        """Returns the batch. Features of an evaluation have no column `ROW` and get no logits."""
+        if ROW not in features[0]:
+            return self.collate(features)
+        batch = self.collate([{name: feature[name] for name in feature if name != ROW} for feature in features])
+        first, logits = self.targets.first_items, self.targets.logits
+        parts = [logits[first[row] : first[row + 1]] for row in (feature[ROW] for feature in features)]
+        batch[TEACHER_LOGITS] = torch.from_numpy(np.concatenate(parts))
+        return batch
+
+
+class DistillationTrainer(FineTuningTrainer):
+    """Trains a student on soft targets and gold labels. Evaluation is unchanged: its loss uses gold labels only.
+
+    Args:
+        targets: the teacher's logits for `train_dataset`.
+        train_dataset: labels may be `UNLABELED`, or NaN for numbers and several labels.
+        kwargs: as in [`FineTuningTrainer`].
+    """
+
+    def __init__(self, *, targets: SoftTargets, train_dataset: Dataset, data_collator: Any, **kwargs: Any):
+        self.targets = targets
+        super().__init__(
+            train_dataset=train_dataset.add_column(ROW, np.arange(len(train_dataset))),
+            data_collator=SoftTargetCollator(data_collator, targets),
+            **kwargs,
+        )
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        if ROW not in columns:
+            columns.append(ROW)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Returns the sum of [`distillation_loss`] divided by the items of all accumulated batches and processes."""
+        if TEACHER_LOGITS not in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs = dict(inputs)
+        teacher = inputs.pop(TEACHER_LOGITS)
+        if "start_positions" in inputs:
+            positions = [inputs.pop(name) for name in ("start_positions", "end_positions")]
+            outputs = model(**inputs)
+            total = self._question_loss(outputs, positions, teacher, inputs)
+            items: Any = (positions[0] != IGNORE_INDEX).sum()
+        else:
+            labels, indices = inputs.pop("labels"), inputs.pop("label_indices", None)
+            outputs = model(**inputs)
+            logits = outputs["logits"]
+            items = (labels != IGNORE_INDEX).sum()
+            if logits.ndim == 3:  # tokens
+                if indices is None:
+                    indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
+                logits = logits.flatten(0, 1).index_select(0, indices)
+                labels = labels.flatten().index_select(0, indices)
+            targets = self.targets
+            total = distillation_loss(logits, teacher, labels, targets.kind, targets.temperature, targets.weight)
+        count = items if num_items_in_batch is None else num_items_in_batch
+        loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # gradients are averaged over processes
+        return (loss, outputs) if return_outputs else loss
+
+    def _question_loss(
+        self, outputs: Any, positions: list[torch.Tensor], teacher: torch.Tensor, inputs: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """The mean of the losses of start and end. The classes are the positions of a window."""
+        student = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
+        if "cu_seq_lens_q" in inputs:
+            lengths, student = inputs["cu_seq_lens_q"].diff().tolist(), student[0]
+        else:
+            mask = inputs["attention_mask"].bool()
+            lengths, student = mask.sum(1).tolist(), student[mask]
+        student, teacher = (
+            nn.utils.rnn.pad_sequence(list(tokens.split(lengths)), batch_first=True, padding_value=OUTSIDE)
+            for tokens in (student, teacher)
+        )
+        start, end = (
+            distillation_loss(
+                student[..., side],
+                teacher[..., side],
+                positions[side],
+                self.targets.kind,
+                self.targets.temperature,
+                self.targets.weight,
+            )
+            for side in (0, 1)
+        )
+        return (start + end) / 2
+
+
+def distillation_loss(
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    labels: torch.Tensor,
+    kind: Kind,
+    temperature: float,
+    weight: float,
+) -> torch.Tensor:
+    """Returns `weight` * soft + (1 - `weight`) * hard, summed over the items.
+
+    Soft is the Kullback-Leibler divergence of the student's distribution from the teacher's, both at the temperature,
+    times its square, so that gradients keep their size (Hinton et al., 2015, section 2). With several labels per
+    example, each is a distribution of two. For regression, soft is the squared difference of the two numbers. Hard is
+    the usual loss of the gold labels. It is 0 for an item without one.
+
+    Args:
+        student, teacher: logits. *Shape:* (I, C)
+        labels: ids, `UNLABELED` without one. *Shape:* (I,) Several labels: 0.0 or 1.0, NaN without labels.
+            *Shape:* (I, C) Regression: numbers, NaN without one. *Shape:* (I,)
+        kind: the kind of problem.
+        temperature: above 0. Not used for regression.
+        weight: from 0 to 1.
+
+    Returns:
+        *Shape:* ()
+    """
+    student, teacher = student.float(), teacher.to(student.device).float()
+    if kind == "single_label_classification":
+        log_student, log_teacher = ((logits / temperature).log_softmax(-1) for logits in (student, teacher))
+        soft = F.kl_div(log_student, log_teacher, reduction="sum", log_target=True) * temperature**2
+        hard = F.cross_entropy(student, labels, ignore_index=UNLABELED, reduction="sum")
+        return weight * soft + (1 - weight) * hard
+    labels = labels.view(student.shape)
+    known = ~labels.isnan()
+    if kind == "regression":
+        soft = F.mse_loss(student, teacher, reduction="sum")
+        hard = F.mse_loss(student, labels.nan_to_num(), reduction="none")
+    else:
+        scaled = teacher / temperature
+        probabilities = scaled.sigmoid()
+        cross_entropy = F.binary_cross_entropy_with_logits(student / temperature, probabilities, reduction="sum")
+        soft = (
+            cross_entropy - F.binary_cross_entropy_with_logits(scaled, probabilities, reduction="sum")
+        ) * temperature**2
+        hard = F.binary_cross_entropy_with_logits(student, labels.nan_to_num(), reduction="none")
+    return weight * soft + (1 - weight) * hard.masked_fill(~known, 0).sum()

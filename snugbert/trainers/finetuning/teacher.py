@@ -1,0 +1,152 @@
+"""The logits of a teacher, computed once and cached by content.
+
+The cache is the folder `snugbert/teachers` in `HF_HOME` or `--cache_dir`. Each file contains the logits for `PART`
+examples. Its name is a digest of the teacher's weights and configuration, the examples and the precision. So a changed
+teacher or a changed example is noticed. A run that was killed computes only the missing files.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.packed_batches import count_tokens
+from snugbert.trainers.corpus.cache import cache_folder
+from snugbert.trainers.corpus.digests import hash_json
+from snugbert.trainers.finetuning.run import digest_features
+from snugbert.trainers.finetuning.task import Logits
+from snugbert.trainers.finetuning.trainer import PADDING, FineTuningTrainer
+
+logger = logging.getLogger(__name__)
+
+PART = 16384  # examples in a file: some minutes of work on a CPU
+
+
+def digest_model(model: PreTrainedModel) -> str:
+    """Returns a digest of the weights and the configuration of a model, without its name and version."""
+    config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def compute_logits(trainer: FineTuningTrainer, features: Dataset, cache_dir: str | None) -> Logits:
+    """Returns the logits of the trainer's model for all features, from the cache as far as possible.
+
+    Every process must call this. The first one reads and writes the cache, because machines may share no disk.
+
+    Args:
+        trainer: a trainer with the teacher.
+        features: the examples. Labels do not matter.
+        cache_dir: the folder of the cache. Default: `HF_HOME`.
+
+    Returns:
+        As [`FineTuningTrainer`] predicts.
+    """
+    labels = [name for name in features.column_names if name.startswith("label") or name.endswith("_positions")]
+    features = features.remove_columns(labels)
+    folder = cache_folder(cache_dir) / "teachers"
+    teacher = digest_model(trainer.model)  # type: ignore[arg-type]
+    parts = [features.select(range(i, min(i + PART, len(features)))) for i in range(0, len(features), PART)]
+    computed, logits = 0, []
+    for part in parts:
+        file = (
+            folder / f"{hash_json([teacher, digest_features(part), trainer.accelerator.mixed_precision])}.safetensors"
+        )
+        (known,) = broadcast_object_list([_read(file) if trainer.is_world_process_zero() else None])
+        if known is None:
+            predictions = trainer.predict(part).predictions
+            known = predictions if isinstance(predictions, tuple) else (predictions,)
+            computed += len(part)
+            if trainer.is_world_process_zero():
+                _write(file, known)
+        logits.append(known)
+    PartialState().wait_for_everyone()
+    logger.info(
+        "teacher: logits of %d examples, %d from the cache (%s)", len(features), len(features) - computed, folder
+    )
+    joined = tuple(_concatenate(arrays) for arrays in zip(*logits, strict=True))
+    return joined if len(joined) > 1 else joined[0]
+
+
+def _read(file: Path) -> tuple[np.ndarray, ...] | None:
+    """Reads the arrays of a file. None: it is not in the cache, or damaged."""
+    try:
+        arrays = load_file(file)
+    except (OSError, SafetensorError):
+        return None
+    return tuple(arrays[name] for name in sorted(arrays))
+
+
+def _write(file: Path, arrays: Sequence[np.ndarray]) -> None:
+    """Writes a whole file or nothing. A full disk costs only the cache."""
+    unfinished = file.with_name(f"_{os.getpid()}_{file.name}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file({str(index): np.ascontiguousarray(array) for index, array in enumerate(arrays)}, unfinished)
+        unfinished.replace(file)
+    except (OSError, SafetensorError) as error:
+        unfinished.unlink(missing_ok=True)
+        logger.warning("the teacher's logits are not cached: %s", error)
+
+
+def _concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Joins predictions that may be padded to different lengths."""
+    if arrays[0].ndim > 1:
+        columns = max(array.shape[1] for array in arrays)
+        arrays = [_pad(array, columns) for array in arrays]
+    return np.concatenate(arrays)
+
+
+def _pad(array: np.ndarray, columns: int) -> np.ndarray:
+    width = [(0, 0), (0, columns - array.shape[1]), *[(0, 0)] * (array.ndim - 2)]
+    return np.pad(array, width, constant_values=PADDING)
+
+
+def count_items(features: Dataset, pipeline_tag: str) -> np.ndarray:
+    """Counts the items of each example: 1, or its labeled words, or its tokens. *Shape:* (examples,)"""
+    if pipeline_tag == "text-classification":
+        return np.ones(len(features), dtype=np.int64)
+    if pipeline_tag == "question-answering":
+        return count_tokens(features)
+    return np.array([np.count_nonzero(np.array(labels) != IGNORE_INDEX) for labels in features["labels"][:]])
+
+
+def select_items(logits: Logits, features: Dataset, pipeline_tag: str) -> np.ndarray:
+    """Returns the logits of all items in order, see [`SoftTargets`]. *Shape:* (items, C)
+
+    Args:
+        logits: from [`compute_logits`].
+        features: the same examples, with labels.
+        pipeline_tag: the kind of task.
+    """
+    if pipeline_tag == "question-answering":
+        stacked = np.stack([*logits], axis=-1)
+        return np.concatenate([row[:length] for row, length in zip(stacked, count_tokens(features), strict=True)])
+    scores = logits[0] if isinstance(logits, tuple) else logits
+    if pipeline_tag == "text-classification":
+        return scores
+    labels = features["labels"][:]
+    rows = [row[: len(ids)][np.array(ids) != IGNORE_INDEX] for row, ids in zip(scores, labels, strict=True)]
+    return np.concatenate(rows)
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Returns the number of parameters and their bytes."""
+    parameters = list(model.parameters())
+    return sum(parameter.numel() for parameter in parameters), sum(parameter.nbytes for parameter in parameters)
