@@ -135,17 +135,17 @@ def model_maker(
         trained: the checkpoint must contain all weights, because the run does not train.
 
     Raises:
-        InputError: the checkpoint does not have these layers, or the run does not train.
+        InputError: the checkpoint does not have these layers.
     """
     layers = None
     if model_args.num_student_layers is not None:
-        if trained:
-            raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
         layers = choose_student_layers(
             config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers
         )
 
     def make_model() -> PreTrainedModel:
+        if trained and layers is not None:
+            raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
         model = load_model(
             auto_class,
             model_args,
@@ -156,3 +156,25 @@ def model_maker(
         return model if layers is None else make_student(model, layers)
 
     return make_model
+
+
+def check_teacher_labels(found: list[str], expected: list[str] | None) -> None:
+    """Checks that a teacher was fine-tuned for the labels of the data.
+
+    Args:
+        found: the teacher's labels. Names such as LABEL_0 mean that it stores none; then only their number counts.
+        expected: the labels of the data. None: numbers.
+
+    Raises:
+        InputError: they differ.
+    """
+    unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
+    if len(found) == len(expected or [""]) and (
+        unnamed or {*map(str.lower, found)} == {*map(str.lower, expected or ())}
+    ):
+        return
+    needed = "numbers" if expected is None else f"the labels {', '.join(expected)}"
+    raise InputError(
+        f"--teacher_name_or_path: this model predicts {', '.join(found)}, but the data have {needed}. Choose a model "
+        "that was fine-tuned for this task."
+    )

@@ -37,7 +37,11 @@ PART = 16384  # examples in a file: some minutes of work on a CPU
 
 def digest_model(model: PreTrainedModel) -> str:
     """Returns a digest of the weights and the configuration of a model, without its name and version."""
-    config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}
+    config = {
+        name: value
+        for name, value in model.config.to_dict().items()
+        if name not in ("_name_or_path", "transformers_version")
+    }
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in sorted(model.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())

@@ -18,7 +18,14 @@ from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.soft_targets import UNLABELED
-from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
+from snugbert.trainers.finetuning.task import (
+    Baseline,
+    EvaluationSet,
+    FineTuningTask,
+    Logits,
+    check_teacher_labels,
+    model_maker,
+)
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, TASKS
 from snugbert.trainers.glue.data import GlueSplit, load_splits
@@ -74,6 +81,8 @@ def make_task(
     if teacher is not None:
         checkpoint_labels = teacher.labels or ["LABEL_0"]
     labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression)
+    if model_args.is_teacher:
+        check_teacher_labels(checkpoint_labels, labels)
     logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))
     problem = choose_problem(splits, labels, config.problem_type)
     config.problem_type = problem

@@ -13,7 +13,13 @@ from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, draw_entity_scores, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
 from snugbert.trainers.finetuning.tables import split_by_type
-from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask, model_maker
+from snugbert.trainers.finetuning.task import (
+    Baseline,
+    EvaluationSet,
+    FineTuningTask,
+    check_teacher_labels,
+    model_maker,
+)
 from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits
 from snugbert.trainers.ner.metric import predict_most_frequent_tags, score_tags
@@ -62,6 +68,8 @@ def make_task(
     if teacher is not None and teacher.labels is not None:
         checkpoint_labels = teacher.labels
     labels = choose_labels(splits, checkpoint_labels)
+    if model_args.is_teacher:
+        check_teacher_labels(checkpoint_labels, labels)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in config.id2label.items()}
 

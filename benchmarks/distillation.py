@@ -1,0 +1,132 @@
+r"""Distillation: fine-tuned teachers, and students with half of their layers, with and without the teacher.
+
+    python benchmarks/distillation.py --model_name_or_path MODEL --data_dir data --use_cpu --output_dir distillation
+
+For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains students with `--seeds` seeds, with and without
+the teacher. Both start from the same layers of the teacher and have the same settings. The scores and speeds are those
+that the command reports.
+
+The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
+Nothing else may run then. `--report` only prints the tables.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from pretraining_ladder import as_flags, run_process
+from side_by_side import describe_machine, positive
+
+TASKS = {
+    "sst2": "glue --task_name sst2 --data_dir {}/glue",
+    "mrpc": "glue --task_name mrpc --data_dir {}/glue",
+    "conll2003": "ner --train_file {}/conll2003/train.jsonl.gz --validation_file {}/conll2003/valid.jsonl.gz",
+    "squad": (
+        "squad --train_file {}/squad/train-v1.1-first44.jsonl.gz {}/squadshifts/new_wiki.jsonl.gz "
+        "--validation_file {}/squad/dev-v1.1.jsonl.gz"
+    ),
+}
+COLUMNS = ("task", "model", "metric", "score", "% of the teacher", "million parameters", "MB", "examples/s", "speed-up")
+
+
+def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parses the command line. Unknown arguments go to the commands of the students."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_name_or_path", required=True, help="checkpoint to fine-tune as the teacher")
+    parser.add_argument("--data_dir", required=True, help="folder with glue/, conll2003/, squad/ and squadshifts/")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--num_student_layers", type=positive, default=3)
+    parser.add_argument("--seeds", type=positive, default=3, help="seeds of each student; default: 3")
+    parser.add_argument("--teacher_epochs", type=positive, default=3, help="epochs of the teachers; default: 3")
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16; fast on AVX512-BF16 and AMX")
+    parser.add_argument("--use_cpu", action="store_true")
+    parser.add_argument("--max_train_samples", type=positive, help="train on the first examples only")
+    parser.add_argument("--max_eval_samples", type=positive, help="score the first examples only")
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--report", action="store_true", help="only print the tables of the finished tasks")
+    return parser.parse_known_args(argv)
+
+
+def run_task(task: str, args: argparse.Namespace, student_flags: list[str]) -> None:
+    """Trains the teacher and the students of a task, or continues them.
+
+    Raises:
+        SystemExit: a command failed or was stopped.
+    """
+    command = [part.replace("{}", args.data_dir) for part in TASKS[task].split()]
+    names = ("bf16", "use_cpu", "max_train_samples", "max_eval_samples")
+    command += as_flags({name: getattr(args, name) for name in names if getattr(args, name)})
+    teacher, student = (args.output_dir / task / name for name in ("teacher", "student"))
+    teacher_flags = {"model_name_or_path": args.model_name_or_path, "num_train_epochs": args.teacher_epochs}
+    run([*command, *as_flags(teacher_flags | {"resume_from_checkpoint": "true"})], teacher)
+    flags = {"teacher_name_or_path": teacher, "num_student_layers": args.num_student_layers, "seeds": args.seeds}
+    run([*command, *as_flags(flags), *student_flags], student)
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Runs a command in a new process, whose output goes to a log next to its output folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_name(f"{folder.name}.log")
+    status = run_process([sys.executable, "-m", "snugbert", *command, "--output_dir", str(folder)], log)
+    if status:
+        raise SystemExit(f"error: {folder}: the command failed or was stopped. See {log}.")
+
+
+def make_rows(task: str, folder: Path) -> list[list[str]]:
+    """Formats the comparison in the results of a task's students."""
+    results = json.loads((folder / "results.json").read_text())
+    scale = 100 / results["perfect_score"]
+    teacher = results["comparison"][0]
+    rows = []
+    for row in results["comparison"]:
+        spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
+        rows.append(
+            [
+                task,
+                row["model"],
+                row["metric"],
+                f"{scale * row['mean']:.2f}{spread}",
+                f"{100 * row['mean'] / teacher['mean']:.1f}",
+                f"{row['parameters'] / 1e6:.1f}",
+                f"{row['bytes'] / 1e6:.0f}",
+                f"{row['examples_per_second']:.0f}",
+                f"{row['examples_per_second'] / teacher['examples_per_second']:.2f}",
+            ]
+        )
+    return rows
+
+
+def report(output_dir: Path) -> str:
+    """Makes the table of the finished tasks."""
+    rows: list[list[str]] = []
+    for task in TASKS:
+        if (output_dir / task / "student/results.json").exists():
+            rows += make_rows(task, output_dir / task / "student")
+    machine: dict[str, Any] = describe_machine("cpu")
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
+    return "\n".join(
+        [
+            ", ".join(f"{name} {value}" for name, value in machine.items()),
+            "",
+            *(f"| {' | '.join(line)} |" for line in lines),
+            "",
+            "Scores are on the dev sets, in percent. Students: mean ± standard deviation over the seeds.",
+            "",
+        ]
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Runs what is missing, and prints the report."""
+    args, student_flags = parse_arguments(argv)
+    if not args.report:
+        for task in args.tasks:
+            run_task(task, args, student_flags)
+    print(f"python benchmarks/distillation.py {shlex.join(argv)}\n\n{report(args.output_dir)}", end="")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

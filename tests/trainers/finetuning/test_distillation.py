@@ -1,0 +1,236 @@
+"""Distillation in the commands: a table of teacher and student, the cache, resuming, unlabeled text, errors."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from glue_examples import LARGER, VOCABULARY, arguments, sentences
+from safetensors.torch import load_file, save_file
+from tables import write_csv
+from transformers import TrainerCallback
+
+import snugbert_cli
+from snugbert import SnugBertTokenizer
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+from snugbert.trainers.glue import command as glue
+from snugbert.trainers.stopping import RunStopped
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+THREE_LAYERS = LARGER["config_overrides"].replace("num_hidden_layers=1", "num_hidden_layers=3")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Data, a teacher of three layers, and unlabeled text."""
+    folder = tmp_path_factory.mktemp("distillation")
+    SnugBertTokenizer(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(folder / "tokenizer")
+    write_csv(folder / "train.csv", sentences(160, seed=1))
+    write_csv(folder / "dev.csv", sentences(60, seed=2))
+    write_csv(folder / "unlabeled.csv", [{"sentence": row["sentence"]} for row in sentences(80, seed=4)])
+    teacher = arguments(
+        folder, folder / "teacher", config_overrides=THREE_LAYERS, num_train_epochs=10, save_strategy="no"
+    )
+    assert snugbert_cli.main(["glue", *teacher]) == 0
+    return folder
+
+
+def student(folder: Path, output_dir: Path, **changes: object) -> list[str]:
+    """A command line that distills the teacher into a student of two of its layers."""
+    settings: dict[str, object] = {
+        "config_name": None,
+        "config_overrides": None,
+        "tokenizer_name": None,
+        "teacher_name_or_path": folder / "teacher",
+        "num_student_layers": 2,
+        "num_train_epochs": 1,
+        "cache_dir": folder / "cache",
+        "save_strategy": "no",
+    }
+    return arguments(folder, output_dir, **settings | changes)
+
+
+@pytest.fixture
+def predicted(monkeypatch) -> list[int]:
+    """The numbers of examples that were predicted since the last look."""
+    numbers: list[int] = []
+    predict = FineTuningTrainer.predict
+
+    def count(self, dataset, **kwargs):
+        numbers.append(len(dataset))
+        return predict(self, dataset, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "predict", count)
+    return numbers
+
+
+def test_a_command_compares_teacher_and_student(folder, tmp_path, capsys):
+    assert (
+        snugbert_cli.main(["glue", *student(folder, tmp_path / "run", unlabeled_file=folder / "unlabeled.csv")]) == 0
+    )
+    printed = capsys.readouterr().out
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    without = json.loads((tmp_path / "run/without_teacher/results.json").read_text())
+    rows = {row["model"]: row for row in results["comparison"]}
+    teacher = json.loads((folder / "teacher/results.json").read_text())
+    assert rows["teacher"]["mean"] == teacher["metrics"]["eval"]["accuracy"] == 1
+    assert rows["student"]["mean"] == results["metrics"]["eval"]["accuracy"]
+    assert rows["student without teacher"]["mean"] == without["metrics"]["eval"]["accuracy"]
+    weights = {
+        name: load_file(path / "model.safetensors")
+        for name, path in (("teacher", folder / "teacher"), ("student", tmp_path / "run"))
+    }
+    for name, tensors in weights.items():
+        assert rows[name]["parameters"] == sum(tensor.numel() for tensor in tensors.values())
+        assert rows[name]["bytes"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert rows["student"]["parameters"] < rows["teacher"]["parameters"]
+    table = (
+        "| model | accuracy | % of the teacher | million parameters | MB | examples/s |\n"
+        f"|{' --- |' * 6}\n| teacher | 100.00 | 100.0 | "
+    )
+    card = (tmp_path / "run/README.md").read_text()
+    for text in (printed, (tmp_path / "run/results.md").read_text(), card):
+        assert table in text
+    assert "It also learned from the predictions of teacher." in card and "| teacher | teacher |" in card
+    assert "train.csv (160 examples) and unlabeled.csv (80 examples)" in card
+    # Without the teacher, the student learned from the labeled examples only.
+    assert results["training"]["train_samples"] == 240 and without["training"]["train_samples"] == 160
+
+
+def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
+    assert snugbert_cli.main(["glue", *student(folder, tmp_path / "run", seeds=2)]) == 0
+    results, without = (
+        json.loads((path / "results.json").read_text())
+        for path in (tmp_path / "run", tmp_path / "run/without_teacher")
+    )
+    for row, found in zip(results["comparison"][1:], (results, without), strict=True):
+        assert {name: row[name] for name in ("mean", "std", "seeds")} == {
+            **found["sweep"]["metrics"]["eval"]["accuracy"],
+            "seeds": 2,
+        }
+    assert "Students: mean ± standard deviation of 2 seeds." in capsys.readouterr().out
+
+
+def test_logits_are_computed_once(folder, tmp_path, predicted):
+    """160 training and 60 validation examples. The other predictions score models and measure their speed."""
+
+    def run(name: str, **changes: object) -> None:
+        predicted.clear()
+        settings = {"compare_without_teacher": False, "cache_dir": tmp_path / "cache"}
+        glue.main(student(folder, tmp_path / name, **settings | changes))
+
+    measured = [60, 60, 60, 60, 60]  # the student's score, and the speed of both models after their warmup
+    run("first")
+    assert sorted(predicted) == [*measured, 60, 160]
+    run("second")
+    assert predicted == measured
+    # A folder with another name and the same weights is the same teacher.
+    copy = shutil.copytree(folder / "teacher", tmp_path / "copy")
+    run("copied", teacher_name_or_path=copy)
+    assert predicted == measured
+    weights = load_file(copy / "model.safetensors")
+    save_file(
+        weights | {"classifier.bias": weights["classifier.bias"] + 1}, copy / "model.safetensors", {"format": "pt"}
+    )
+    run("other-teacher", teacher_name_or_path=copy)
+    assert sorted(predicted) == [*measured, 60, 160]
+    write_csv(tmp_path / "other.csv", [*sentences(159, seed=1), *sentences(1, seed=9)])
+    run("other-text", train_file=tmp_path / "other.csv")
+    assert sorted(predicted) == [*measured, 160]
+    # A file that was cut off is computed again.
+    for file in (tmp_path / "cache/snugbert/teachers").iterdir():
+        file.write_bytes(file.read_bytes()[:-7])
+    run("damaged")
+    assert sorted(predicted) == [*measured, 60, 160]
+
+
+def test_a_stopped_run_ends_with_identical_bits(folder, tmp_path, monkeypatch, caplog):
+    def run(name: str, **changes: object) -> None:
+        glue.main(student(folder, tmp_path / name, save_strategy=None, **changes))
+
+    run("straight")
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 5 and "without" not in args.output_dir:
+                signal.raise_signal(signal.SIGTERM)
+
+    init = FineTuningTrainer.__init__
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            FineTuningTrainer,
+            "__init__",
+            lambda self, **kwargs: init(self, **kwargs | {"callbacks": [*kwargs["callbacks"], Stop()]}),
+        )
+        with pytest.raises(RunStopped):
+            run("stopped")
+    for changes, message in (
+        ({"distillation_temperature": 3.0}, "--distillation_temperature was 2.0 and is 3.0"),
+        ({"student_layers": "first"}, '--student_layers was "spread" and is "first"'),
+    ):
+        with pytest.raises(InputError, match=message):
+            run("stopped", resume_from_checkpoint="true", compare_without_teacher=False, **changes)
+    other = shutil.copytree(folder / "teacher", tmp_path / "other/teacher")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="the teacher has changed"):
+        run("stopped", resume_from_checkpoint="true", compare_without_teacher=False, teacher_name_or_path=other)
+    run("stopped", resume_from_checkpoint="true")
+    straight, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "stopped"))
+    assert all(torch.equal(straight[name], stopped[name]) for name in straight)
+    # When it is finished, the same command computes nothing.
+    monkeypatch.setattr(FineTuningTrainer, "train", None)
+    monkeypatch.setattr(FineTuningTrainer, "predict", None)
+    run("stopped", resume_from_checkpoint="true")
+
+
+def test_unlabeled_text_alone(folder, tmp_path, capsys):
+    changes = {"train_file": None, "unlabeled_file": folder / "train.csv", "distillation_weight": 1.0}
+    glue.main(student(folder, tmp_path / "run", num_train_epochs=4, **changes))
+    rows = json.loads((tmp_path / "run/results.json").read_text())["comparison"]
+    assert [row["model"] for row in rows] == ["teacher", "student"] and rows[1]["mean"] > 0.9
+    assert not (tmp_path / "run/without_teacher").exists()
+
+
+def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
+    reordered = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
+    SnugBertTokenizer(vocab={token: i for i, token in enumerate(reordered)}).save_pretrained(tmp_path / "tokenizer")
+    changes = {"config_name": "tiny", **LARGER, "tokenizer_name": tmp_path / "tokenizer", "num_student_layers": None}
+    glue.main(student(folder, tmp_path / "run", num_train_epochs=4, compare_without_teacher=False, **changes))
+    rows = json.loads((tmp_path / "run/results.json").read_text())["comparison"]
+    assert rows[0]["mean"] == 1 and rows[1]["mean"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_student_layers": None}, "--num_student_layers is missing"),
+        ({"num_student_layers": 4}, "--num_student_layers 4 must be between 1 and"),
+        ({"student_layers": "middle"}, "--student_layers: expected spread, first, last"),
+        ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),
+        ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),
+        ({"distillation_weight": 1.5}, "--distillation_weight 1.5 must be at least 0 and at most 1"),
+        ({"do_eval": True}, "--teacher_name_or_path needs training examples"),
+    ],
+)
+def test_errors(changes, message, folder, tmp_path):
+    with pytest.raises(InputError, match=message):
+        glue.main(student(folder, tmp_path / "run", **changes))
+
+
+def test_unlabeled_text_needs_a_teacher(folder, tmp_path):
+    with pytest.raises(InputError, match="--unlabeled_file needs a teacher"):
+        glue.main(arguments(folder, tmp_path / "run", unlabeled_file=folder / "unlabeled.csv"))
+
+
+def test_a_teacher_with_other_labels(folder, tmp_path):
+    rows = [{**row, "label": row["label"].replace("gloomy", "sad")} for row in sentences(40, seed=1)]
+    write_csv(tmp_path / "train.csv", rows)
+    files = {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "train.csv"}
+    with pytest.raises(
+        InputError, match="this model predicts cheerful, gloomy, but the data have the labels cheerful, sad"
+    ):
+        glue.main(student(folder, tmp_path / "run", **files))

@@ -1,0 +1,144 @@
+"""The loss of distillation: a reference, zero gradients when the teacher is the student, exact accumulation."""
+
+import numpy as np
+import pytest
+import torch
+from finetuning_examples import HEADS, examples, new_model, new_trainer
+from parity import NUM_LABELS, assert_same_gradients
+from torch.nn import functional as F
+from transformers import TrainerCallback
+
+from snugbert.trainers.finetuning.soft_targets import (
+    UNLABELED,
+    DistillationTrainer,
+    SoftTargets,
+    distillation_loss,
+)
+from snugbert.trainers.finetuning.teacher import compute_logits, count_items, select_items
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TAGS = dict(zip(HEADS, ("text-classification", "token-classification", "question-answering"), strict=True))
+
+
+def reference(student, teacher, labels, kind, temperature, weight):
+    """The loss item by item, as Hinton et al. (2015) define it."""
+    total = torch.zeros(())
+    for s, t, label in zip(student, teacher, labels, strict=True):
+        if kind == "regression":
+            soft = (s - t).square().sum()
+            hard = (s - label).square().sum()
+        elif kind == "single_label_classification":
+            p, q = torch.softmax(t / temperature, -1), torch.softmax(s / temperature, -1)
+            soft = temperature**2 * (p * (p.log() - q.log())).sum()
+            hard = -torch.softmax(s, -1)[label].log() if label >= 0 else torch.tensor(torch.nan)
+        else:
+            p, q = torch.sigmoid(t / temperature), torch.sigmoid(s / temperature)
+            soft = temperature**2 * (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).sum()
+            hard = -(label * torch.sigmoid(s).log() + (1 - label) * torch.sigmoid(-s).log()).sum()
+        total = total + weight * soft + (0 if torch.isnan(hard) else (1 - weight) * hard)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [("single_label_classification", 4), ("multi_label_classification", 4), ("regression", 1)],
+)
+def test_the_loss_equals_a_reference(kind, columns):
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 12, columns, generator=generator) * 3
+    if kind == "single_label_classification":
+        labels = torch.randint(columns, (12,), generator=generator)
+        labels[::3] = UNLABELED
+    else:
+        labels = torch.rand(12, columns, generator=generator).round()
+        labels[::3] = torch.nan
+    labels = labels.flatten() if kind == "regression" else labels
+    for temperature, weight in ((1, 0.5), (4, 0.9), (2, 0), (2, 1)):
+        found, expected = (
+            loss(student, teacher, labels, kind, temperature, weight) for loss in (distillation_loss, reference)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def distill(head, tokenizer, folder, teacher, weight=0.5, temperature=2.0, data=None, **settings):
+    """Returns the student and its gradients in one step with the soft targets of `teacher`."""
+    data = examples(head, 45) if data is None else data
+    plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
+    logits = select_items(compute_logits(plain, data, str(folder / "cache")), data, TAGS[head])
+    first_items = np.concatenate([[0], np.cumsum(count_items(data, TAGS[head]))])
+    targets = SoftTargets(logits, first_items, "single_label_classification", temperature, weight)
+    gradients = {}
+
+    class Keeper(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            gradients.update({p: p.grad.clone() for p in model.parameters() if p.grad is not None})
+
+    trainer = DistillationTrainer(
+        model=new_model(head),
+        args=plain.args,
+        targets=targets,
+        train_dataset=data,
+        data_collator=plain.data_collator.collate,
+        token_outputs=head != HEADS[0],
+        callbacks=[Keeper()],
+    )
+    trainer.args.max_steps, trainer.args.max_grad_norm = 1, 0
+    trainer.train()
+    for parameter in trainer.model.parameters():
+        parameter.grad = gradients.get(parameter)
+    return trainer.model
+
+
+def largest_gradient(model):
+    return max(parameter.grad.abs().max().item() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_student_that_equals_its_teacher_has_no_gradients(head, padded, tokenizer, tmp_path):
+    settings = {"pad_to_max_length": padded, "per_device_train_batch_size": 45}
+    same = distill(head, tokenizer, tmp_path, new_model(head), 1.0, 1.0, **settings)
+    assert largest_gradient(same) < 1e-6
+    other = new_model(head)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    assert largest_gradient(distill(head, tokenizer, tmp_path, other, 1.0, 1.0, **settings)) > 1e-3
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_one_batch_equals_accumulated_and_padded_batches(head, tokenizer, tmp_path):
+    teacher = new_model(head)
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    data = examples(head, 45)
+    column = {HEADS[0]: "label", HEADS[1]: "labels"}.get(head)
+    if column is not None:  # the first third has no gold labels
+        unlabeled = [
+            value if row >= 15 else (UNLABELED if head == HEADS[0] else [min(label, UNLABELED) for label in value])
+            for row, value in enumerate(data[column][:])
+        ]
+        data = data.remove_columns(column).add_column(column, unlabeled)
+    first, *others = (
+        distill(head, tokenizer, tmp_path, teacher, data=data, **settings)
+        for settings in (
+            {"per_device_train_batch_size": 45},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_max_length": True},
+        )
+    )
+    assert largest_gradient(first) > 1e-4
+    for other in others:
+        assert_same_gradients(other, first)
+
+
+def test_without_soft_targets_the_loss_is_that_of_fine_tuning(tokenizer, tmp_path):
+    data, head = examples(HEADS[0], 45), HEADS[0]
+    student = distill(head, tokenizer, tmp_path, new_model(head), weight=0.0, per_device_train_batch_size=45)
+    model = new_model(head).train()
+    batch = new_trainer(head, tokenizer, tmp_path, data=data).data_collator(list(data))
+    logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    F.cross_entropy(logits, batch["labels"]).backward()
+    assert NUM_LABELS == logits.shape[-1]
+    assert_same_gradients(student, model)
