@@ -2,12 +2,13 @@ r"""Distillation: fine-tuned teachers, and students with half of their layers, w
 
     python benchmarks/distillation.py --model_name_or_path MODEL --data_dir data --use_cpu --output_dir distillation
 
-For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains students with `--seeds` seeds, with and without
-the teacher. Both start from the same layers of the teacher and have the same settings. The scores and speeds are those
-that the command reports.
+For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains students with `--seeds` seeds, with the
+teacher and without it. Both start from the same layers of the teacher and have the same settings. Scores and speeds are
+those that the command reports.
 
 The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
-Nothing else may run then. `--report` only prints the tables.
+Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--num_train_epochs`, go to the
+commands of the students.
 """
 
 import argparse
@@ -29,7 +30,17 @@ TASKS = {
         "--validation_file {}/squad/dev-v1.1.jsonl.gz"
     ),
 }
-COLUMNS = ("task", "model", "metric", "score", "% of the teacher", "million parameters", "MB", "examples/s", "speed-up")
+COLUMNS = (
+    "task",
+    "model",
+    "metric",
+    "score",
+    "% of the teacher",
+    "million parameters",
+    "MB",
+    "examples/s",
+    "speed-up",
+)
 
 
 def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

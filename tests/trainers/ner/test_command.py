@@ -179,6 +179,18 @@ def test_a_metric_of_one_type_selects_the_best_model(workshop, tmp_path):
     assert model.config.num_labels == 5
 
 
+@pytest.mark.slow
+def test_a_student_learns_from_a_teacher_with_another_tokenizer(run, workshop, tmp_path):
+    """8 sentences have tags. The teacher tags the others, which come without."""
+    tokens = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
+    SnugBertTokenizer(vocab={word: i for i, word in enumerate(tokens)}).save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "unlabeled.txt").write_text(re.sub(" [IO].*", "", tagged_text(160, seed=4)))
+    files = {"unlabeled_file": tmp_path / "unlabeled.txt", "tokenizer_name": tmp_path / "tokenizer"}
+    main(arguments(workshop, tmp_path / "out", teacher_name_or_path=run, max_train_samples=8, **files))
+    rows = {row["model"]: row["mean"] for row in json.loads((tmp_path / "out/results.json").read_text())["comparison"]}
+    assert rows["teacher"] == 1 and rows["student"] > 0.95 > rows["student without teacher"]
+
+
 # --- bad input --------------------------------------------------------------------------------------------------
 
 

@@ -127,6 +127,30 @@ def test_a_run_learns_and_writes_everything(run):
     assert "f1_by_answer_length.png" in (run / "README.md").read_text()
 
 
+@pytest.mark.slow
+def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
+    """8 questions have an answer. The teacher answers the others, whose answers are not read."""
+    rows = [
+        {**row, "answers": [("the", row["context"].index("the"))] if "the" in row["context"] else []}
+        for row in stories(160, seed=4)
+    ]
+    unlabeled = write_stories(tmp_path / "unlabeled.jsonl", rows)
+    changes = {"teacher_name_or_path": run, "max_train_samples": 8, "unlabeled_file": unlabeled}
+    squad.main(arguments(workshop, tmp_path / "out", **changes))
+    scores = {
+        row["model"]: row["mean"] for row in json.loads((tmp_path / "out/results.json").read_text())["comparison"]
+    }
+    assert scores["teacher"] == 100 and scores["student"] > 95 > scores["student without teacher"]
+
+    SnugBertTokenizer(vocab={word: i for i, word in enumerate([*VOCABULARY, "##s"])}).save_pretrained(
+        tmp_path / "other"
+    )
+    write_stories(tmp_path / "other.jsonl", [{**row, "question": "whos"} for row in stories(20, seed=5)])
+    changes |= {"unlabeled_file": tmp_path / "other.jsonl", "tokenizer_name": tmp_path / "other"}
+    with pytest.raises(InputError, match="its tokenizer splits the text differently"):
+        squad.main(arguments(workshop, tmp_path / "other-out", **changes, compare_without_teacher=False))
+
+
 def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
     rows = stories(60, seed=4)
     numbers = {"amazon_train": 30, "news_train": 10, "unused_train": 5, "xquad_dev": 9, "tydiqa": 6}
