@@ -3,8 +3,8 @@ r"""Distillation: fine-tuned teachers, and students with half of their layers, w
     python benchmarks/distillation.py --model_name_or_path MODEL --data_dir data --use_cpu --output_dir distillation
 
 For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains students with `--seeds` seeds, with the
-teacher and without it. Both start from the same layers of the teacher and have the same settings. Scores and speeds are
-those that the command reports.
+teacher and without it. Both start from the same layers of the teacher and have the same settings. The command reports
+the scores and speeds.
 
 The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
 Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--num_train_epochs`, go to the
@@ -72,7 +72,7 @@ def run_task(task: str, args: argparse.Namespace, student_flags: list[str]) -> N
     command += as_flags({name: getattr(args, name) for name in names if getattr(args, name)})
     teacher, student = (args.output_dir / task / name for name in ("teacher", "student"))
     teacher_flags = {"model_name_or_path": args.model_name_or_path, "num_train_epochs": args.teacher_epochs}
-    run([*command, *as_flags(teacher_flags | {"resume_from_checkpoint": "true"})], teacher)
+    run([*command, *as_flags(teacher_flags), "--resume_from_checkpoint", "true"], teacher)
     flags = {"teacher_name_or_path": teacher, "num_student_layers": args.num_student_layers, "seeds": args.seeds}
     run([*command, *as_flags(flags), *student_flags], student)
 

@@ -501,6 +501,79 @@ def test_electra_comparison(data_dir, tmp_path, capsys, monkeypatch):
         electra_comparison.main([*argv, "--share", "0.2"])
 
 
+def test_distillation(data_dir, minilm, tmp_path, capsys, monkeypatch):
+    """A teacher and its students. When all is finished, only speeds are measured again."""
+    import distillation
+
+    commands = []
+
+    def run(command, log):
+        commands.append(command[3:])
+        return snugbert_command(command[3:])
+
+    monkeypatch.setattr(distillation, "run_process", run)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    argv = ["--model_name_or_path", str(minilm), "--data_dir", str(data_dir), "--tasks", "mrpc", "--seeds", "2"]
+    argv += ["--teacher_epochs", "1", "--max_train_samples", "16", "--max_eval_samples", "8", "--use_cpu"]
+    argv += ["--output_dir", str(tmp_path / "out"), "--num_train_epochs", "1"]
+    distillation.main(argv)
+    table = capsys.readouterr().out[-1200:]
+    results = json.loads((tmp_path / "out/mrpc/student/results.json").read_text())
+    assert len(results["comparison"]) == 3 and results["sweep"]["best_setting"]["seeds"] == 2
+    teacher, student, _ = results["comparison"]
+    ratio = student["examples_per_second"] / teacher["examples_per_second"]
+    assert f"| mrpc | student | f1 | {100 * student['mean']:.2f} ± {100 * student['std']:.2f} |" in table
+    assert f" | {student['examples_per_second']:.0f} | {ratio:.2f} |" in table
+    assert len(commands) == 2 and "--teacher_name_or_path" in commands[1]
+    distillation.main([*argv, "--report"])
+    assert capsys.readouterr().out.splitlines()[-6:] == table.splitlines()[-6:] and len(commands) == 2
+
+
+def test_adaptation(minilm, tmp_path, capsys, monkeypatch):
+    """Every variant is measured on both domains. Finished seeds are not repeated."""
+    import adaptation
+    import demo
+
+    steps = []
+
+    def run(command, log):
+        steps.append(log.relative_to(tmp_path / "out").with_suffix("").as_posix())
+        return snugbert_command(command[3:])
+
+    monkeypatch.setattr(adaptation, "run_process", run)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    modules = [(("json", "decoder"), [f"Decode a JSON document of {i} characters from a text." for i in range(99)])]
+    modules += [
+        (
+            ("email", f"m{i}"),
+            [
+                f"Parse part {i} of the message with {i} headers.\n\nReturn it.",
+                f"Message {i}.\n\nIt has {i} headers, and a body with many more words.",
+            ],
+        )
+        for i in range(200)
+    ]
+    monkeypatch.setattr(demo, "docstrings", lambda library: iter(modules))
+    monkeypatch.setattr(adaptation, "FINE_TUNING", adaptation.FINE_TUNING | {"num_train_epochs": 1})
+    vocabulary = (minilm / "vocab.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok/vocab.txt").write_text("".join(vocabulary[:3000]))
+    config = SnugBertConfig.from_size("tiny", vocab_size=3000)
+    SnugBertModel(config).save_pretrained(tmp_path / "model")
+    SnugBertTokenizer(vocab=str(tmp_path / "tok/vocab.txt")).save_pretrained(tmp_path / "model")
+    (tmp_path / "old.txt").write_text("It was the best of times.\nIt was the worst of times.\n\n" * 40)
+    argv = ["--model_name_or_path", str(tmp_path / "model"), "--old_validation_file", str(tmp_path / "old.txt")]
+    argv += ["--max_steps", "2", "--new_tokens", "100", "--seeds", "1", "2", "--use_cpu", "--max_eval_samples", "20"]
+    adaptation.main([*argv, "--output_dir", str(tmp_path / "out")])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row[:2] for row in rows[2:]] == [["| none", "2"], ["| pretraining", "2"], ["| vocabulary", "2"]]
+    assert float(rows[4][-1].split()[0]) > float(rows[2][-1].split()[0])  # more tokens are longer
+    before = len(steps)
+    assert before == 2 * (3 + 4 + 4) + 1
+    adaptation.main([*argv, "--output_dir", str(tmp_path / "out")])
+    assert len(steps) == before
+
+
 def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
     pytest.importorskip("minicons")
     import minimal_pairs
