@@ -65,9 +65,9 @@ def run_command(
     teacher = make_task(model_args.as_teacher(), data_args, copy.copy(args))
     if teacher.train_features is None:
         raise InputError("--teacher_name_or_path needs training examples. Give --train_file or --unlabeled_file.")
-    trainer = _make_teacher_trainer(teacher, args)
     without = _train_without_teacher(make_task, model_args, data_args, args)
     task = make_task(model_args, data_args, args, teacher)
+    trainer = _make_teacher_trainer(teacher, args)
     task.soft_targets = make_soft_targets(teacher, task, trainer, args, model_args.cache_dir)
     task.teacher_digest = digest_model(trainer.model)  # type: ignore[arg-type]
     task.settings |= {
@@ -76,14 +76,15 @@ def run_command(
         "distillation_weight": args.distillation_weight,
     }
     task.compare = functools.partial(compare_models, teacher, task, trainer, without, model_args.cache_dir)
+    trainer.model.to("cpu")  # type: ignore[union-attr]  # the student needs the memory of the GPU
     run_task(task, model_args, args)
 
 
 def _make_teacher_trainer(teacher: FineTuningTask, args: FineTuningArguments) -> FineTuningTrainer:
-    teacher_args = copy.copy(args)
-    teacher_args.push_to_hub = False
-    teacher_args.freeze_embeddings, teacher_args.freeze_layers, teacher_args.unfreeze_after_steps = False, 0, None
-    return make_trainer(teacher, teacher_args)
+    args = copy.copy(args)
+    args.push_to_hub = False
+    args.freeze_embeddings, args.freeze_layers, args.unfreeze_after_steps = False, 0, None
+    return make_trainer(teacher, args)
 
 
 def _train_without_teacher(
@@ -175,6 +176,7 @@ def compare_models(
     validation = teacher.validation_set
     if validation is None or validation.score is None:
         return []
+    trainer.model.to(trainer.args.device)  # type: ignore[union-attr]
     student_trainer = make_trainer(dataclasses.replace(task, soft_targets=None), trainer.args)  # type: ignore[arg-type]
     costs = [_measure_costs(each) for each in (trainer, student_trainer)]
     metric = task.main_metric
