@@ -76,7 +76,7 @@ def run_command(
         "distillation_weight": args.distillation_weight,
     }
     task.compare = functools.partial(compare_models, teacher, task, trainer, without, model_args.cache_dir)
-    trainer.model.to("cpu")  # type: ignore[union-attr]  # the student needs the memory of the GPU
+    _move(trainer, "cpu")  # the student needs the memory of the GPU
     run_task(task, model_args, args)
 
 
@@ -85,6 +85,11 @@ def _make_teacher_trainer(teacher: FineTuningTask, args: FineTuningArguments) ->
     args.push_to_hub = False
     args.freeze_embeddings, args.freeze_layers, args.unfreeze_after_steps = False, 0, None
     return make_trainer(teacher, args)
+
+
+def _move(trainer: FineTuningTrainer, device: Any) -> None:
+    model: Any = trainer.model
+    model.to(device)
 
 
 def _train_without_teacher(
@@ -176,7 +181,7 @@ def compare_models(
     validation = teacher.validation_set
     if validation is None or validation.score is None:
         return []
-    trainer.model.to(trainer.args.device)  # type: ignore[union-attr]
+    _move(trainer, trainer.args.device)
     student_trainer = make_trainer(dataclasses.replace(task, soft_targets=None), trainer.args)  # type: ignore[arg-type]
     costs = [_measure_costs(each) for each in (trainer, student_trainer)]
     metric = task.main_metric
