@@ -1,0 +1,84 @@
+"""Student models for distillation: copies of a teacher with fewer layers."""
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from snugbert.errors import InputError
+
+LAYER_CHOICES = ("spread", "first", "last")
+# The number of a layer in the name of a weight, in all families: bert.encoder.layer.0.attention.self.query.weight
+LAYER_NUMBER = re.compile(r"(?<=\bencoder\.layer\.)\d+(?=\.)")
+
+
+def choose_student_layers(num_layers: int, num_student_layers: int, which: str) -> list[int]:
+    """Chooses the layers of a teacher that a student starts from.
+
+    Args:
+        num_layers: number of layers of the teacher.
+        num_student_layers: number of layers of the student.
+        which: `"spread"` for evenly spaced layers, including the first and the last one. For 6 of 12 layers, these are
+            the layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. One layer is
+            the first one. `"first"` and `"last"` for the first and the last layers. Or the numbers themselves, counted
+            from 0: `"0,2,5"`.
+
+    Returns:
+        Numbers of layers in ascending order, counted from 0.
+
+    Raises:
+        InputError: the teacher has too few layers, or `which` is invalid or lists another number of layers.
+    """
+    if not 1 <= num_student_layers <= num_layers:
+        raise InputError(
+            f"--num_student_layers {num_student_layers} must be between 1 and the number of the teacher's layers "
+            f"({num_layers})."
+        )
+    if which == "spread":
+        step = (num_layers - 1) / max(num_student_layers - 1, 1)
+        return [round(number * step) for number in range(num_student_layers)]
+    if which == "first":
+        return list(range(num_student_layers))
+    if which == "last":
+        return list(range(num_layers - num_student_layers, num_layers))
+    if not re.fullmatch(r"\d+(,\d+)*", which.replace(" ", ""), re.ASCII):
+        raise InputError(
+            f"--student_layers: expected {', '.join(LAYER_CHOICES)} or layer numbers such as 0,2,5, not {which!r}."
+        )
+    layers = [int(number) for number in which.split(",")]
+    if layers != sorted(set(layers)) or layers[-1] >= num_layers:
+        raise InputError(
+            f"--student_layers {which}: expected different numbers from 0 to {num_layers - 1} in ascending order."
+        )
+    if len(layers) != num_student_layers:
+        raise InputError(
+            f"--student_layers {which} has {len(layers)} layers, but --num_student_layers is {num_student_layers}."
+        )
+    return layers
+
+
+def make_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+    """Builds a copy of a model with some of its layers. Embeddings and heads are copied, too.
+
+    Args:
+        teacher: a SnugBERT model with a head, of any family. It is not changed.
+        layers: numbers of its layers, counted from 0.
+
+    Returns:
+        A model of the same class and dtype, on the CPU, in evaluation mode. It shares no memory with the teacher.
+    """
+    config = copy.deepcopy(teacher.config)
+    config.num_hidden_layers = len(layers)
+    with torch.random.fork_rng(devices=[]):  # the initial weights are not used, so they must not change the run
+        student: Any = type(teacher)(config)
+    new_numbers = {str(number): str(index) for index, number in enumerate(layers)}
+    weights = {}
+    for name, weight in teacher.state_dict().items():
+        number = LAYER_NUMBER.search(name)
+        if number is None or number[0] in new_numbers:
+            weights[LAYER_NUMBER.sub(lambda match: new_numbers[match[0]], name)] = weight
+    student.to(teacher.dtype).load_state_dict(weights)
+    return student.eval()
