@@ -96,6 +96,7 @@ def make_trainer(
     dropout: float = 0.0,
     as_list: bool = False,
     electra: bool = False,
+    teacher: Any = None,
     **arguments: Any,
 ) -> PretrainingTrainer:
     """A trainer of [`tiny_model`], or of ELECTRA, on [`RandomExamples`], or on a list of them."""
@@ -116,4 +117,5 @@ def make_trainer(
         train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
         eval_dataset=RandomExamples(16),
         data_collator=packed_for_electra if electra else packed,
+        teacher=teacher,
     )
