@@ -90,6 +90,15 @@ def make_pair(config: snugbert.SnugBertConfig) -> ElectraPair:
     return ElectraPair(snugbert.SnugBertForReplacedTokenDetection(config), generator)
 
 
+def make_teacher() -> snugbert.SnugBertForMaskedLM:
+    """A masked language model with dropout and other weights than [`tiny_model`]."""
+    teacher = tiny_model(dropout=0.1, model=snugbert.SnugBertForMaskedLM).train()
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return teacher
+
+
 def make_trainer(
     folder: Any,
     size: int = 1000,

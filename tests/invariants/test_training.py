@@ -205,7 +205,7 @@ def test_a_batch_of_32_is_4_accumulated_batches_of_8(material, tmp_path, objecti
     for whole, accumulated in zip(*logs, strict=True):
         assert accumulated == pytest.approx(whole, rel=2e-5)
         assert all(("nsp" in name) <= (objective in ("nsp", "distilled")) for name in whole)
-        assert ("soft_loss" in whole) == ("cos_loss" in whole) == ("mfu" in whole and objective == "distilled")
+        assert ("soft_loss" in whole) == ("cos_loss" in whole) == ("grad_norm" in whole and objective == "distilled")
     assert_same_weights(runs[1].model, runs[0].model, atol=2e-5, rtol=0)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pretraining_command import run
 from safetensors.torch import load_file
-from synthetic import VOCAB_SIZE, RandomExamples, make_trainer, packed, tiny_model
+from synthetic import VOCAB_SIZE, RandomExamples, make_teacher, make_trainer, packed, tiny_model
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertConfig, BertForPreTraining
@@ -142,11 +142,7 @@ def test_only_the_student_is_trained_and_saved(tmp_path):
     """The batch is accumulated in the second run. Dropout is off in the student, and not used in the teacher."""
     runs = []
     for batch_size in (8, 4):
-        torch.manual_seed(3)
-        teacher = tiny_model(dropout=0.1, model=snugbert.SnugBertForMaskedLM).train()
-        with torch.no_grad():
-            for parameter in teacher.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
+        teacher = make_teacher()
         before = hash_teacher(teacher)
         accumulated = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size}
         trainer = make_trainer(tmp_path / str(batch_size), teacher=teacher, max_steps=3, **accumulated)
