@@ -94,13 +94,15 @@ class PretrainingModelArguments(ModelArguments):
     """
 
     teacher_name_or_path: str | None = field(
-        default=None, metadata={"help": "Distill this masked language model: a folder or Hub name."}
+        default=None, metadata={"help": "Teacher to distill, with --num_student_layers: a folder or Hub name."}
     )
     num_student_layers: int | None = field(
-        default=None, metadata={"help": "Start from this number of the teacher's layers."}
+        default=None,
+        metadata={"advanced": True, "help": "Start from this number of layers of the teacher."},
     )
     student_layers: str = field(
-        default="spread", metadata={"help": "Which layers: spread, first, last, or numbers from 0 such as 0,2,5."}
+        default="spread",
+        metadata={"advanced": True, "help": "Which layers: spread, first, last, or numbers such as 0,2,5."},
     )
 
     def __post_init__(self):
@@ -190,7 +192,8 @@ class PretrainingDataArguments(PreparationArguments):
     )
     whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words: all tokens of a word, or none."})
     generator_size: float = field(
-        default=0.25, metadata={"help": "For electra: width of a new generator, as a share of the model's."}
+        default=0.25,
+        metadata={"advanced": True, "help": "For electra: width of a new generator, as a share of the model's."},
     )
     bigram_init: bool = field(
         default=False, metadata={"help": "Start from weights computed from the bigrams of the training text."}
