@@ -74,7 +74,7 @@ def distill(
         with_hidden_states: whether to compare the last hidden states. They must have the same size. Both models then
             compute the last layer for all tokens, and not only for masked tokens.
     """
-    options = {"output_hidden_states": with_hidden_states, "sparse_prediction": True, "return_dict": True}
+    options = {"output_last_hidden_state": with_hidden_states, "sparse_prediction": True, "return_dict": True}
     with torch.no_grad():
         taught = teacher(**{name: value for name, value in inputs.items() if name != "next_sentence_label"}, **options)
     own = {name: count for name, count in denominators.items() if name != "num_tokens_in_batch"}

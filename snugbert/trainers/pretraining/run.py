@@ -141,7 +141,7 @@ def _train_and_evaluate(
 ) -> None:
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
-    teacher = None if teacher_config is None or not do_train else load_teacher(model_args, teacher_config)
+    teacher = load_teacher(model_args, teacher_config) if teacher_config is not None and do_train else None
     initial_weights: dict[str, Any] = {
         "--objective": data_args.objective,
         "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
@@ -149,6 +149,8 @@ def _train_and_evaluate(
         "--teacher_name_or_path": None if teacher is None else f"weights {hash_teacher(teacher)}",
     }
     if teacher_config is not None and model_args.num_student_layers is not None:
+        # The weights of the teacher count, not its name.
+        initial_weights["--model_name_or_path"] = "layers of the teacher"
         initial_weights["--student_layers"] = list_student_layers(model_args, teacher_config.num_hidden_layers)
     if data_args.objective == "electra":
         initial_weights["--generator_size"] = data_args.generator_size

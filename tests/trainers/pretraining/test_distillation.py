@@ -121,7 +121,7 @@ def test_flops_equal_what_torch_counts():
         flops = []
         for model in (student, teacher):
             with FlopCounterMode(display=False) as counter:
-                model(**batch, output_hidden_states=hidden_size == 128, sparse_prediction=True)
+                model(**batch, output_last_hidden_state=hidden_size == 128, sparse_prediction=True)
             flops.append(counter.get_total_flops())
         with FlopCounterMode(display=False) as counter:
             distill(student, teacher, batch, counts, with_hidden_states=hidden_size == 128)
@@ -205,7 +205,7 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
     shutil.copytree(tmp_path / "straight/checkpoint-4", tmp_path / "resumed/checkpoint-4")
     resume = student_run | changes | {"resume_from_checkpoint": "true", "output_dir": tmp_path / "resumed"}
     capsys.readouterr()
-    moved = shutil.copytree(teacher_run, tmp_path / teacher_run.name)
+    moved = shutil.copytree(teacher_run, tmp_path / "moved")
     assert run(resume | {"teacher_name_or_path": moved}) == 0
     straight, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "resumed"))
     assert all(torch.equal(weight, resumed[name]) for name, weight in straight.items())
