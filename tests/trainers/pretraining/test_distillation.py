@@ -90,7 +90,9 @@ def test_a_student_that_equals_its_teacher_has_no_gradient():
     student, teacher = make_model(1), make_model(1)
     batch = make_batches()["padded"] | {"labels": None, "next_sentence_label": None}
     outputs = [model(**batch, output_hidden_states=True) for model in (student, teacher)]
-    logits, hidden_states = zip(*((each.prediction_logits, each.hidden_states[-1]) for each in outputs), strict=True)
+    logits, hidden_states = zip(
+        *((each.prediction_logits.flatten(0, 1), each.hidden_states[-1]) for each in outputs), strict=True
+    )
     soft = sum_soft_losses(*logits, temperature=1.0)
     cosine = sum_cosine_losses(*hidden_states, batch["attention_mask"])
     for loss in (soft, cosine):
