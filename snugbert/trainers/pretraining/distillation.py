@@ -113,7 +113,7 @@ def sum_soft_losses(
     Returns:
         The sum. For M = 0 it is 0 and has a gradient. *Shape:* ()
     """
-    return _SoftLoss.apply(logits, teacher_logits, temperature)
+    return _SoftLoss.apply(logits, teacher_logits.detach(), temperature)
 
 
 class _SoftLoss(torch.autograd.Function):
