@@ -1,4 +1,4 @@
-"""Trainer for masked tokens and sentence pairs, masked tokens alone, or ELECTRA. A teacher may help.
+"""Trainer for masked tokens and sentence pairs, masked tokens alone, or ELECTRA, with or without a teacher.
 
 All losses have exact denominators: the labeled tokens, the sentence pairs and the tokens of the whole batch, over all
 accumulated batches and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the
