@@ -822,7 +822,12 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         self.cls.predictions.bias = new_embeddings.bias
 
     def _predict_tokens(
-        self, batch: SnugBertBatch, labels: torch.Tensor | None, sparse_prediction: bool | None, **kwargs
+        self,
+        batch: SnugBertBatch,
+        labels: torch.Tensor | None,
+        sparse_prediction: bool | None,
+        output_last_hidden_state: bool = False,
+        **kwargs,
     ) -> tuple[BaseModelOutputWithPooling, torch.Tensor, torch.Tensor | None, torch.Tensor | int]:
         """Runs the encoder and the masked token head.
 
@@ -847,8 +852,12 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         targets = token_labels.index_select(0, token_indices).long()
         check_range("labels", targets, self.config.vocab_size, "vocab_size")
         sparse = self.training if sparse_prediction is None else sparse_prediction
-        outputs = self._encode(batch, token_indices if sparse else None, **kwargs)
-        logits = self.cls.predictions(outputs.last_hidden_state)
+        outputs = self._encode(batch, token_indices if sparse and not output_last_hidden_state else None, **kwargs)
+        last_hidden_state: torch.Tensor = outputs.last_hidden_state  # type: ignore[assignment]
+        if output_last_hidden_state:
+            outputs.hidden_states = (batch.scatter(last_hidden_state),)
+            last_hidden_state = last_hidden_state.index_select(1, token_indices) if sparse else last_hidden_state
+        logits = self.cls.predictions(last_hidden_state)
         labeled_logits = (logits if sparse else logits.index_select(1, token_indices)).squeeze(0)
         loss_sum = cross_entropy_sum(labeled_logits, targets)
         return outputs, labeled_logits if sparse else batch.scatter(logits), loss_sum, num_labeled
@@ -909,6 +918,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+                With `labels`, there is also `output_last_hidden_state`: `hidden_states` are then the last ones only,
+                of all tokens. No hooks are needed, so compiled layers stay whole.
             labels: original ids of masked tokens, -100 elsewhere. Labels at padding are ignored with a warning.
                 *Shape:* (B, L)
             next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)

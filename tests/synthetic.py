@@ -90,12 +90,22 @@ def make_pair(config: snugbert.SnugBertConfig) -> ElectraPair:
     return ElectraPair(snugbert.SnugBertForReplacedTokenDetection(config), generator)
 
 
+def make_teacher() -> snugbert.SnugBertForMaskedLM:
+    """A masked language model with dropout and other weights than [`tiny_model`]."""
+    teacher = tiny_model(dropout=0.1, model=snugbert.SnugBertForMaskedLM).train()
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return teacher
+
+
 def make_trainer(
     folder: Any,
     size: int = 1000,
     dropout: float = 0.0,
     as_list: bool = False,
     electra: bool = False,
+    teacher: Any = None,
     **arguments: Any,
 ) -> PretrainingTrainer:
     """A trainer of [`tiny_model`], or of ELECTRA, on [`RandomExamples`], or on a list of them."""
@@ -116,4 +126,5 @@ def make_trainer(
         train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
         eval_dataset=RandomExamples(16),
         data_collator=packed_for_electra if electra else packed,
+        teacher=teacher,
     )

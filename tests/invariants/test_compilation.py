@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from finetuning_examples import HEADS, examples, make_tokenizer, new_model, new_trainer
 from reference_kernels import acting_as_gpu
 from safetensors.torch import load_file
-from synthetic import make_trainer, packed, tiny_model
+from synthetic import make_teacher, make_trainer, packed, tiny_model
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
@@ -121,6 +121,15 @@ def test_compiled_and_eager_runs_resume_each_other(tmp_path):
     train(tmp_path / "resumed", tmp_path / "dropout/checkpoint-3", dropout=0.1, **COMPILED)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("dropout", "resumed")]
     assert files[0] == files[1]
+
+
+@pytest.mark.slow
+def test_a_compiled_student_equals_an_eager_one(tmp_path):
+    """The hidden states of its layers are compared with those of a teacher that is not compiled."""
+    train(tmp_path / "eager", teacher=make_teacher())
+    graphs = train(tmp_path / "compiled", teacher=make_teacher(), **COMPILED)
+    assert graphs[0] == graphs[-1] <= 2 and not counters["graph_break"]
+    assert_same_run(tmp_path / "compiled", tmp_path / "eager")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
-from synthetic import RandomExamples, make_trainer
+from synthetic import RandomExamples, make_teacher, make_trainer
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForPreTraining
 
@@ -19,6 +19,7 @@ STEPS = 6
 METRICS = ("grad_norm", "learning_rate", "loss", "mlm_loss", "mlm_accuracy")
 PAIRS = ("nsp_loss", "nsp_accuracy")
 ELECTRA = ("disc_loss", "disc_accuracy", "replaced")
+DISTILLATION = ("soft_loss", "cos_loss")  # not in evaluations
 
 
 def train(runs: list[dict]) -> None:
@@ -28,6 +29,8 @@ def train(runs: list[dict]) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
         os.environ.pop("ACCELERATE_USE_FSDP", None)
         folder, resume = Path(run.pop("folder")), run.pop("resume", None)
+        if distilled := run.pop("distilled", False):
+            run["teacher"] = make_teacher()
         names = METRICS + (ELECTRA if run.get("electra") else PAIRS)
         trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, per_device_eval_batch_size=2, **run)
         trainer.eval_dataset = RandomExamples(7)  # an odd number
@@ -37,7 +40,11 @@ def train(runs: list[dict]) -> None:
         report = {
             "processes": trainer.args.world_size,
             "sharded": isinstance(trainer.model, FSDPModule),
-            "log": [{name: line[name] for name in names} for line in trainer.state.log_history if "loss" in line],
+            "log": [
+                {name: line[name] for name in names + (DISTILLATION if distilled else ())}
+                for line in trainer.state.log_history
+                if "loss" in line
+            ],
             "evaluation": {name: metrics[f"eval_{name}"] for name in names[2:]},
         }
         if trainer.is_world_process_zero():
@@ -81,7 +88,7 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
     bf16 = {"bf16": True, "per_device_train_batch_size": 35, "gradient_accumulation_steps": 2}
-    muon, electra = {"optim": "muon"}, {"electra": True}
+    muon, electra, distilled = {"optim": "muon"}, {"electra": True}, {"distilled": True}
     train(
         [
             {"folder": tmp_path / "one"},
@@ -89,6 +96,7 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
             {"folder": tmp_path / "one-bf16"} | bf16 | {"gradient_accumulation_steps": 4},
             {"folder": tmp_path / "one-muon"} | muon,
             {"folder": tmp_path / "one-electra"} | electra,
+            {"folder": tmp_path / "one-distilled"} | distilled,
         ]
     )
     runs = [
@@ -104,6 +112,10 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
         {"folder": tmp_path / "ddp-fsdp-muon", "resume": tmp_path / "ddp-muon/checkpoint-3"} | fsdp | muon,
         {"folder": tmp_path / "ddp-electra"} | ddp | electra,
         {"folder": tmp_path / "ddp-fsdp-electra", "resume": tmp_path / "ddp-electra/checkpoint-3"} | fsdp | electra,
+        {"folder": tmp_path / "ddp-distilled"} | ddp | distilled,
+        {"folder": tmp_path / "ddp-fsdp-distilled", "resume": tmp_path / "ddp-distilled/checkpoint-3"}
+        | fsdp
+        | distilled,
     ]
     process = forked.run(train, runs, processes=2)
     assert process.returncode == 0, process.stderr
@@ -118,6 +130,8 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     assert_same_run(tmp_path / "ddp-fsdp-muon", tmp_path / "one-muon", processes=2, sharded=True)
     assert_same_run(tmp_path / "ddp-electra", tmp_path / "one-electra", processes=2, sharded=False)
     assert_same_run(tmp_path / "ddp-fsdp-electra", tmp_path / "one-electra", processes=2, sharded=True)
+    assert_same_run(tmp_path / "ddp-distilled", tmp_path / "one-distilled", processes=2, sharded=False)
+    assert_same_run(tmp_path / "ddp-fsdp-distilled", tmp_path / "one-distilled", processes=2, sharded=True)
     # With more than 256 labels, whose number bfloat16 itself would round.
     assert_same_run(tmp_path / "ddp-bf16", tmp_path / "one-bf16", processes=2, sharded=False, bf16=True)
     assert_same_run(tmp_path / "fsdp-bf16", tmp_path / "one-bf16", processes=2, sharded=True, bf16=True)

@@ -47,6 +47,7 @@ MODELS = {
     "nsp": snugbert.SnugBertForPreTraining,
     "mlm": snugbert.SnugBertForMaskedLM,
     "electra": make_pair,
+    "distilled": snugbert.SnugBertForPreTraining,
 }
 
 
@@ -73,7 +74,7 @@ def make_trainer(
     corpus = open_corpus(material / "corpus", tokenizer)
 
     def dataset(length, seed):
-        examples = "mlm" if objective == "electra" else objective
+        examples = {"electra": "mlm", "distilled": "nsp"}.get(objective, objective)
         return PretrainingDataset(corpus, tokenizer, length, examples, seed=seed, epochs_dir=material / "epochs")
 
     defaults = {
@@ -98,8 +99,10 @@ def make_trainer(
     config = snugbert.SnugBertConfig.from_size(
         "tiny", vocab_size=len(tokenizer), hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
+    teacher = snugbert.SnugBertForMaskedLM(config) if objective == "distilled" else None
     trainer = PretrainingTrainer(
         model=MODELS[objective](config),
+        teacher=teacher,
         args=args,
         phases=plan_phases([dataset(length, seed=1) for length in lengths], shares, args),
         eval_dataset=eval_dataset,
@@ -201,7 +204,8 @@ def test_a_batch_of_32_is_4_accumulated_batches_of_8(material, tmp_path, objecti
     assert len(logs[0]) == 5
     for whole, accumulated in zip(*logs, strict=True):
         assert accumulated == pytest.approx(whole, rel=2e-5)
-        assert all(("nsp" in name) <= (objective == "nsp") for name in whole)
+        assert all(("nsp" in name) <= (objective in ("nsp", "distilled")) for name in whole)
+        assert ("soft_loss" in whole) == ("cos_loss" in whole) == ("grad_norm" in whole and objective == "distilled")
     assert_same_weights(runs[1].model, runs[0].model, atol=2e-5, rtol=0)
 
 
@@ -228,10 +232,10 @@ def test_the_log_reports_the_sequences_of_each_step(straight):
     assert last["train_loss"] == pytest.approx(sum(line["loss"] for line in lines) / 2, rel=0.1)
 
 
-@pytest.mark.parametrize("objective", ["nsp", "electra"])
+@pytest.mark.parametrize("objective", ["nsp", "electra", "distilled"])
 def test_a_killed_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(material, straight, tmp_path, objective):
     """SIGTERM to all processes and data workers, then SIGKILL, at random steps. Compares weights, examples, log."""
-    if objective == "electra":
+    if objective != "nsp":
         straight = train_without_interruption(material, tmp_path / "straight", objective=objective)
     stopped = random.randint(1, 6)
     killed = random.randint(stopped + 1, STEPS)

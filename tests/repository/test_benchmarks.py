@@ -19,6 +19,7 @@ from reference_kernels import acting_as_gpu
 from synthetic import make_corpus
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
+    AutoModelForPreTraining,
     AutoTokenizer,
     BertConfig,
     BertForQuestionAnswering,
@@ -28,7 +29,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from snugbert import SnugBertConfig, SnugBertModel, SnugBertTokenizer
+from snugbert import SnugBertConfig, SnugBertForPreTraining, SnugBertModel, SnugBertTokenizer
 from snugbert.errors import InputError
 from snugbert_cli import main as snugbert_command
 
@@ -572,6 +573,48 @@ def test_adaptation(minilm, tmp_path, capsys, monkeypatch):
     assert before == 2 * (3 + 4 + 4) + 1
     adaptation.main([*argv, "--output_dir", str(tmp_path / "out")])
     assert len(steps) == before
+
+
+def test_distilling_a_masked_model(data_dir, tmp_path, capsys, monkeypatch):
+    """All recipes start from the same layers. Finished steps are not repeated, and other settings are refused."""
+    import distill_masked_model
+
+    steps = []
+
+    def run(command, log):
+        steps.append(log.parent.relative_to(tmp_path / "out").as_posix())
+        return snugbert_command(command[3:])
+
+    monkeypatch.setattr(distill_masked_model, "run_process", run)
+    monkeypatch.setitem(distill_masked_model.SETTINGS, "per_device_train_batch_size", 8)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
+    tokenizer = SnugBertTokenizer({token.strip(): index for index, token in enumerate(vocabulary[:2000])})
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    torch.manual_seed(0)
+    teacher = SnugBertForPreTraining(SnugBertConfig.from_size("tiny", vocab_size=2000, num_hidden_layers=4))
+    teacher.save_pretrained(tmp_path / "teacher")
+    text = str(data_dir / "wikitext2/valid.docs.txt.gz")
+    argv = ["--teacher", str(tmp_path / "teacher"), "--train_file", text, "--validation_file", text, "--seeds", "1"]
+    argv += ["--max_steps", "10", "--max_eval_samples", "8", "--output_dir", str(tmp_path / "out")]
+    distill_masked_model.main(argv)
+    table = capsys.readouterr().out[-1500:]
+    models = ("teacher", "start", "mlm", "distilled", "mlm-equal-flops")
+    assert steps == [f"{model}/1/pretraining" for model in models]
+    results = {model: json.loads((tmp_path / f"out/{model}/1/pretraining.json").read_text()) for model in models}
+    assert results["mlm-equal-flops"]["flops"] == pytest.approx(results["distilled"]["flops"], rel=0.2)  # whole steps
+    assert results["mlm-equal-flops"]["step"] > results["mlm"]["step"] == results["distilled"]["step"] == 10
+    for model in models:
+        assert f"| {results[model]['mlm_loss']:.3f} | " in table
+    start = AutoModelForPreTraining.from_pretrained(tmp_path / "out/start/model")
+    expected = teacher.bert.encoder.layer[3].state_dict()
+    weights = start.bert.encoder.layer[1].state_dict()
+    assert start.config.num_hidden_layers == 2 and all(torch.equal(weights[name], expected[name]) for name in weights)
+
+    distill_masked_model.main(argv)
+    assert len(steps) == 5 and capsys.readouterr().out[-500:] == table[-500:]
+    with pytest.raises(SystemExit, match=r"--max_steps: steps in .* have other values"):
+        distill_masked_model.main([*argv, "--max_steps", "11"])
 
 
 def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):

@@ -42,7 +42,9 @@ def make_trainer(kind: str, folder: Path):
         trainer = synthetic.make_trainer(folder, dropout=0.1, electra=True, **settings)
         trainer.data_collator.collate = collate_for_electra
         return trainer
-    trainer = synthetic.make_trainer(folder, dropout=0.1, optim=kind, **settings)
+    teacher = synthetic.make_teacher() if kind == "distilled" else None
+    settings["optim"] = "adamw_torch_fused" if kind == "distilled" else kind
+    trainer = synthetic.make_trainer(folder, dropout=0.1, teacher=teacher, **settings)
     trainer.data_collator.collate = collate
     return trainer
 
@@ -63,7 +65,7 @@ def check_steps(kind: str, folder: Path) -> None:
     assert in_steps == []
 
 
-KINDS = ["adamw_torch_fused", "muon", "lamb", "electra", *HEADS]
+KINDS = ["adamw_torch_fused", "muon", "lamb", "electra", "distilled", *HEADS]
 
 
 @pytest.mark.parametrize("kind", KINDS)

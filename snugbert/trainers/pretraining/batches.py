@@ -254,6 +254,7 @@ class RunBatches(torch.utils.data.Dataset):
             own seed.
         config: configuration of the model, for the counts.
         generator: configuration of ELECTRA's generator, for the counts.
+        teacher: configuration of the teacher in distillation, for the counts.
     """
 
     def __init__(
@@ -263,12 +264,14 @@ class RunBatches(torch.utils.data.Dataset):
         seed: int,
         config: PreTrainedConfig,
         generator: PreTrainedConfig | None = None,
+        teacher: PreTrainedConfig | None = None,
     ):
         self.phases = phases
         self.collator = collator
         self.seed = seed
         self.config = config
         self.generator = generator
+        self.teacher = teacher
         self._ends = list(accumulate(phase.steps * phase.batch_size for phase in phases))
 
     def __len__(self) -> int:
@@ -282,7 +285,8 @@ class RunBatches(torch.utils.data.Dataset):
             examples = self._get_examples(self.phases[index].dataset, [number - start for number in numbers])
             batch = self.collator(examples)
         if "labels" in batch:
-            batch[COUNTS] = count_batch(batch, self.phases[index].max_seq_length, self.config, self.generator)
+            length = self.phases[index].max_seq_length
+            batch[COUNTS] = count_batch(batch, length, self.config, self.generator, self.teacher)
         return batch
 
     def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:

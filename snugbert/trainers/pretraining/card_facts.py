@@ -6,14 +6,21 @@ from typing import Any
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import format_count
-from snugbert.models import ModelArguments
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.corpus.languages import primary_language
-from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
+from snugbert.trainers.pretraining.arguments import PretrainingDataArguments, PretrainingModelArguments
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.corpora import list_sources
+from snugbert.trainers.pretraining.distillation import list_student_layers
 from snugbert.trainers.pretraining.electra import ElectraPair
-from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT, PAIR_TASKS
+from snugbert.trainers.pretraining.objectives import (
+    COSINE_WEIGHT,
+    DISCRIMINATOR_WEIGHT,
+    LABEL_WEIGHT,
+    PAIR_TASKS,
+    SOFT_WEIGHT,
+    TEMPERATURE,
+)
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.splits import describe_dataset, hub_id
 
@@ -28,7 +35,7 @@ HEAD_NAMES = {
 
 def write_run_card(
     trainer: PretrainingTrainer,
-    model_args: ModelArguments,
+    model_args: PretrainingModelArguments,
     data_args: PretrainingDataArguments,
     train: Corpus | None,
     validation: Corpus | None,
@@ -73,7 +80,7 @@ def _describe_text(train: Corpus | None, validation: Corpus | None) -> dict[str,
 
 
 def _describe_training(
-    trainer: PretrainingTrainer, model_args: ModelArguments, data_args: PretrainingDataArguments
+    trainer: PretrainingTrainer, model_args: PretrainingModelArguments, data_args: PretrainingDataArguments
 ) -> dict[str, str | int]:
     args, model, state = trainer.args, trainer.model, trainer.state
     config = model.config
@@ -85,11 +92,20 @@ def _describe_training(
     objective = "masked tokens" + (f", {pair_task}" if pair_task else "")
     if data_args.objective == "electra":
         objective = f"ELECTRA: masked tokens (generator), {DISCRIMINATOR_WEIGHT:g} x replaced tokens (discriminator)"
+    start = find_base_model(model_args.model_name_or_path)[1]
+    if trainer.teacher is not None:
+        teacher = trainer.teacher
+        sizes["teacher"] = f"{find_base_model(model_args.teacher_name_or_path)[1]}: {_describe_model(teacher)}"
+        objective = f"{LABEL_WEIGHT:g} x ({objective}), {SOFT_WEIGHT:g} x predictions of the teacher at temperature "
+        objective += f"{TEMPERATURE:g}"
+        if teacher.config.hidden_size == config.hidden_size:
+            objective += f", {COSINE_WEIGHT:g} x last hidden states of the teacher"
+        if model_args.num_student_layers is not None:
+            layers = ", ".join(map(str, list_student_layers(model_args, teacher.config.num_hidden_layers)))
+            start = f"layers {layers} of the teacher, counted from 0"
     units = "words" if data_args.whole_word_mask else "tokens"
     return {
-        "initial weights": "bigrams of the training text"
-        if data_args.bigram_init
-        else find_base_model(model_args.model_name_or_path)[1],
+        "initial weights": "bigrams of the training text" if data_args.bigram_init else start,
         **sizes,
         "objective": objective,
         "masking": f"{data_args.mlm_probability:.0%} of the {units}: {data_args.mask_replace_prob:.0%} replaced by "

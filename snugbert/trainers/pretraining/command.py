@@ -1,8 +1,11 @@
 """`snugbert pretrain`: pretrains on text, with masked tokens, sentence pairs, or ELECTRA's replaced tokens."""
 
 from snugbert.command_line import parse_arguments
-from snugbert.models import ModelArguments
-from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.arguments import (
+    PretrainingArguments,
+    PretrainingDataArguments,
+    PretrainingModelArguments,
+)
 
 
 def main(argv: list[str]) -> None:
@@ -12,7 +15,7 @@ def main(argv: list[str]) -> None:
         InputError: an argument or a file cannot be used.
     """
     model_args, data_args, training_args = parse_arguments(
-        (ModelArguments, PretrainingDataArguments, PretrainingArguments),
+        (PretrainingModelArguments, PretrainingDataArguments, PretrainingArguments),
         argv,
         prog="snugbert pretrain",
         description="Pretrains a model on text. --objective chooses what it predicts.",

@@ -12,6 +12,12 @@ OBJECTIVES: dict[str, Objective] = {"mlm+nsp": "nsp", "mlm": "mlm", "mlm+order":
 # Weight of ELECTRA's discriminator loss next to the generator's loss (Clark et al., 2020, appendix A).
 DISCRIMINATOR_WEIGHT = 50.0
 
+# Weights of the losses of distillation, and the temperature of the soft targets. Sanh et al. (2019) give no values.
+# These are from their code, in the README and the defaults of `train.py` (examples/research_projects/distillation in
+# transformers 4).
+SOFT_WEIGHT, LABEL_WEIGHT, COSINE_WEIGHT = 5.0, 2.0, 1.0
+TEMPERATURE = 2.0
+
 # The second task, in addition to masked tokens.
 PAIR_TASKS: dict[Objective, str] = {"nsp": "next sentence", "sop": "sentence order"}
 

@@ -25,13 +25,17 @@ from transformers.trainer_utils import IntervalStrategy
 from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.models import load_config, load_model, load_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
-from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.arguments import (
+    PretrainingArguments,
+    PretrainingDataArguments,
+    PretrainingModelArguments,
+)
 from snugbert.trainers.pretraining.baselines import compute_baselines, detection_baseline, format_comparison
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
 from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams, share_weights
@@ -39,6 +43,13 @@ from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
+from snugbert.trainers.pretraining.distillation import (
+    hash_teacher,
+    list_student_layers,
+    load_student,
+    load_teacher,
+    load_teacher_config,
+)
 from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
@@ -55,7 +66,11 @@ from snugbert.trainers.stopping import raise_if_interrupted
 logger = logging.getLogger(__name__)
 
 
-def run(model_args: ModelArguments, data_args: PretrainingDataArguments, training_args: PretrainingArguments) -> None:
+def run(
+    model_args: PretrainingModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+) -> None:
     """Trains, evaluates, or both, and prints a summary.
 
     Raises:
@@ -71,13 +86,21 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
     if data_args.objective == "electra" and model_args.model_name_or_path is None:
         given = model_args.config_overrides or ""
         config.update({name: value for name, value in ELECTRA_HEADS.items() if f"{name}=" not in given})
-    _check_lengths(data_args, config)
-    if data_args.dataset_objective in PAIR_TASKS and config.type_vocab_size < 2:
-        raise InputError(
-            f"--objective {data_args.objective}: sentence pairs need two token types, but "
-            f"{model_args.model_name_or_path or model_args.config_name} has {config.type_vocab_size}. "
-            "Use --objective mlm."
-        )
+    teacher_config = None
+    if model_args.teacher_name_or_path is not None:
+        _check_objective(data_args)
+        teacher_config = load_teacher_config(model_args, config, tokenizer)
+        if model_args.num_student_layers is not None:
+            config.num_hidden_layers = len(list_student_layers(model_args, teacher_config.num_hidden_layers))
+    names = {model_args.model_name_or_path or model_args.config_name: config}
+    names |= {model_args.teacher_name_or_path: teacher_config} if teacher_config else {}
+    for name, each in names.items():
+        _check_lengths(data_args, each)
+        if data_args.dataset_objective in PAIR_TASKS and each.type_vocab_size < 2:
+            raise InputError(
+                f"--objective {data_args.objective}: sentence pairs need two token types, but {name} has "
+                f"{each.type_vocab_size}. Use --objective mlm."
+            )
     if data_args.bigram_init:
         _check_bigram_init(model_args, data_args, config)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
@@ -93,7 +116,7 @@ def run(model_args: ModelArguments, data_args: PretrainingDataArguments, trainin
         show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
     with lock_output_dir(training_args):
-        _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, collator)
+        _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, teacher_config, collator)
 
 
 @dataclass(frozen=True)
@@ -108,27 +131,34 @@ class _Data:
 
 
 def _train_and_evaluate(
-    model_args: ModelArguments,
+    model_args: PretrainingModelArguments,
     data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
     config: SnugBertConfig,
+    teacher_config: SnugBertConfig | None,
     collator: SnugBertDataCollatorForPretraining,
 ) -> None:
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
+    teacher = load_teacher(model_args, teacher_config) if teacher_config is not None and do_train else None
     initial_weights: dict[str, Any] = {
         "--objective": data_args.objective,
         "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
         "--bigram_init": data_args.bigram_init,
+        "--teacher_name_or_path": None if teacher is None else f"weights {hash_teacher(teacher)}",
     }
+    if teacher_config is not None and model_args.num_student_layers is not None:
+        # The weights of the teacher count, not its name.
+        initial_weights["--model_name_or_path"] = "layers of the teacher"
+        initial_weights["--student_layers"] = list_student_layers(model_args, teacher_config.num_hidden_layers)
     if data_args.objective == "electra":
         initial_weights["--generator_size"] = data_args.generator_size
     checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
         check_max_steps(checkpoint, training_args)
-    model = _load_model(model_args, data_args, training_args, config, tokenizer)
+    model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
     epochs_dir = output_dir / "epochs"
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
     if model_args.model_name_or_path is None and data_args.objective != "electra":
@@ -146,6 +176,7 @@ def _train_and_evaluate(
         data_collator=collator,
         processing_class=tokenizer,
         data_settings=data.settings,
+        teacher=teacher,
     )
     trainer.command_settings = initial_weights
     write_card = partial(write_run_card, trainer, model_args, data_args, data.train_corpus, data.validation_corpus)
@@ -169,10 +200,11 @@ def _train_and_evaluate(
 
 
 def _load_model(
-    model_args: ModelArguments,
+    model_args: PretrainingModelArguments,
     data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
     config: SnugBertConfig,
+    teacher_config: SnugBertConfig | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
     """Loads the model. Before training, checks the free space and the training arguments with it."""
@@ -187,7 +219,10 @@ def _load_model(
     else:
         config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
         auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
-        model = load_model(auto_class, model_args, config)
+        if teacher_config is not None and model_args.num_student_layers is not None:
+            model = load_student(auto_class, model_args, config, teacher_config)
+        else:
+            model = load_model(auto_class, model_args, config)
         logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:
         # ELECTRA's two files both have the shared embeddings.
@@ -301,6 +336,17 @@ def _make_trainer(**arguments: Any) -> PretrainingTrainer:
         raise InputError(str(error)) from error
 
 
+def _check_objective(data_args: PretrainingDataArguments) -> None:
+    """Checks that a student can be trained."""
+    if data_args.objective == "electra":
+        raise InputError(
+            "--teacher_name_or_path does not support --objective electra. Distill the generator of an ELECTRA with "
+            "--objective mlm."
+        )
+    if data_args.bigram_init:
+        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of them.")
+
+
 def _check_lengths(data_args: PretrainingDataArguments, config: SnugBertConfig) -> None:
     limit = min(LONGEST_EXAMPLE, compute_max_length(config))
     for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
@@ -310,7 +356,7 @@ def _check_lengths(data_args: PretrainingDataArguments, config: SnugBertConfig) 
 
 
 def _check_bigram_init(
-    model_args: ModelArguments, data_args: PretrainingDataArguments, config: SnugBertConfig
+    model_args: PretrainingModelArguments, data_args: PretrainingDataArguments, config: SnugBertConfig
 ) -> None:
     if model_args.model_name_or_path is not None:
         raise InputError("--bigram_init cannot be combined with --model_name_or_path. Give --config_name instead.")

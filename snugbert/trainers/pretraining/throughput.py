@@ -54,29 +54,42 @@ def count_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def training_flops(
-    config: PreTrainedConfig, batch: Mapping[str, Any], generator: PreTrainedConfig | None = None
+    config: PreTrainedConfig,
+    batch: Mapping[str, Any],
+    generator: PreTrainedConfig | None = None,
+    teacher: PreTrainedConfig | None = None,
 ) -> torch.Tensor:
-    """FLOPs of the forward and backward pass on a pretraining batch.
+    """FLOPs of the forward and backward pass on a pretraining batch, and of the forward pass of a teacher.
 
     Args:
         config: configuration of the model. With a `generator`, of ELECTRA's discriminator.
         batch: packed or padded, see [`count_tokens`], with `next_sentence_label` if the model has that head.
         generator: configuration of ELECTRA's generator.
+        teacher: configuration of the teacher. If it has the hidden size of the model, the last hidden states of all
+            tokens are compared.
 
     Returns:
         A float64 scalar (float32 on a device without float64) on the device of the batch. *Shape:* ()
     """
     lengths, labeled = count_tokens(batch)
+    reads_all = teacher is not None and teacher.hidden_size == config.hidden_size
     if generator is None:
-        flops = pretraining_flops(config, lengths, labeled, next_sentence="next_sentence_label" in batch)
+        next_sentence = "next_sentence_label" in batch
+        flops = TRAINING_COST * pretraining_flops(config, lengths, labeled, next_sentence, reads_all)
     else:
         flops = pretraining_flops(generator, lengths, labeled, next_sentence=False)
-        flops = flops + discriminator_flops(config, lengths)
-    return (TRAINING_COST * flops).to(torch.float32 if flops.device.type == "mps" else torch.float64)
+        flops = TRAINING_COST * (flops + discriminator_flops(config, lengths))
+    if teacher is not None:
+        flops = flops + pretraining_flops(teacher, lengths, labeled, False, reads_all)
+    return flops.to(torch.float32 if flops.device.type == "mps" else torch.float64)
 
 
 def pretraining_flops(
-    config: PreTrainedConfig, lengths: torch.Tensor, labeled: torch.Tensor, next_sentence: bool = True
+    config: PreTrainedConfig,
+    lengths: torch.Tensor,
+    labeled: torch.Tensor,
+    next_sentence: bool = True,
+    reads_all: bool = False,
 ) -> torch.Tensor:
     """FLOPs of a forward pass with the masked token head.
 
@@ -85,12 +98,13 @@ def pretraining_flops(
         lengths: number of tokens in each sequence. *Shape:* (N,)
         labeled: number of labeled tokens in each sequence. [CLS] is never labeled. *Shape:* (N,)
         next_sentence: whether the next-sentence head is used. It reads [CLS].
+        reads_all: whether the last hidden states of all tokens are used, as in distillation.
 
     Returns:
         An integer scalar. *Shape:* ()
     """
     H, E = config.hidden_size, _embedding_size(config)
-    flops = encoder_flops(config, lengths, labeled + next_sentence)
+    flops = encoder_flops(config, lengths, lengths if reads_all else labeled + next_sentence)
     flops = flops + labeled.sum() * 2 * (H * E + E * config.vocab_size)
     return flops + next_sentence * len(lengths) * 2 * (H * H + H * 2)
 

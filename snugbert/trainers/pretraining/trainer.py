@@ -1,4 +1,4 @@
-"""Trainer for masked tokens and sentence pairs, masked tokens alone, or ELECTRA.
+"""Trainer for masked tokens and sentence pairs, masked tokens alone, or ELECTRA, with or without a teacher.
 
 All losses have exact denominators: the labeled tokens, the sentence pairs and the tokens of the whole batch, over all
 accumulated batches and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from transformers import TrainerState, get_wsd_schedule
+from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
 from transformers.trainer_utils import (
     EvalLoopOutput,
     IntervalStrategy,
@@ -46,6 +46,7 @@ from snugbert.trainers.pretraining.batches import (
 )
 from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
+from snugbert.trainers.pretraining.distillation import distill
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.guidance import warn_at_baseline
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
@@ -99,6 +100,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and
             [`check_data_settings`] compares them.
+        teacher: a masked language model to distill, with the vocabulary of the model, see [`distill`]. It moves to the
+            device of the model, and is neither trained nor saved.
         kwargs: as in `Trainer`, except `compute_metrics`, which is fixed.
 
     Attributes:
@@ -118,6 +121,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         train_dataset: SizedDataset | None = None,
         phases: Sequence[Phase] | None = None,
         data_settings: dict[str, Any] | None = None,
+        teacher: PreTrainedModel | None = None,
         **kwargs: Any,
     ):
         args = copy.copy(args)
@@ -129,6 +133,13 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
+        # Not a part of the model: DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
+        self.teacher = teacher
+        if teacher is not None:
+            torch.nn.Module.to(teacher, self.args.device)
+            teacher.requires_grad_(False).eval()
+            if teacher.config.hidden_size != self._model_config.hidden_size:
+                logger.info("teacher: another hidden size, so the loss of the hidden states is omitted")
         self._step_pairs: torch.Tensor | None = None
         self._step_tokens: torch.Tensor | None = None
         self._train_counts: np.ndarray | None = None
@@ -159,6 +170,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
         self.training_log = TrainingLog(self.args.device, self.is_world_process_zero(), self.accelerator.reduce)
+        self.training_log.has_teacher = self.teacher is not None
         if record := read_record(state):
             self.training_log.load_state_dict(record)
         self._first_step = state.global_step
@@ -247,6 +259,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
                 self.args.examples_seed,
                 self._model_config,
                 self.model.generator.config if isinstance(self.model, ElectraPair) else None,
+                None if self.teacher is None else self.teacher.config,
             ),
             sampler=sampler,
             batch_size=None,  # an item is a batch already
@@ -287,12 +300,17 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """The loss of the model, divided by the counts of the whole batch. Also updates the log."""
-        denominators = {"num_items_in_batch": num_items_in_batch}
+        denominators: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
         if "next_sentence_label" in inputs:
             denominators["num_sequences_in_batch"] = self._step_pairs
-        if "replacement_keys" in inputs:
+        if "replacement_keys" in inputs or self.teacher is not None:
             denominators["num_tokens_in_batch"] = self._step_tokens
-        outputs = model(**inputs, **denominators)
+        if self.teacher is None:
+            outputs: ModelOutput = model(**inputs, **denominators)
+        else:
+            same_size = self.teacher.config.hidden_size == self._model_config.hidden_size
+            with self.accelerator.autocast():  # for the teacher
+                outputs = distill(model, self.teacher, inputs, denominators, same_size)
         self.training_log.add_outputs(outputs, inputs)
         loss = outputs["loss"] * self.args.world_size  # gradients are averaged over processes
         return (loss, outputs) if return_outputs else loss

@@ -18,14 +18,23 @@ from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
+from snugbert.trainers.pretraining.objectives import (
+    COSINE_WEIGHT,
+    DISCRIMINATOR_WEIGHT,
+    LABEL_WEIGHT,
+    SOFT_WEIGHT,
+)
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 from snugbert.trainers.pretraining.throughput import count_tokens, training_flops
 
 METRICS_NAME = "metrics.jsonl"  # in the output folder: one JSON object per log line
 
 # Sums since the last log line. The sums of the model stay on its device until they are needed.
-MODEL_SUMS = ("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct", "disc_loss", "disc_correct", "replaced")
+MODEL_SUMS = (
+    *("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct"),
+    *("disc_loss", "disc_correct", "replaced"),
+    *("soft_loss", "cos_loss"),
+)
 DATA_SUMS = ("labeled", "pairs", "tokens", "positions", "flops")
 
 
@@ -34,6 +43,7 @@ def count_batch(
     max_seq_length: int | None,
     config: PreTrainedConfig,
     generator: PreTrainedConfig | None = None,
+    teacher: PreTrainedConfig | None = None,
 ) -> torch.Tensor:
     """Counts what the log needs of a batch. Data workers call it, so it takes no time of training.
 
@@ -43,6 +53,7 @@ def count_batch(
             of the batch.
         config: configuration of the model, for its FLOPs.
         generator: configuration of ELECTRA's generator, for its FLOPs.
+        teacher: configuration of the teacher in distillation, for its FLOPs.
 
     Returns:
         The numbers of `DATA_SUMS`: labeled tokens, labeled sentence pairs, tokens, positions with padding, and FLOPs.
@@ -53,7 +64,7 @@ def count_batch(
     positions = batch["input_ids"].numel()
     if "cu_seq_lens_q" in batch:
         positions = len(lengths) * (max_seq_length or int(lengths.max()))
-    flops = training_flops(config, batch, generator)
+    flops = training_flops(config, batch, generator, teacher)
     counts = [labeled.sum().item(), pairs.item(), lengths.sum().item(), positions, flops.item()]
     return torch.tensor(counts, dtype=torch.int64)
 
@@ -70,6 +81,7 @@ class TrainingLog:
         peak_flops: FLOPs per second that the devices of all processes reach together. Set it before training.
         frequency_loss: masked token loss of predicting tokens by their frequency, for `mlm_gain`. None if the training
             dataset has no text to count.
+        has_teacher: whether the outputs have the losses of distillation.
     """
 
     def __init__(
@@ -82,6 +94,7 @@ class TrainingLog:
         self._reduce = reduce
         self.peak_flops = math.nan
         self.frequency_loss: float | None = None
+        self.has_teacher = False
         # Float64 adds up float32 values without rounding, so their order and their process do not matter.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         self._model_sums = torch.zeros(len(MODEL_SUMS), dtype=dtype, device=device)
@@ -127,6 +140,7 @@ class TrainingLog:
                 disc_correct = ((outputs["discriminator_logits"] > 0).long() == is_replaced).sum()
                 sums |= {"disc_loss": outputs["disc_loss"], "disc_correct": disc_correct}
                 sums["replaced"] = (is_replaced == 1).sum()
+            sums |= {name: outputs[name] for name in ("soft_loss", "cos_loss") if name in outputs}
             zero = torch.zeros_like(mlm_correct)
             self._model_sums += torch.stack([sums.get(name, zero).float() for name in MODEL_SUMS])
 
@@ -143,13 +157,14 @@ class TrainingLog:
         Returns:
             `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`; with ELECTRA's
             discriminator `disc_loss` (not yet multiplied by its weight of 50), `disc_accuracy` over all tokens, and
-            `replaced`, the share of tokens that the generator replaced; with a `frequency_loss` `mlm_gain`, which is
+            `replaced`, the share of tokens that the generator replaced; with a teacher `soft_loss` and `cos_loss`, not
+            yet multiplied by their weights; with a `frequency_loss` `mlm_gain`, which is
             `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the share of
             padding in padded batches, or the share that packing saves; `mfu`, the share of `peak_flops` that the
             model's FLOPs take.
         """
         sums, seconds, steps = self._collect(), self._elapsed_seconds(), self._steps
-        loss = _add_losses(sums)
+        loss = self._add_losses(sums)
         for name, value in (("loss", loss), ("tokens", sums["tokens"]), ("flops", sums["flops"])):
             self._totals[name] += value
         self._model_sums.zero_()
@@ -167,6 +182,7 @@ class TrainingLog:
             line["disc_loss"] = sums["disc_loss"] / steps
             line["disc_accuracy"] = sums["disc_correct"] / sums["tokens"]
             line["replaced"] = sums["replaced"] / sums["tokens"]
+        line |= {name: sums[name] / steps for name in ("soft_loss", "cos_loss") if sums[name]}
         if self.frequency_loss is not None:
             line["mlm_gain"] = self.frequency_loss - line["mlm_loss"]
         return line | {
@@ -179,7 +195,7 @@ class TrainingLog:
     def summarize(self, steps: int) -> dict[str, float]:
         """Returns the mean loss over all `steps` of the run, and its FLOPs. All processes must call it."""
         sums = self._collect()
-        loss = self._totals["loss"] + _add_losses(sums)
+        loss = self._totals["loss"] + self._add_losses(sums)
         return {"train_loss": loss / max(steps, 1), "total_flos": self._totals["flops"] + sums["flops"]}
 
     # --- checkpoints --------------------------------------------------------------------------------------------
@@ -215,9 +231,11 @@ class TrainingLog:
         """Training time since the last log line, including the time before a run was stopped and resumed."""
         return self._seconds + (0.0 if self._window_start is None else time.perf_counter() - self._window_start)
 
-
-def _add_losses(sums: Mapping[str, float]) -> float:
-    return sums["mlm_loss"] + sums["nsp_loss"] + DISCRIMINATOR_WEIGHT * sums["disc_loss"]
+    def _add_losses(self, sums: Mapping[str, float]) -> float:
+        loss = sums["mlm_loss"] + sums["nsp_loss"] + DISCRIMINATOR_WEIGHT * sums["disc_loss"]
+        if self.has_teacher:
+            loss = LABEL_WEIGHT * loss + SOFT_WEIGHT * sums["soft_loss"] + COSINE_WEIGHT * sums["cos_loss"]
+        return loss
 
 
 class MetricsFile:
