@@ -1,18 +1,79 @@
-"""Student models for distillation: copies of a teacher with fewer layers."""
+"""Distillation: which teacher, and students that are copies of a checkpoint with fewer layers."""
 
 import copy
+import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from snugbert.errors import InputError
+from snugbert.models import ModelArguments, check_folder
 
+IGNORED_FIELDS = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 LAYER_CHOICES = ("spread", "first", "last")
 # The number of a layer in the name of a weight, in all families: bert.encoder.layer.0.attention.self.query.weight
 LAYER_NUMBER = re.compile(r"(?<=\bencoder\.layer\.)\d+(?=\.)")
+
+
+@dataclass
+class StudentArguments(ModelArguments):
+    """Which model to train, and which teacher it learns from.
+
+    Raises:
+        InputError: as in [`ModelArguments`], or the folder of the teacher does not exist.
+    """
+
+    teacher_name_or_path: str | None = field(
+        default=None, metadata={"help": "Checkpoint to distill, trained for the same task: a folder or Hub name."}
+    )
+    num_student_layers: int | None = field(
+        default=None,
+        metadata={"advanced": True, "help": "Start from this many layers of the checkpoint, by default the teacher."},
+    )
+    student_layers: str = field(
+        default="spread",
+        metadata={"advanced": True, "help": "Layers to keep: spread, first, last, or numbers from 0 such as 0,2,5."},
+    )
+
+    def __post_init__(self):
+        check_folder("teacher_name_or_path", self.teacher_name_or_path)
+        if self.num_student_layers is None and self.student_layers != "spread":
+            raise InputError("--student_layers needs --num_student_layers.")
+        if self.model_name_or_path is None and self.config_name is None and self.num_student_layers is not None:
+            self.model_name_or_path = self.teacher_name_or_path
+        super().__post_init__()
+
+    def as_teacher(self) -> "StudentArguments":
+        """Returns the arguments that load the teacher, with its own tokenizer and configuration."""
+        return dataclasses.replace(
+            self,
+            model_name_or_path=self.teacher_name_or_path,
+            teacher_name_or_path=None,
+            num_student_layers=None,
+            student_layers="spread",
+            tokenizer_name=None,
+            config_name=None,
+            config_overrides=None,
+        )
+
+
+def hash_model(model: PreTrainedModel) -> str:
+    """Returns a digest of the weights and the configuration of a model, as 32 hexadecimal digits.
+
+    The name of its folder and the version of transformers do not count.
+    """
+    config = {name: value for name, value in model.config.to_dict().items() if name not in IGNORED_FIELDS}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
 
 
 def choose_student_layers(num_layers: int, num_student_layers: int, which: str) -> list[int]:

@@ -1,13 +1,12 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments, check_folder
+from snugbert.students import StudentArguments
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
@@ -17,53 +16,18 @@ MAIN_METRIC = "main"  # replaced by the main metric of the task
 
 
 @dataclass
-class FineTunedModelArguments(ModelArguments):
+class FineTunedModelArguments(StudentArguments):
     """Which model to fine-tune."""
 
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Replace a classifier that was trained for other labels."}
     )
-    teacher_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Checkpoint that was fine-tuned for this task, to distill: a folder or Hub name."},
-    )
-    num_student_layers: int | None = field(
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Start from this many layers of --model_name_or_path, by default of the teacher.",
-        },
-    )
-    student_layers: str = field(
-        default="spread",
-        metadata={
-            "advanced": True,
-            "help": "The layers to keep: first, last, spread, or numbers from 0 on, such as 0,2,5.",
-        },
-    )
-
     is_teacher = False  # not an argument: see `as_teacher`
-
-    def as_teacher(self) -> "FineTunedModelArguments":
-        """Returns the arguments that load the teacher with its own tokenizer."""
-        teacher = dataclasses.replace(
-            self,
-            model_name_or_path=self.teacher_name_or_path,
-            teacher_name_or_path=None,
-            num_student_layers=None,
-            tokenizer_name=None,
-            config_name=None,
-            config_overrides=None,
-        )
-        teacher.is_teacher = True
-        return teacher
 
     def __post_init__(self):
         check_ranges(self)
-        check_folder("teacher_name_or_path", self.teacher_name_or_path)
-        if self.model_name_or_path is None and self.config_name is None and self.num_student_layers is not None:
-            self.model_name_or_path = self.teacher_name_or_path
-        if self.model_name_or_path is None and self.config_name is None and self.teacher_name_or_path is not None:
+        missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None
+        if self.teacher_name_or_path is not None and missing:
             raise InputError(
                 "--num_student_layers is missing. To start from another checkpoint than the teacher, give "
                 "--model_name_or_path."
@@ -73,6 +37,12 @@ class FineTunedModelArguments(ModelArguments):
                 "--num_student_layers needs a checkpoint. Remove --config_name, or set num_hidden_layers."
             )
         super().__post_init__()
+
+    def as_teacher(self) -> "FineTunedModelArguments":
+        """Returns the arguments that load the teacher. It is not trained."""
+        teacher: Any = super().as_teacher()
+        teacher.is_teacher = True
+        return teacher
 
 
 @dataclass
@@ -211,7 +181,7 @@ class FineTuningArguments(DeviceArguments):
     )
     seeds: int = field(  # type: ignore[assignment]
         default=None,
-        metadata={"help": "Runs with different seeds, from --seed on, to average. Default: 1, with --sweep stable 5."},
+        metadata={"help": "Runs with different seeds from --seed on, averaged. Default: 1, with --sweep stable 5."},
     )
     reinit_layers: int = field(
         default=0,

@@ -15,6 +15,7 @@ import numpy as np
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
+from snugbert.students import hash_model
 from snugbert.trainers.finetuning.arguments import ExampleLimits, FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.results import RESULTS
 from snugbert.trainers.finetuning.run import make_trainer
@@ -25,7 +26,6 @@ from snugbert.trainers.finetuning.teacher import (
     compute_logits,
     count_items,
     count_parameters,
-    digest_model,
     select_items,
 )
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
@@ -69,7 +69,7 @@ def run_command(
     task = make_task(model_args, data_args, args, teacher)
     trainer = _make_teacher_trainer(teacher, args)
     task.soft_targets = make_soft_targets(teacher, task, trainer, args, model_args.cache_dir)
-    task.teacher_digest = digest_model(trainer.model)  # type: ignore[arg-type]
+    task.teacher_digest = hash_model(trainer.model)  # type: ignore[arg-type]
     task.settings |= {
         "teacher": find_base_model(model_args.teacher_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,

@@ -5,25 +5,22 @@ examples. Its name is a digest of the teacher's weights and configuration, the e
 teacher or a changed example is noticed. A run that was killed computes only the missing files.
 """
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
-from transformers import PreTrainedModel
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import count_tokens
+from snugbert.students import hash_model
 from snugbert.trainers.corpus.cache import cache_folder
 from snugbert.trainers.corpus.digests import hash_json
 from snugbert.trainers.finetuning.run import digest_features
@@ -33,20 +30,6 @@ from snugbert.trainers.finetuning.trainer import PADDING, FineTuningTrainer
 logger = logging.getLogger(__name__)
 
 PART = 16384  # examples in a file: some minutes of work on a CPU
-
-
-def digest_model(model: PreTrainedModel) -> str:
-    """Returns a digest of the weights and the configuration of a model, without its name and version."""
-    config = {
-        name: value
-        for name, value in model.config.to_dict().items()
-        if name not in ("_name_or_path", "transformers_version")
-    }
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:32]
 
 
 def compute_logits(trainer: FineTuningTrainer, features: Dataset, cache_dir: str | None) -> Logits:
@@ -65,7 +48,7 @@ def compute_logits(trainer: FineTuningTrainer, features: Dataset, cache_dir: str
     labels = [name for name in features.column_names if name.startswith("label") or name.endswith("_positions")]
     features = features.remove_columns(labels)
     folder = cache_folder(cache_dir) / "teachers"
-    teacher = digest_model(trainer.model)  # type: ignore[arg-type]
+    teacher = hash_model(trainer.model)  # type: ignore[arg-type]
     parts = [features.select(range(i, min(i + PART, len(features)))) for i in range(0, len(features), PART)]
     computed, logits = 0, []
     for part in parts:

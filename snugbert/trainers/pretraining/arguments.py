@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments, check_folder
+from snugbert.students import StudentArguments
 from snugbert.trainers.corpus.arguments import PreparationArguments
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.pretraining.objectives import OBJECTIVES, Objective
@@ -84,34 +84,17 @@ class PretrainingArguments(DeviceArguments):
 
 
 @dataclass
-class PretrainingModelArguments(ModelArguments):
+class PretrainingModelArguments(StudentArguments):
     """Which model to pretrain, and its teacher.
 
-    With `num_student_layers`, `model_name_or_path` becomes the teacher, because the student's weights come from it.
-
     Raises:
-        InputError: as in [`ModelArguments`], or arguments of the student do not fit each other.
+        InputError: as in [`StudentArguments`], or arguments of the student do not fit each other.
     """
-
-    teacher_name_or_path: str | None = field(
-        default=None, metadata={"help": "Teacher to distill, with --num_student_layers: a folder or Hub name."}
-    )
-    num_student_layers: int | None = field(
-        default=None,
-        metadata={"advanced": True, "help": "Start from this number of layers of the teacher."},
-    )
-    student_layers: str = field(
-        default="spread",
-        metadata={"advanced": True, "help": "Which layers: spread, first, last, or numbers such as 0,2,5."},
-    )
 
     def __post_init__(self):
         if self.teacher_name_or_path is None and self.num_student_layers is not None:
             raise InputError("--num_student_layers needs --teacher_name_or_path.")
-        if self.num_student_layers is None and self.student_layers != "spread":
-            raise InputError("--student_layers needs --num_student_layers.")
         if self.teacher_name_or_path is not None:
-            check_folder("teacher_name_or_path", self.teacher_name_or_path)
             if self.config_name is not None:
                 raise InputError(
                     "--config_name cannot be combined with --teacher_name_or_path. The student starts from trained "
@@ -121,20 +104,7 @@ class PretrainingModelArguments(ModelArguments):
                 raise InputError(
                     "--teacher_name_or_path: give the student, either --num_student_layers or --model_name_or_path."
                 )
-            if self.num_student_layers is not None:
-                self.model_name_or_path = self.teacher_name_or_path
         super().__post_init__()
-
-    def teacher_arguments(self) -> ModelArguments:
-        """Returns the arguments that load the teacher, with its own tokenizer and configuration."""
-        return ModelArguments(
-            model_name_or_path=self.teacher_name_or_path,
-            attn_implementation=self.attn_implementation,
-            cache_dir=self.cache_dir,
-            model_revision=self.model_revision,
-            token=self.token,
-            trust_remote_code=self.trust_remote_code,
-        )
 
 
 @dataclass(kw_only=True)

@@ -7,13 +7,11 @@ Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary
 """
 
 import copy
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -27,7 +25,6 @@ from snugbert.students import choose_student_layers, make_student
 from snugbert.trainers.pretraining.arguments import PretrainingModelArguments
 from snugbert.trainers.pretraining.objectives import COSINE_WEIGHT, LABEL_WEIGHT, SOFT_WEIGHT, TEMPERATURE
 from snugbert.trainers.pretraining.scores import get_mlm_logits
-from snugbert.trainers.run_settings import MODEL_SETTINGS
 
 # A student may have other values than the teacher that its layers come from. No weight depends on them.
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -175,7 +172,7 @@ def load_teacher_config(
         InputError: there is no such teacher, its vocabulary is another one, or `config` differs from the teacher that
             its layers come from.
     """
-    teacher_args = model_args.teacher_arguments()
+    teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
     teacher_config = load_config(teacher_args, own_tokenizer)
     name = model_args.teacher_name_or_path
@@ -203,7 +200,7 @@ def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBert
     Raises:
         InputError: as in [`load_model`], or it has no masked token head.
     """
-    teacher_args = model_args.teacher_arguments()
+    teacher_args = model_args.as_teacher()
     teacher = load_model(AutoModelForMaskedLM, teacher_args, copy.deepcopy(teacher_config), trained=True)
     logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
     return teacher
@@ -228,7 +225,7 @@ def load_student(
     """
     source_config = copy.deepcopy(teacher_config)
     source_config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
-    source = load_model(auto_class, model_args.teacher_arguments(), source_config)
+    source = load_model(auto_class, model_args.as_teacher(), source_config)
     for name in DROPOUTS:
         setattr(source.config, name, getattr(config, name))
     layers = list_student_layers(model_args, teacher_config.num_hidden_layers)
@@ -240,12 +237,3 @@ def list_student_layers(model_args: PretrainingModelArguments, num_layers: int) 
     """Returns which of the teacher's layers the student starts from. They count from 0."""
     assert model_args.num_student_layers is not None
     return choose_student_layers(num_layers, model_args.num_student_layers, model_args.student_layers)
-
-
-def hash_teacher(teacher: PreTrainedModel) -> str:
-    """Returns a digest of a teacher's weights and configuration, as 16 hexadecimal digits. Names do not count."""
-    digest = hashlib.sha256(repr([getattr(teacher.config, name, None) for name in MODEL_SETTINGS]).encode())
-    for name, weight in sorted(teacher.state_dict().items()):
-        digest.update(f"{name} {list(weight.shape)}".encode())
-        digest.update(np.ascontiguousarray(weight.detach().cpu().numpy()).data)
-    return digest.hexdigest()[:16]

@@ -26,6 +26,7 @@ from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.errors import InputError
 from snugbert.models import load_config, load_model, load_tokenizer
+from snugbert.students import hash_model
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.hints import changed_flags, format_command
@@ -44,7 +45,6 @@ from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretra
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.distillation import (
-    hash_teacher,
     list_student_layers,
     load_student,
     load_teacher,
@@ -146,7 +146,7 @@ def _train_and_evaluate(
         "--objective": data_args.objective,
         "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
         "--bigram_init": data_args.bigram_init,
-        "--teacher_name_or_path": None if teacher is None else f"weights {hash_teacher(teacher)}",
+        "--teacher_name_or_path": None if teacher is None else f"weights {hash_model(teacher)}",
     }
     if teacher_config is not None and model_args.num_student_layers is not None:
         # The weights of the teacher count, not its name.
