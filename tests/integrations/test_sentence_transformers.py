@@ -70,6 +70,28 @@ def test_batches_packed_by_sentence_transformers(checkpoints, sentences):
     np.testing.assert_allclose(model.encode(sentences, batch_size=8), expected, atol=2e-6)
 
 
+def test_packing_in_preprocess_changes_nothing(checkpoints, sentences, monkeypatch):
+    """docs/decisions/padding-of-sentence-transformers.md: it works, but saves no time."""
+    pairs = list(zip(sentences, reversed(sentences), strict=True))
+    path = str(checkpoints["ours"] / "my-snugbert")
+    encoder, classifier = SentenceTransformer(path), CrossEncoder(path)
+    expected = encoder.encode(sentences, batch_size=8), classifier.predict(pairs, batch_size=8)
+
+    preprocess = Transformer.preprocess
+    pack = snugbert.SnugBertDataCollatorWithPacking()
+
+    def preprocess_and_pack(self, *args, **kwargs):
+        features = preprocess(self, *args, **kwargs)
+        columns = ("input_ids", "token_type_ids", "attention_mask")
+        rows = zip(*(features.pop(name).numpy() for name in columns), strict=True)
+        return dict(features) | pack([dict(zip(columns, row, strict=True)) for row in rows])
+
+    monkeypatch.setattr(Transformer, "preprocess", preprocess_and_pack)
+    assert "attention_mask" not in classifier.preprocess(pairs[:8])
+    np.testing.assert_allclose(encoder.encode(sentences, batch_size=8), expected[0], atol=2e-6)
+    np.testing.assert_allclose(classifier.predict(pairs, batch_size=8), expected[1], atol=2e-6)
+
+
 def test_a_cross_encoder_scores_pairs_like_stock_bert(checkpoints, sentences):
     pairs = list(zip(sentences, reversed(sentences), strict=True))
     ours, stock = (CrossEncoder(str(checkpoints[side] / "my-snugbert")) for side in ("ours", "stock"))

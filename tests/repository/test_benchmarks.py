@@ -25,6 +25,7 @@ from transformers import (
     BertForQuestionAnswering,
     BertForTokenClassification,
     BertModel,
+    BertTokenizer,
     DebertaV2Config,
     RobertaConfig,
 )
@@ -137,6 +138,38 @@ def test_finetuning_parity(data_dir, minilm, tmp_path, capsys):
     assert rows[2][1] > "0.02" and all(row[1] == row[2].removesuffix(" |") for row in rows)
     with pytest.raises(InputError, match="Stock Trainer does not support frozen layers"):
         finetuning_parity.main([*command, "--freeze_layers", "1"])
+
+
+def test_retrieval(data_dir, minilm, tmp_path, capsys):
+    """Equal scores, and a second call measures nothing again."""
+    import retrieval
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 96}
+    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "bert")
+    BertTokenizer.from_pretrained(minilm).save_pretrained(tmp_path / "bert")
+    command = ["--train_file", str(data_dir / "squad/train-v1.1-first44.jsonl.gz")]
+    command += ["--dev_file", str(data_dir / "squad/dev-v1.1.jsonl.gz"), "--checkpoint", str(tmp_path / "bert")]
+    command += ["--max_pairs", "48", "--max_questions", "40", "--rerank_questions", "12", "--batch_size", "16"]
+    command += ["--learning_rate", "1e-3", "--output_dir", str(tmp_path / "results")]
+    retrieval.main([*command, "--rounds", "2"])
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    scores = {
+        row[0]: [float(cell) for cell in row[1:]] for row in rows if len(row) == 3 and re.match(r"[\d.]", row[1])
+    }
+    times = {row[0]: row[1:] for row in rows if len(row) == 4 and re.match(r"\d", row[1])}
+    assert len(scores) == 10 and len(times) == 5
+    assert scores["recall@10, trained"][0] > 0
+    for name, (ours, stock) in scores.items():
+        assert ours == pytest.approx(stock, abs=1e-3 if "loss" in name else 0.03), name
+    assert scores["training loss, retriever"][0] < 3
+    trained = json.loads((tmp_path / "results/train-retriever-ours.json").read_text())["seconds"]
+    assert times["training, retriever"][0] == f"{trained:.1f}"
+
+    retrieval.main([*command, "--rounds", "3"])
+    assert capsys.readouterr().out.splitlines()[4:] == out.splitlines()[4:]
+    with pytest.raises(SystemExit, match=r"other settings \(dropout\)"):
+        retrieval.main([*command, "--dropout", "0.1"])
 
 
 def test_flops_equal_torchs_count_and_a_count_by_hand():
