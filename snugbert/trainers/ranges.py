@@ -89,7 +89,6 @@ RANGES = {
     "max_train_samples": COUNT,
     "n_best_size": COUNT,
     "num_student_layers": COUNT,
-    "reinit_layers": NOT_NEGATIVE,
     "seeds": COUNT,
     "unfreeze_after_steps": COUNT,
     # vocabulary

@@ -8,7 +8,6 @@ from snugbert.trainers.finetuning.tables import format_metric, set_title
 from snugbert.trainers.finetuning.task import FineTuningTask
 
 LOWER_IS_BETTER = ("loss", "mse")
-WIDE = 10  # points of 100
 
 
 def describe_shortfalls(
@@ -40,26 +39,6 @@ def describe_shortfalls(
             ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
             sentences.append(f"{title} {ours} does not beat the baseline, {theirs} ({answer}).")
     return [*sentences, _suggest(args, trained)] if sentences else []
-
-
-def describe_wide_intervals(task: FineTuningTask, intervals: Mapping[str, Mapping[str, list[float]]]) -> list[str]:
-    """Returns a sentence for each set whose main metric has an interval of more than `WIDE` points.
-
-    Args:
-        task: the task.
-        intervals: evaluation set -> metric -> low and high.
-    """
-    sentences = []
-    for name, of_set in intervals.items():
-        if task.main_metric in of_set and task.main_metric not in LOWER_IS_BETTER:
-            low, high = of_set[task.main_metric]
-            width = 100 * (high - low) / task.perfect_score
-            if width > WIDE:
-                sentences.append(
-                    f"{set_title(name).capitalize()}: the 95 % interval of {task.main_metric.replace('_', ' ')} is "
-                    f"{width:.0f} points wide. Small differences between models may be chance. Score more examples."
-                )
-    return sentences
 
 
 def _suggest(args: FineTuningArguments, trained: bool) -> str:

@@ -7,13 +7,11 @@ from typing import Any, NotRequired, TypedDict
 
 from snugbert.card_snugbert import escape
 from snugbert.errors import format_count
-from snugbert.trainers.finetuning.intervals import METHOD
 from snugbert.trainers.finetuning.plots import list_plots
 from snugbert.trainers.finetuning.tables import (
     UNDEFINED,
     comparison_table,
     data_table,
-    format_interval,
     format_metric,
     results_tables,
     split_name,
@@ -39,9 +37,7 @@ class RunResults(TypedDict):
         training: Trainer's training metrics. Empty if the run did not train.
         settings: data and training settings.
         versions: versions of the packages.
-        shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`]; and which
-            intervals are wide.
-        intervals: evaluation set -> metric -> low and high of its 95 % interval, see [`bootstrap`].
+        shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
         comparison: teacher and student, see [`compare_models`].
     """
@@ -58,7 +54,6 @@ class RunResults(TypedDict):
     settings: dict[str, Any]
     versions: dict[str, str]
     shortfalls: NotRequired[list[str]]
-    intervals: NotRequired[dict[str, dict[str, list[float]]]]
     sweep: NotRequired[dict[str, Any]]
     comparison: NotRequired[list[dict[str, Any]]]
 
@@ -82,9 +77,7 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
         sweep_tables: Markdown tables of a sweep, added to `results.md`.
     """
     data = data_table(results["data"], results["metrics"])
-    scores = results_tables(
-        results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
-    )
+    scores = results_tables(results["metrics"], results["baselines"], results["perfect_score"])
     shortfalls = escape(" ".join(results.get("shortfalls", [])))
     comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
     parts = [f"# {escape(results['task'])}", data, scores, shortfalls, sweep_tables, comparison]
@@ -109,7 +102,6 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps})"
         title = f"{task.name}: trained {amount} in {duration}"
     lines = []
-    intervals = results.get("intervals", {})
     for evaluation_set in task.evaluation_sets:
         name = evaluation_set.name
         metrics = results["metrics"][name]
@@ -119,20 +111,13 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         for metric, value in shown.items():
             score, to_beat = (format_metric(metric, v, task.perfect_score) for v in (value, baseline.get(metric)))
             # The correlation of a constant is undefined.
-            interval = format_interval(metric, intervals.get(name, {}).get(metric), task.perfect_score)
-            cells.append(
-                f"{metric} {score}"
-                + (f" [{interval}]" if interval else "")
-                + ("" if to_beat == UNDEFINED else f" (baseline {to_beat})")
-            )
+            cells.append(f"{metric} {score}" + ("" if to_beat == UNDEFINED else f" (baseline {to_beat})"))
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
         examples = format_count(evaluation_set.num_examples, "example")
         lines.append((split_name(name).replace("_", " "), f"{examples}: {text}"))
     answers = dict.fromkeys(s.baseline.answer for s in task.evaluation_sets if s.baseline is not None)
     if answers:
         lines.append(("baseline", ", ".join(answers)))
-    if intervals:
-        lines.append(("[intervals]", METHOD))
     lines.append(("folder", str(output_dir)))
     files = {
         "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
@@ -149,7 +134,7 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     table = [f"  {left:<{width}}  {right}" for left, right in lines]
-    comparison = comparison_table(results.get("comparison", []), task.perfect_score)
+    comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
     parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", [])), comparison]
     return "\n\n".join(part for part in parts if part)
 

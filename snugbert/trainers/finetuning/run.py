@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
-from transformers import PreTrainedModel, set_seed
+from transformers import set_seed
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.card import package_versions
 from snugbert.trainers.disk_space import check_disk_space
@@ -29,12 +29,7 @@ from snugbert.trainers.finetuning.arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.guidance import (
-    LOWER_IS_BETTER,
-    describe_shortfalls,
-    describe_wide_intervals,
-)
-from snugbert.trainers.finetuning.intervals import bootstrap
+from snugbert.trainers.finetuning.guidance import LOWER_IS_BETTER, describe_shortfalls
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
@@ -72,7 +67,6 @@ SETTINGS = (
     "lr_scheduler_type",
     "weight_decay",
     "layerwise_lr_decay",
-    "reinit_layers",
     "freeze_embeddings",
     "freeze_layers",
     "unfreeze_after_steps",
@@ -216,16 +210,13 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         trainer.command_settings = _compared_settings(task, model_args, args)
         trainer.write_card = lambda: _write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint, _finished_settings(task, model_args, args))
-    metrics, intervals, losses = {}, {}, {}
+    metrics, losses = {}, {}
     for evaluation_set in task.evaluation_sets:
-        name = evaluation_set.name
-        metrics[name], intervals[name], losses[name] = evaluate(trainer, evaluation_set)
+        metrics[evaluation_set.name], losses[evaluation_set.name] = evaluate(trainer, evaluation_set)
     results = collect_results(task, model_args, args, training, metrics, trainer.changes)
-    results["intervals"] = {name: found for name, found in intervals.items() if found}
     if task.compare is not None and training:
         results["comparison"] = task.compare(results)
     results["shortfalls"] = describe_shortfalls(task, metrics, args, trained=bool(training))
-    results["shortfalls"] += describe_wide_intervals(task, results["intervals"])
     if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:
             _draw_learning_curve(task, trainer, metrics, losses)
@@ -258,8 +249,6 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
         callbacks.append(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
     weights = None if args.class_weights is None else class_weights(args.class_weights, task)
     model = task.make_model()
-    if args.reinit_layers and task.train_features is not None:
-        reinitialize_layers(model, args.reinit_layers)
     validation_set = task.validation_set
     make: Any = FineTuningTrainer
     if task.soft_targets is not None:
@@ -283,26 +272,6 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
         )
     except (ValueError, RuntimeError, ImportError) as error:
         raise InputError(str(error)) from error
-
-
-def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
-    """Gives the last layers of the encoder and the pooler new random weights (Zhang et al., 2021, section 5).
-
-    Args:
-        model: a model with a head.
-        number: number of layers.
-
-    Raises:
-        InputError: the model has fewer layers.
-    """
-    layers: Any = model.base_model.encoder.layer  # type: ignore[union-attr]
-    if number > len(layers):
-        raise InputError(f"--reinit_layers {number} is too large. The model has {format_count(len(layers), 'layer')}.")
-    new: Any = type(model)(model.config).base_model
-    for own, fresh in zip(layers[-number:], new.encoder.layer[-number:], strict=True):
-        own.load_state_dict(fresh.state_dict())
-    if (pooler := getattr(model.base_model, "pooler", None)) is not None:
-        pooler.load_state_dict(new.pooler.state_dict())
 
 
 def class_weights(text: str, task: FineTuningTask) -> torch.Tensor:
@@ -359,21 +328,16 @@ def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str
     return metrics
 
 
-def evaluate(
-    trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]
-) -> tuple[dict[str, float], dict[str, list[float]], float | None]:
+def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> tuple[dict[str, float], float | None]:
     """Predicts, writes predictions and plots, and saves the metrics next to the baseline's.
 
     Returns:
-        The metrics, their intervals, and the loss. Without labels, there are no metrics, and the loss is None.
+        The metrics, and the loss. Without labels, there are no metrics, and the loss is None.
     """
     name = evaluation_set.name
     output = trainer.predict(evaluation_set.features, metric_key_prefix=name)
     predictions = evaluation_set.decode(output.predictions)
     metrics = {} if evaluation_set.score is None else evaluation_set.score(predictions)
-    intervals = {}
-    if metrics and evaluation_set.resample is not None:
-        intervals = bootstrap(evaluation_set.resample(predictions), evaluation_set.num_examples)
     if trainer.is_world_process_zero():
         folder = Path(str(trainer.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
@@ -386,7 +350,7 @@ def evaluate(
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)
-    return metrics, intervals, (output.metrics or {}).get(f"{name}_loss")
+    return metrics, (output.metrics or {}).get(f"{name}_loss")
 
 
 def _draw_learning_curve(

@@ -22,7 +22,6 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.intervals import interval_of_mean
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, format_summary, write_atomically, write_results
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
@@ -249,8 +248,8 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
 
     Returns:
         `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
-        its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
-        set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of diverged runs.
+        its fields, `seeds`, `scores`, `mean` and `std`; `best_setting`: one of them; `metrics`: evaluation set ->
+        metric -> `mean` and `std` of the best setting; `failures`: messages of diverged runs.
     """
     set_name, metric = _selection_metric(task, args)
     settings = []
@@ -275,10 +274,9 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
     }
 
 
-def _mean_and_deviation(values: list[float]) -> dict[str, Any]:
+def _mean_and_deviation(values: list[float]) -> dict[str, float]:
     # The standard deviation of a sample, undefined for one seed.
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
-    return {"mean": float(np.mean(values)), "std": deviation, "interval": interval_of_mean(values)}
+    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan}
 
 
 def _selection_metric(task: FineTuningTask, args: FineTuningArguments) -> tuple[str, str]:

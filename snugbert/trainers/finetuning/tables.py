@@ -12,7 +12,6 @@ import numpy as np
 
 from snugbert.card_snugbert import escape
 from snugbert.trainers.card import table
-from snugbert.trainers.finetuning.intervals import METHOD
 
 T = TypeVar("T")
 # Columns of table 1 of Devlin et al. (2018), in its order, and WNLI: task, evaluation set, metric.
@@ -66,11 +65,6 @@ def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def format_interval(metric: str, interval: Sequence[float] | None, perfect_score: int) -> str:
-    """Formats an interval as "83.9 to 88.5". Empty without one."""
-    return " to ".join(format_metric(metric, bound, perfect_score) for bound in interval) if interval else ""
-
-
 def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns a Markdown table of the data of a run, with the number of examples.
 
@@ -92,7 +86,6 @@ def results_tables(
     metrics: Mapping[str, Mapping[str, float | None]],
     baselines: Mapping[str, Mapping[str, Any]],
     perfect_score: int,
-    intervals: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> str:
     """Returns Markdown tables of a run's metrics next to the baseline's: scores, other values, and entity types.
 
@@ -100,7 +93,6 @@ def results_tables(
         metrics: evaluation set, such as "eval" or "predict_mm" -> metric -> value.
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         perfect_score: the value of a perfect score in the metrics: 1 or 100.
-        intervals: evaluation set -> metric -> low and high.
     """
     rows: dict[bool, list[Any]] = {True: [], False: []}
     type_rows = []
@@ -113,18 +105,14 @@ def results_tables(
                 if name in baseline:
                     to_beat = f"{format_metric(name, baseline[name], perfect_score)} ({baseline['answer']})"
                 text = format_metric(name, value, perfect_score)
-                interval = format_interval(name, (intervals or {}).get(set_name, {}).get(name), perfect_score)
-                columns = (title, name.replace("_", " "), text, *([interval] if intervals else []), to_beat)
-                rows[is_score(name)].append(columns)
+                rows[is_score(name)].append((title, name.replace("_", " "), text, to_beat))
         for kind, values in by_type.items():
             cells = [format_metric(f"_{name}", value, perfect_score) for name, value in values.items()]
             type_rows.append((title, kind, *cells))
-    names = ("set", "metric", "this model", *(["95 % interval"] if intervals else []), "baseline")
-    tables = [table(names, part) for part in rows.values() if part]
+    tables = [table(("set", "metric", "this model", "baseline"), part) for part in rows.values() if part]
     if type_rows:
         tables.append(table(("set", "type", "entities", *TYPE_METRICS[1:]), type_rows))
-    scale = [f"{SCALE} {METHOD}" if intervals else SCALE] if rows[True] else []
-    return "\n\n".join([*scale, *tables])
+    return "\n\n".join([*([SCALE] if rows[True] else []), *tables])
 
 
 def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
@@ -144,9 +132,9 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
         perfect_score: the value of a perfect score in the metrics: 1 or 100.
     """
 
-    columns, chosen_by = (*setting_columns, "seeds"), summary["chosen_by"]
+    columns = (*setting_columns, "seeds")
     settings = [
-        (*(row[name] for name in columns), *_describe_seeds(chosen_by, row, perfect_score))
+        (*(row[name] for name in columns), _mean_and_deviation(summary["chosen_by"], row, perfect_score))
         for row in summary["settings"]
     ]
     rows = []
@@ -154,18 +142,18 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
         overall, by_type = split_by_type(metrics)
         values = {**overall, **{f"{kind}_f1": of_type["f1"] for kind, of_type in by_type.items()}}
         rows += [
-            (set_title(set_name), name.replace("_", " "), *_describe_seeds(name, value, perfect_score))
+            (set_title(set_name), name.replace("_", " "), _mean_and_deviation(name, value, perfect_score))
             for name, value in values.items()
             if not name.endswith("total")
         ]
     best = ", ".join(f"{name.replace('_', ' ')} {summary['best_setting'][name]:g}" for name in setting_columns)
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
-    titles = ("mean ± standard deviation", "95 % interval of the mean")
+    title = "mean ± standard deviation"
     return (
-        f"Settings and runs are compared by {chosen_by}. Intervals of means: Student's t over the seeds.\n\n"
-        f"{table((*(name.replace('_', ' ') for name in columns), *titles), settings)}{failures}\n\n"
+        f"Settings and runs are compared by {summary['chosen_by']}.\n\n"
+        f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"
         f"Best setting: {best}. Its metrics over all seeds:\n\n"
-        f"{table(('set', 'metric', *titles), rows)}"
+        f"{table(('set', 'metric', title), rows)}"
     )
 
 
@@ -197,11 +185,6 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> s
         f"{table(columns, cells)}\n\nScored on the validation examples.{scored} Examples per second were measured in "
         "this run, on the first validation examples."
     )
-
-
-def _describe_seeds(metric: str, row: Mapping[str, Any], perfect_score: int) -> tuple[str, str]:
-    interval = format_interval(metric, row.get("interval"), perfect_score)
-    return _mean_and_deviation(metric, row, perfect_score), interval
 
 
 def _mean_and_deviation(metric: str, row: Mapping[str, float], perfect_score: int) -> str:

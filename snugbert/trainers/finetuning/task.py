@@ -15,7 +15,6 @@ from snugbert.errors import InputError
 from snugbert.models import load_model
 from snugbert.students import choose_student_layers, make_student
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.intervals import Resample
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.splits import DataSource
 
@@ -52,7 +51,6 @@ class EvaluationSet(Generic[Predictions]):
         predictions_files: the files of predictions that `write` creates.
         baseline: metrics to compare with.
         training_metrics: the metrics to log during training. None: all.
-        resample: returns a function that scores resamples of the examples, for intervals. None: no intervals.
     """
 
     name: str
@@ -64,7 +62,6 @@ class EvaluationSet(Generic[Predictions]):
     predictions_files: tuple[str, ...] = ()
     baseline: Baseline | None = None
     training_metrics: tuple[str, ...] | None = None
-    resample: Callable[[Predictions], Resample] | None = None
 
     def score_in_training(self, logits: Logits) -> dict[str, float]:
         """Returns the metrics to log during training; none if the examples have no labels."""

@@ -56,7 +56,6 @@ class FineTuningTrainer(SharedTrainer):
 
     compared_names = (
         "layerwise_lr_decay",
-        "reinit_layers",
         "freeze_embeddings",
         "freeze_layers",
         "unfreeze_after_steps",

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +14,6 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.intervals import (
-    Resample,
-    resample_classes,
-    resample_label_sets,
-    resample_numbers,
-)
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
@@ -280,7 +274,9 @@ def make_score(task_name: str | None, labels: list[str] | None, problem: Problem
     """
     own = {"single_label_classification": "classification", "multi_label_classification": "multi_label"}
     metric = GlueMetric(task_name or own.get(problem, problem), keep_in_memory=True)
-    task_ids = find_task_ids(task_name, labels)
+    # F1 is the F1 of the task's label 1, which may have another id in this checkpoint.
+    task_labels = TASKS[task_name].labels if task_name in TASKS else ()
+    task_ids = np.array([task_labels.index(label) for label in labels]) if labels and task_labels else None
 
     def score(predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
         if task_ids is not None:
@@ -291,36 +287,6 @@ def make_score(task_name: str | None, labels: list[str] | None, problem: Problem
         return metrics
 
     return score
-
-
-def find_task_ids(task_name: str | None, labels: list[str] | None) -> np.ndarray | None:
-    """Returns the id that each label has in its GLUE task, for the F1 of id 1. None: your own data."""
-    task_labels = TASKS[task_name].labels if task_name in TASKS else ()
-    return np.array([task_labels.index(label) for label in labels]) if labels and task_labels else None
-
-
-def make_resample(
-    task_name: str | None, labels: list[str] | None, problem: Problem, references: np.ndarray, metrics: Sequence[str]
-) -> Callable[[GluePredictions], Resample]:
-    """Returns a function that resamples the `metrics` of predictions. See [`make_score`] for the other arguments."""
-    computed = [metric for metric in metrics if metric != "combined_score"]
-    task_ids = find_task_ids(task_name, labels)
-
-    def resample(predictions: GluePredictions) -> Resample:
-        answers = predictions.answers
-        if problem == "regression":
-            scored = resample_numbers(answers, references, computed)
-        elif problem == "multi_label_classification":
-            scored = resample_label_sets(answers, references)
-        elif task_ids is not None:
-            scored = resample_classes(task_ids[answers], task_ids[references], computed)
-        else:
-            scored = resample_classes(answers, references, computed)
-        if "combined_score" not in metrics:
-            return scored
-        return lambda indices: (scores := scored(indices)) | {"combined_score": np.mean(list(scores.values()), axis=0)}
-
-    return resample
 
 
 def make_evaluation_set(
@@ -353,8 +319,7 @@ def make_evaluation_set(
         [str(task.labels.index(label)) for label in labels] if labels and task and task.writes_label_ids else labels
     )
     separator = data_args.label_separator or ","
-    task_name = "ax" if split_name == "diagnostic" else data_args.task_name
-    score = make_score(task_name, labels, problem)
+    score = make_score("ax" if split_name == "diagnostic" else data_args.task_name, labels, problem)
     references = np.array(features["label"][:]) if "label" in features.column_names else None
     if references is not None and problem == "multi_label_classification":
         references = references.astype(np.int64)
@@ -369,10 +334,6 @@ def make_evaluation_set(
             plot = plot_file(folder, name, "confusion_matrix.png")
             draw_confusion_matrix(references, answers, labels or [], plot)
 
-    baseline = None if references is None else score_baseline(references, labels, score)
-    resample = None
-    if references is not None and baseline is not None:
-        resample = make_resample(task_name, labels, problem, references, tuple(baseline.metrics))
     return EvaluationSet(
         name=name,
         features=features,
@@ -381,8 +342,7 @@ def make_evaluation_set(
         score=None if references is None else lambda predictions: score(predictions.answers, references),
         write=write,
         predictions_files=tuple(files),
-        baseline=baseline,
-        resample=resample,
+        baseline=None if references is None else score_baseline(references, labels, score),
     )
 
 

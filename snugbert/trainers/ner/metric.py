@@ -7,11 +7,10 @@ download.
 from collections import Counter, defaultdict
 
 import evaluate
-import numpy as np
 from datasets import Features, List, Value
 from seqeval.metrics import accuracy_score, classification_report
 
-from snugbert.entity_tags import convert_tags, decode_tags
+from snugbert.entity_tags import convert_tags
 from snugbert.trainers.ner.data import NerSplit, Tags
 
 REPORT_KEYS = {"precision": "precision", "recall": "recall", "f1": "f1-score"}  # our metric -> seqeval's key
@@ -84,16 +83,6 @@ class NerMetric(evaluate.Metric):
 def score_tags(split: NerSplit, tags: Tags) -> dict[str, float]:
     """Scores the predicted tags of a labeled split with [`NerMetric`]. They are in the scheme of its source."""
     return NerMetric(keep_in_memory=True).compute(predictions=tags, references=split.references)
-
-
-def count_entities(split: NerSplit, tags: Tags) -> np.ndarray:
-    """Counts, in each sentence, correct, predicted and actual entities, correct tags, and tags. *Shape:* (N, 5)"""
-    rows = []
-    for predicted, actual in zip(tags, split.references, strict=True):
-        entities = [set(decode_tags(one)) for one in (predicted, actual)]
-        equal = sum(one == other for one, other in zip(predicted, actual, strict=True))
-        rows.append((len(entities[0] & entities[1]), *map(len, entities), equal, len(actual)))
-    return np.array(rows)
 
 
 def predict_most_frequent_tags(train: NerSplit, split: NerSplit) -> Tags:

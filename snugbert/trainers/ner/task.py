@@ -9,7 +9,6 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.intervals import resample_entities
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, draw_entity_scores, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
@@ -23,7 +22,7 @@ from snugbert.trainers.finetuning.task import (
 )
 from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits
-from snugbert.trainers.ner.metric import count_entities, predict_most_frequent_tags, score_tags
+from snugbert.trainers.ner.metric import predict_most_frequent_tags, score_tags
 from snugbert.trainers.ner.predictions import predictions_file, write_predictions
 from snugbert.trainers.ner.windows import (
     NerWindows,
@@ -175,7 +174,6 @@ def make_evaluation_set(
         write=write,
         predictions_files=(file,),
         baseline=baseline,
-        resample=(lambda tags: resample_entities(count_entities(split, tags))) if split.labeled else None,
         training_metrics=None if data_args.return_entity_level_metrics else METRICS,
     )
 

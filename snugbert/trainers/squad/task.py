@@ -16,7 +16,6 @@ from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.intervals import Resample, resample_means
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
@@ -177,22 +176,6 @@ def make_evaluation_set(
         best = squad_v2_metrics(*squad_scores(spans, golds, version_2), spans, golds, collect_null_odds(answers))
         return squad_v2_metrics(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
 
-    def resample(answers: dict[str, Answer]) -> Resample:
-        scores = squad_scores({question: answer.text for question, answer in answers.items()}, golds, version_2)
-        exact, f1 = (np.array(list(each.values()), dtype=np.float64) for each in scores)
-        if not version_2:
-            return resample_means({"exact_match": exact, "f1": f1})
-        answered = np.array([bool(texts) for texts in golds.values()])
-        groups = {"": np.ones_like(answered), "HasAns_": answered, "NoAns_": ~answered}
-        return resample_means(
-            {
-                f"{group}{name}": np.where(counts, values, np.nan)
-                for group, counts in groups.items()
-                for name, values in (("exact", exact), ("f1", f1))
-                if counts.any()
-            }
-        )
-
     def write(answers: dict[str, Answer], folder: Path) -> None:
         write_answers(answers, folder, prefix)
         if not has_answers:
@@ -219,7 +202,6 @@ def make_evaluation_set(
         write=write,
         predictions_files=(f"{prefix}predictions.json",),
         baseline=score_baseline(questions, version_2) if has_answers else None,
-        resample=resample if has_answers else None,
     )
 
 

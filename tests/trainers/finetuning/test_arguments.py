@@ -40,17 +40,6 @@ def test_checkpoints_are_kept_if_the_user_asks(settings, kept, tmp_path):
     )
 
 
-def test_the_stable_sweep(tmp_path):
-    """Mosbach et al. (2021): 20 epochs and 10 % warmup. AdamW corrects its bias. The user's values win."""
-    args = arguments(tmp_path, sweep="stable")
-    assert (args.num_train_epochs, args.warmup_steps, args.seeds) == (20, 0.1, 5) and args.sweeps
-    assert args.optim.startswith("adamw_torch")
-    args = arguments(tmp_path, sweep="stable", num_train_epochs=3, seeds=1)
-    assert (args.num_train_epochs, args.seeds) == (3, 1)
-    plain = arguments(tmp_path)
-    assert (plain.num_train_epochs, plain.seeds) == (3, 1)
-
-
 def test_the_logits_of_all_examples_are_kept(tmp_path):
     """The metrics need them."""
     args = arguments(tmp_path, prediction_loss_only=True, batch_eval_metrics=True, eval_do_concat_batches=False)
@@ -60,7 +49,7 @@ def test_the_logits_of_all_examples_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sweep": "grid"}, "--sweep: unknown sweep 'grid'. Expected paper, fixed, stable."),
+        ({"sweep": "grid"}, "--sweep: unknown sweep 'grid'. Expected paper or fixed."),
         ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove it."),
     ],
 )

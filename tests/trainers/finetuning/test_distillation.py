@@ -107,8 +107,10 @@ def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
         for path in (tmp_path / "run", tmp_path / "run/without_teacher")
     )
     for row, found in zip(results["comparison"][1:], (results, without), strict=True):
-        score = found["sweep"]["metrics"]["eval"]["accuracy"]
-        assert (row["mean"], row["std"], row["seeds"]) == (score["mean"], score["std"], 2)
+        assert {name: row[name] for name in ("mean", "std", "seeds")} == {
+            **found["sweep"]["metrics"]["eval"]["accuracy"],
+            "seeds": 2,
+        }
     assert "Students: mean ± standard deviation of 2 seeds." in capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from finetuning_examples import arguments, make_task, make_tokenizer
 
-from snugbert.trainers.finetuning.guidance import describe_shortfalls, describe_wide_intervals
+from snugbert.trainers.finetuning.guidance import describe_shortfalls
 from snugbert.trainers.finetuning.run import fine_tune
 from snugbert.trainers.finetuning.task import Baseline
 
@@ -42,14 +42,6 @@ def test_shortfalls(metric, score, baseline, told, tmp_path):
         assert sentences[0].startswith(told) and sentences[1:] == [ADVICE]
     (check,) = describe_shortfalls(task, metrics, arguments(tmp_path), trained=False)[1:] or [None]
     assert check is None or check.startswith("Check that the checkpoint was fine-tuned for this task")
-
-
-def test_wide_intervals():
-    task = make_task(make_tokenizer(), 3)
-    intervals = {"eval": {"accuracy": [0.4, 0.52], "f1": [0.0, 1.0]}, "predict": {"accuracy": [0.4, 0.49]}}
-    (sentence,) = describe_wide_intervals(task, intervals)
-    assert sentence.startswith("Validation: the 95 % interval of accuracy is 12 points wide.")
-    assert describe_wide_intervals(dataclasses.replace(task, perfect_score=100), intervals) == []
 
 
 def test_a_run_reports_its_shortfall(model_args, tmp_path):

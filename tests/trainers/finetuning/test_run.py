@@ -8,24 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from family_checkpoints import write_checkpoint
 from finetuning_examples import HEADS, arguments, examples, make_task
 from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 
-from snugbert import SnugBertConfig, SnugBertForSequenceClassification
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.run import (
-    check_early,
-    class_weights,
-    fine_tune,
-    make_trainer,
-    reinitialize_layers,
-)
+from snugbert.trainers.finetuning.run import check_early, class_weights, fine_tune, make_trainer
 from snugbert.trainers.finetuning.sweep import run_task
-from snugbert.trainers.finetuning.trainer import LAYER, FineTuningTrainer
+from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.manifest import write_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -200,31 +192,6 @@ def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
     settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "early_stopping_threshold": 0.2}
     fine_tune(task, model_args, arguments(tmp_path / "threshold", **settings))
     assert json.loads((tmp_path / "threshold" / "trainer_state.json").read_text())["epoch"] == 3
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "deberta-v2"])
-def test_new_weights_for_the_last_layers(family, tmp_path):
-    """The last layers and the pooler are new, and the same for the same seed. All other weights stay."""
-    write_checkpoint(tmp_path, family)
-
-    def load(reinitialized: int, seed: int = 0) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        config = SnugBertConfig.from_pretrained(tmp_path)
-        model = SnugBertForSequenceClassification.from_pretrained(tmp_path, config=config)
-        torch.manual_seed(seed)
-        if reinitialized:
-            reinitialize_layers(model, reinitialized)
-        return model.state_dict()
-
-    before, new, again, other = load(0), load(1), load(1), load(1, seed=1)
-    last = max(int(found[1]) for name in before if (found := LAYER.search(name)))
-    changed = {name for name in before if not torch.equal(before[name], new[name])}
-    assert any(f"layer.{last}." in name for name in changed)
-    assert all(f"layer.{last}." in name or "pooler" in name for name in changed)
-    assert all(torch.equal(new[name], again[name]) for name in new)
-    assert any(not torch.equal(new[name], other[name]) for name in changed)
-    with pytest.raises(InputError, match=r"--reinit_layers 9 is too large\. The model has \d layers?\."):
-        load(9)
 
 
 def test_unknown_metric(tokenizer, model_args, tmp_path):

@@ -95,20 +95,17 @@ def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
     nan = float("nan")
     setting = {"batch_size": 32, "learning_rate": 3e-5, "epochs": 3.0}
     of_types = {"LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 9}
-    metrics = {
-        name: {"mean": value, "std": 0.125, "interval": [0.25, 0.75]}
-        for name, value in {"f1": 0.5, "total": 30, **of_types}.items()
-    }
+    metrics = {name: {"mean": value, "std": 0.125} for name, value in {"f1": 0.5, "total": 30, **of_types}.items()}
     spreads = [(0.5, 0.01), (0.5, nan), (nan, nan)]  # three seeds, one seed, a correlation of a constant
     settings = [{**setting, "seeds": 2, "mean": mean, "std": std} for mean, std in spreads]
     summary = {"chosen_by": "eval_f1", "settings": settings, "best_setting": setting, "failures": ["seed-7: *nan*"]}
     text = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting), 1)
     assert cells(text) == [
-        ["batch size", "learning rate", "epochs", "seeds", "mean ± standard deviation", "95 % interval of the mean"],
-        *(["32", "3e-05", "3", "2", mean, ""] for mean in ("50.00 ± 1.00", "50.00", "-")),
-        ["set", "metric", "mean ± standard deviation", "95 % interval of the mean"],
-        ["validation", "f1", "50.00 ± 12.50", "25.00 to 75.00"],
-        ["validation", "LOC f1", "40.00 ± 12.50", "25.00 to 75.00"],
+        ["batch size", "learning rate", "epochs", "seeds", "mean ± standard deviation"],
+        *(["32", "3e-05", "3", "2", mean] for mean in ("50.00 ± 1.00", "50.00", "-")),
+        ["set", "metric", "mean ± standard deviation"],
+        ["validation", "f1", "50.00 ± 12.50"],
+        ["validation", "LOC f1", "40.00 ± 12.50"],
     ]
     assert r"Failed: seed-7: \*nan\*" in text
     assert "Best setting: batch size 32, learning rate 3e-05, epochs 3. Its metrics" in text
