@@ -11,7 +11,9 @@ from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
 
-SWEEPS = ("paper", "fixed")
+SWEEPS = ("paper", "fixed", "stable")
+STABLE_EPOCHS = 20.0  # Mosbach et al. (2021), section 7
+STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 
 
@@ -53,6 +55,11 @@ class FineTuningArguments(DeviceArguments):
     original release (`run_classifier.py`, `optimization.py`) adds warmup over the first 10 % of the steps, linear
     decay, and weight decay 0.01. The paper's batch size counts all devices together.
 
+    `sweep="stable"` changes the defaults to 20 epochs and 5 seeds, after Mosbach et al. (2021), "On the Stability of
+    Fine-tuning BERT", section 7. Their other settings are already the defaults: warmup over the first 10 % of the
+    steps, linear decay, and AdamW with bias correction, which torch's AdamW always has. Their learning rate of 2e-5 is
+    for BERT-large. Here, the learning rate depends on the width as without `sweep`. Given values win.
+
     Raises:
         InputError: a value is out of range, or settings exclude each other.
 
@@ -76,7 +83,10 @@ class FineTuningArguments(DeviceArguments):
     learning_rate: float = field(  # type: ignore[assignment]
         default=None, metadata={"help": "Peak learning rate. Default: by the size of the model."}
     )
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Number of passes over the training examples."})
+    num_train_epochs: float = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
+        default=None,
+        metadata={"help": "Number of passes over the training examples. Default: 3 (--sweep stable: 20)."},
+    )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
     per_device_eval_batch_size: int = field(
         default=32, metadata={"help": "Examples per device and batch for evaluation and prediction."}
@@ -100,6 +110,9 @@ class FineTuningArguments(DeviceArguments):
     save_total_limit: int | None = field(
         default=None,
         metadata={"help": "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."},
+    )
+    reinit_layers: int = field(
+        default=0, metadata={"help": "Start the top N layers and the pooler from random weights."}
     )
     layerwise_lr_decay: float = field(
         default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
@@ -126,10 +139,16 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={"help": "Sweep over settings: paper (the grid of the BERT paper) or fixed (the given settings)."},
+        metadata={
+            "help": "Sweep over settings: paper (the grid of the BERT paper), fixed (the given settings) or stable "
+            "(long training for few labels)."
+        },
     )
-    seeds: int = field(
-        default=1, metadata={"help": "Number of runs with different seeds, from --seed on, to average."}
+    seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
+        default=None,
+        metadata={
+            "help": "Number of runs with different seeds, from --seed on, to average. Default: 1 (--sweep stable: 5)."
+        },
     )
     pad_to_max_length: bool = field(
         default=False, metadata={"help": "Pad all examples to --max_seq_length instead of packing batches."}
@@ -137,11 +156,16 @@ class FineTuningArguments(DeviceArguments):
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
     def __post_init__(self):
+        stable = self.sweep == "stable"
+        if self.num_train_epochs is None:
+            self.num_train_epochs = STABLE_EPOCHS if stable else 3.0
+        if self.seeds is None:
+            self.seeds = STABLE_SEEDS if stable else 1
         check_ranges(self)
         if self.deepspeed:
             raise InputError("--deepspeed is not supported. Remove it.")
         if self.sweep not in (None, *SWEEPS):
-            raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected {' or '.join(SWEEPS)}.")
+            raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected one of {', '.join(SWEEPS)}.")
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
