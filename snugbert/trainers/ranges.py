@@ -81,6 +81,7 @@ RANGES = {
     "early_stopping_patience": COUNT,
     "early_stopping_threshold": NOT_NEGATIVE,
     "freeze_layers": NOT_NEGATIVE,
+    "reinit_layers": NOT_NEGATIVE,
     "layerwise_lr_decay": SHARE,
     "max_answer_length": COUNT,
     "max_eval_samples": COUNT,

@@ -11,7 +11,9 @@ from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
 
-SWEEPS = ("paper", "fixed")
+SWEEPS = ("paper", "fixed", "stable")
+STABLE_EPOCHS = 20.0  # Mosbach et al. (2021), section 7
+STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 
 
@@ -75,6 +77,11 @@ class FineTuningArguments(DeviceArguments):
     original release (`run_classifier.py`, `optimization.py`) adds warmup over the first 10 % of the steps, linear
     decay, and weight decay 0.01. The paper's batch size counts all devices together.
 
+    `sweep="stable"` changes the defaults to 20 epochs and 5 seeds, after Mosbach et al. (2021), "On the Stability of
+    Fine-tuning BERT", section 7. Their other settings are already the defaults: warmup over the first 10 % of the
+    steps, linear decay, and AdamW with bias correction, which torch's AdamW always has. Their learning rate of 2e-5 is
+    for BERT-large. Here, the learning rate depends on the width as without `sweep`. Given values win.
+
     Raises:
         InputError: a value is out of range, or settings exclude each other.
 
@@ -98,7 +105,10 @@ class FineTuningArguments(DeviceArguments):
     learning_rate: float = field(  # type: ignore[assignment]
         default=None, metadata={"help": "Peak learning rate. Default: by the size of the model."}
     )
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Number of passes over the training examples."})
+    num_train_epochs: float = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
+        default=None,
+        metadata={"help": "Number of passes over the training examples. Default: 3, with --sweep stable 20."},
+    )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
     per_device_eval_batch_size: int = field(
         default=32, metadata={"help": "Examples per device and batch for evaluation and prediction."}
@@ -123,24 +133,39 @@ class FineTuningArguments(DeviceArguments):
         default=None,
         metadata={"help": "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."},
     )
+    reinit_layers: int = field(
+        default=0, metadata={"advanced": True, "help": "Start the top N layers and the pooler from random weights."}
+    )
     layerwise_lr_decay: float = field(
         default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
     )
     freeze_embeddings: bool = field(default=False, metadata={"advanced": True, "help": "Do not train the embeddings."})
-    freeze_layers: int = field(default=0, metadata={"help": "Do not train the embeddings and the first N layers."})
+    freeze_layers: int = field(
+        default=0, metadata={"advanced": True, "help": "Do not train the embeddings and the first N layers."}
+    )
     unfreeze_after_steps: int | None = field(
         default=None, metadata={"advanced": True, "help": "Unfreeze all layers after this many steps. Default: never."}
     )
     distillation_temperature: float = field(
-        default=2.0, metadata={"help": "With a teacher: temperature of its soft targets. 1 takes its probabilities."}
+        default=2.0,
+        metadata={
+            "advanced": True,
+            "help": "With a teacher: temperature of its soft targets. 1 takes its probabilities.",
+        },
     )
     distillation_weight: float = field(
         default=0.5,
-        metadata={"help": "With a teacher: share of the soft targets in the loss. The rest is the labels'."},
+        metadata={
+            "advanced": True,
+            "help": "With a teacher: share of the soft targets in the loss. The rest is the labels'.",
+        },
     )
     compare_without_teacher: bool = field(
         default=True,
-        metadata={"help": "With a teacher: also train the student without it, in OUTPUT_DIR/without_teacher."},
+        metadata={
+            "advanced": True,
+            "help": "With a teacher: also train the student without it, in OUTPUT_DIR/without_teacher.",
+        },
     )
     class_weights: str | None = field(
         default=None,
@@ -159,22 +184,29 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={"help": "Sweep over settings: paper (the grid of the BERT paper) or fixed (the given settings)."},
+        metadata={"help": "Several runs: paper (the BERT paper's grid), stable (for few labels) or fixed."},
     )
-    seeds: int = field(
-        default=1, metadata={"help": "Number of runs with different seeds, from --seed on, to average."}
+    seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
+        default=None,
+        metadata={"help": "Runs with different seeds from --seed on, averaged. Default: 1, with --sweep stable 5."},
     )
     pad_to_max_length: bool = field(
-        default=False, metadata={"help": "Pad all examples to --max_seq_length instead of packing batches."}
+        default=False,
+        metadata={"advanced": True, "help": "Pad all examples to --max_seq_length instead of packing batches."},
     )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
     def __post_init__(self):
+        stable = self.sweep == "stable"
+        if self.num_train_epochs is None:
+            self.num_train_epochs = STABLE_EPOCHS if stable else 3.0
+        if self.seeds is None:
+            self.seeds = STABLE_SEEDS if stable else 1
         check_ranges(self)
         if self.deepspeed:
             raise InputError("--deepspeed is not supported. Remove it.")
         if self.sweep not in (None, *SWEEPS):
-            raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected {' or '.join(SWEEPS)}.")
+            raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected one of {', '.join(SWEEPS)}.")
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model

@@ -101,7 +101,9 @@ def write_finetuning_card(
     sections.append(how_to_load(name, head))
     sections.append(f"## Data\n\n{data_table({'train': training_data} | scored, results['metrics'])}")
     if scored:
-        tables = results_tables(results["metrics"], results["baselines"], results["perfect_score"])
+        tables = results_tables(
+            results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
+        )
         sections.append(f"## Results\n\n{tables}")
     if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):
         sections.append(f"## Teacher and student\n\n{comparison}")

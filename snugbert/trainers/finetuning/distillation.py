@@ -175,8 +175,8 @@ def compare_models(
         results: the results of the student's run or sweep.
 
     Returns:
-        Rows with `model`; `metric`, `mean`, `std` and `seeds` on the validation set; `parameters`; `bytes` of the
-        weights; and `examples_per_second`, of the first `TIMED_EXAMPLES` validation examples.
+        Rows with `model`; `metric`, `mean`, `std`, `interval` and `seeds` on the validation set; `parameters`; `bytes`
+        of the weights; and `examples_per_second`, of the first `TIMED_EXAMPLES` validation examples.
     """
     validation = teacher.validation_set
     if validation is None or validation.score is None:
@@ -186,8 +186,11 @@ def compare_models(
     costs = [_measure_costs(each) for each in (trainer, student_trainer)]
     metric = task.main_metric
     logits = compute_logits(trainer, validation.features, cache_dir)
-    score = validation.score(validation.decode(logits))[metric]
-    rows = [{"model": "teacher", "metric": metric, "mean": score, "std": np.nan, "seeds": 1, **costs[0]}]
+    predictions = validation.decode(logits)
+    score = {"mean": validation.score(predictions)[metric], "std": np.nan, "seeds": 1, "interval": None}
+    if validation.estimate_intervals is not None:
+        score["interval"] = validation.estimate_intervals(predictions).get(metric)
+    rows = [{"model": "teacher", "metric": metric, **score, **costs[0]}]
     students = {"student": results, "student without teacher": without and read_json(without / RESULTS)}
     for name, found in students.items():
         if found:
@@ -196,11 +199,12 @@ def compare_models(
 
 
 def _read_score(results: Mapping[str, Any], set_name: str, metric: str) -> dict[str, Any]:
-    """Returns mean, standard deviation and number of seeds of a run or of a sweep's best setting."""
+    """Returns mean, standard deviation, interval and number of seeds of a run or of a sweep's best setting."""
     if "sweep" in results:
         best = results["sweep"]["best_setting"]["seeds"]
         return {**results["sweep"]["metrics"][set_name][metric], "seeds": best}
-    return {"mean": results["metrics"][set_name][metric], "std": np.nan, "seeds": 1}
+    interval = results.get("intervals", {}).get(set_name, {}).get(metric)
+    return {"mean": results["metrics"][set_name][metric], "std": np.nan, "seeds": 1, "interval": interval}
 
 
 def _measure_costs(trainer: FineTuningTrainer) -> dict[str, Any]:

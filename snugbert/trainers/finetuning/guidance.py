@@ -1,13 +1,15 @@
-"""What to try if the scores of a run do not beat the baseline."""
+"""What to try if the scores of a run do not beat the baseline, or are uncertain."""
 
 import math
 from collections.abc import Mapping
 
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.finetuning.tables import format_metric, set_title
+from snugbert.trainers.finetuning.intervals import Interval
+from snugbert.trainers.finetuning.tables import format_metric, is_score, set_title
 from snugbert.trainers.finetuning.task import FineTuningTask
 
 LOWER_IS_BETTER = ("loss", "mse")
+WIDE = 10  # points on the scale up to 100; wider intervals get a warning
 
 
 def describe_shortfalls(
@@ -39,6 +41,32 @@ def describe_shortfalls(
             ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
             sentences.append(f"{title} {ours} does not beat the baseline, {theirs} ({answer}).")
     return [*sentences, _suggest(args, trained)] if sentences else []
+
+
+def describe_wide_intervals(
+    task: FineTuningTask, intervals: Mapping[str, Mapping[str, Interval | None]], remedy: str
+) -> list[str]:
+    """Returns a sentence for each set whose main metric has an interval wider than `WIDE` points, or without width.
+
+    If a model is right on every example, every resample has the same score, and the bootstrap finds no uncertainty.
+
+    Args:
+        task: the task. Metrics that are no scores, such as the mean squared error, are skipped.
+        intervals: evaluation set -> metric -> low and high.
+        remedy: what to do.
+    """
+    sentences = []
+    for set_name, of_set in intervals.items():
+        interval = of_set.get(task.main_metric) if is_score(task.main_metric) else None
+        if interval is None:
+            continue
+        width = 100 * (interval[1] - interval[0]) / task.perfect_score
+        title = f"{set_title(set_name)} {task.main_metric.replace('_', ' ')}"
+        if width > WIDE:
+            sentences.append(f"{title}: the 95 % interval is {width:.0f} points wide. {remedy}")
+        elif width == 0:
+            sentences.append(f"{title}: the 95 % interval has no width, so it says nothing. {remedy}")
+    return sentences
 
 
 def _suggest(args: FineTuningArguments, trained: bool) -> str:

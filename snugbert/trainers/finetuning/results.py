@@ -7,11 +7,13 @@ from typing import Any, NotRequired, TypedDict
 
 from snugbert.card_snugbert import escape
 from snugbert.errors import format_count
+from snugbert.trainers.finetuning.intervals import METHOD, Interval
 from snugbert.trainers.finetuning.plots import list_plots
 from snugbert.trainers.finetuning.tables import (
     UNDEFINED,
     comparison_table,
     data_table,
+    format_interval,
     format_metric,
     results_tables,
     split_name,
@@ -30,6 +32,7 @@ class RunResults(TypedDict):
         model: name of the checkpoint that training started from, or "random weights".
         config: name of the configuration, if the user gave one.
         metrics: evaluation set -> metric -> value. Undefined metrics are NaN (null in the file).
+        intervals: evaluation set -> overall metric -> low and high end of its 95 % interval, see [`bootstrap`].
         perfect_score: the value of a perfect score in `metrics`: 1 for fractions, 100 for percent.
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         examples: evaluation set -> number of examples.
@@ -46,6 +49,7 @@ class RunResults(TypedDict):
     model: str
     config: str | None
     metrics: dict[str, dict[str, float]]
+    intervals: NotRequired[dict[str, dict[str, Interval]]]
     perfect_score: int
     baselines: dict[str, dict[str, Any]]
     examples: dict[str, int]
@@ -77,7 +81,9 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
         sweep_tables: Markdown tables of a sweep, added to `results.md`.
     """
     data = data_table(results["data"], results["metrics"])
-    scores = results_tables(results["metrics"], results["baselines"], results["perfect_score"])
+    scores = results_tables(
+        results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
+    )
     shortfalls = escape(" ".join(results.get("shortfalls", [])))
     comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
     parts = [f"# {escape(results['task'])}", data, scores, shortfalls, sweep_tables, comparison]
@@ -101,7 +107,7 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         epochs, steps = training["epoch"], format_count(int(training["train_steps"]), "step")
         amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps})"
         title = f"{task.name}: trained {amount} in {duration}"
-    lines = []
+    lines, intervals = [], results.get("intervals", {})
     for evaluation_set in task.evaluation_sets:
         name = evaluation_set.name
         metrics = results["metrics"][name]
@@ -110,14 +116,18 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         cells = []
         for metric, value in shown.items():
             score, to_beat = (format_metric(metric, v, task.perfect_score) for v in (value, baseline.get(metric)))
+            interval = format_interval(metric, intervals.get(name, {}).get(metric), task.perfect_score)
             # The correlation of a constant is undefined.
-            cells.append(f"{metric} {score}" + ("" if to_beat == UNDEFINED else f" (baseline {to_beat})"))
+            details = [*([interval] if interval else []), *([] if to_beat == UNDEFINED else [f"baseline {to_beat}"])]
+            cells.append(f"{metric} {score}" + (f" ({'; '.join(details)})" if details else ""))
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
         examples = format_count(evaluation_set.num_examples, "example")
         lines.append((split_name(name).replace("_", " "), f"{examples}: {text}"))
     answers = dict.fromkeys(s.baseline.answer for s in task.evaluation_sets if s.baseline is not None)
     if answers:
         lines.append(("baseline", ", ".join(answers)))
+    if any(intervals.values()):
+        lines.append(("in brackets", METHOD))
     lines.append(("folder", str(output_dir)))
     files = {
         "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],

@@ -29,13 +29,14 @@ from snugbert.trainers.finetuning.arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.guidance import LOWER_IS_BETTER, describe_shortfalls
+from snugbert.trainers.finetuning.guidance import LOWER_IS_BETTER, describe_shortfalls, describe_wide_intervals
+from snugbert.trainers.finetuning.intervals import Interval
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
 from snugbert.trainers.finetuning.tables import set_title
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
-from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer
+from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer, reinitialize_layers
 from snugbert.trainers.output_folder import (
     check_output_dir,
     clear_output_dir,
@@ -66,6 +67,7 @@ SETTINGS = (
     "warmup_steps",
     "lr_scheduler_type",
     "weight_decay",
+    "reinit_layers",
     "layerwise_lr_decay",
     "freeze_embeddings",
     "freeze_layers",
@@ -210,10 +212,14 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         trainer.command_settings = _compared_settings(task, model_args, args)
         trainer.write_card = lambda: _write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint, _finished_settings(task, model_args, args))
-    metrics, losses = {}, {}
+    metrics, intervals, losses = {}, {}, {}
     for evaluation_set in task.evaluation_sets:
-        metrics[evaluation_set.name], losses[evaluation_set.name] = evaluate(trainer, evaluation_set)
+        name = evaluation_set.name
+        metrics[name], intervals[name], losses[name] = evaluate(trainer, evaluation_set)
     results = collect_results(task, model_args, args, training, metrics, trainer.changes)
+    results["intervals"] = intervals
+    for sentence in describe_wide_intervals(task, intervals, "Score more examples."):
+        logger.warning(sentence)
     if task.compare is not None and training:
         results["comparison"] = task.compare(results)
     results["shortfalls"] = describe_shortfalls(task, metrics, args, trained=bool(training))
@@ -237,8 +243,8 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
     """Returns a trainer with a new model.
 
     Raises:
-        InputError: see [`FineTuningTrainer`] and [`class_weights`]; Trainer rejects an argument, such as a reporter
-            that is not installed; or label smoothing does not fit the labels.
+        InputError: see [`FineTuningTrainer`], [`class_weights`] and [`reinitialize_layers`]; Trainer rejects an
+            argument, such as a reporter that is not installed; or label smoothing does not fit the labels.
     """
     if args.label_smoothing_factor and (task.labels is None or task.multi_label or args.class_weights is not None):
         raise InputError(
@@ -249,6 +255,8 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
         callbacks.append(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
     weights = None if args.class_weights is None else class_weights(args.class_weights, task)
     model = task.make_model()
+    if task.train_features is not None:
+        reinitialize_layers(model, args.reinit_layers)
     validation_set = task.validation_set
     make: Any = FineTuningTrainer
     if task.soft_targets is not None:
@@ -328,16 +336,19 @@ def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str
     return metrics
 
 
-def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> tuple[dict[str, float], float | None]:
+def evaluate(
+    trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]
+) -> tuple[dict[str, float], dict[str, Interval], float | None]:
     """Predicts, writes predictions and plots, and saves the metrics next to the baseline's.
 
     Returns:
-        The metrics, and the loss. Without labels, there are no metrics, and the loss is None.
+        The metrics, their intervals, and the loss. Without labels, there are no metrics, and the loss is None.
     """
     name = evaluation_set.name
     output = trainer.predict(evaluation_set.features, metric_key_prefix=name)
     predictions = evaluation_set.decode(output.predictions)
     metrics = {} if evaluation_set.score is None else evaluation_set.score(predictions)
+    intervals = {} if evaluation_set.estimate_intervals is None else evaluation_set.estimate_intervals(predictions)
     if trainer.is_world_process_zero():
         folder = Path(str(trainer.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
@@ -350,7 +361,7 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)
-    return metrics, (output.metrics or {}).get(f"{name}_loss")
+    return metrics, intervals, (output.metrics or {}).get(f"{name}_loss")
 
 
 def _draw_learning_curve(

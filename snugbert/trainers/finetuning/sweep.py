@@ -22,10 +22,12 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.card import write_finetuning_card
+from snugbert.trainers.finetuning.guidance import describe_wide_intervals
+from snugbert.trainers.finetuning.intervals import Interval, interval_of_mean
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, format_summary, write_atomically, write_results
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
-from snugbert.trainers.finetuning.tables import format_metric, sweep_tables
+from snugbert.trainers.finetuning.tables import format_with_interval, sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.run_lock import LOCK_NAME
@@ -66,6 +68,10 @@ class FinishedRun(NamedTuple):
         """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run diverged."""
         value = self.results.get("metrics", {}).get(set_name, {}).get(metric)
         return np.nan if value is None else value
+
+    def interval(self, metric: str, set_name: str) -> Interval | None:
+        """Returns the interval of a metric. None: there is none."""
+        return self.results.get("intervals", {}).get(set_name, {}).get(metric)
 
 
 class PlannedRun(NamedTuple):
@@ -133,7 +139,10 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
             logger.info("run %d of %d: %s", index, len(runs), run.name)
             try:
                 results = fine_tune(single, model_args, _run_arguments(args, run))
-                score = format_metric(metric, results["metrics"][set_name].get(metric), task.perfect_score)
+                interval = results.get("intervals", {}).get(set_name, {}).get(metric)
+                score = format_with_interval(
+                    metric, results["metrics"][set_name].get(metric), interval, task.perfect_score
+                )
                 logger.info("%s: %s %s", run.name, metric, score)
             except DivergedError as error:
                 logger.warning("%s: %s", run.name, error)
@@ -195,6 +204,9 @@ def _finish(
     if best.failed:
         raise InputError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
     summary = summarize_sweep(runs, task, args)
+    of_means = {name: {m: row["interval"] for m, row in rows.items()} for name, rows in summary["metrics"].items()}
+    for sentence in describe_wide_intervals(task, of_means, "Add seeds (--seeds), or score more examples."):
+        logger.warning("mean over the seeds, %s", sentence)
     tables = sweep_tables(summary, Setting._fields, task.perfect_score)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
     _keep_best_weights(output_dir, best)  # again, because an earlier command may have stopped before this step
@@ -248,21 +260,24 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
 
     Returns:
         `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
-        its fields, `seeds`, `scores`, `mean` and `std`; `best_setting`: one of them; `metrics`: evaluation set ->
-        metric -> `mean` and `std` of the best setting; `failures`: messages of diverged runs.
+        its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
+        set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of diverged runs. The
+        interval of one seed is the run's own. It is None if there is none.
     """
     set_name, metric = _selection_metric(task, args)
     settings = []
     failures = [run.results["failure"] for run in runs if run.failed]
     runs = [run for run in runs if not run.failed]
     for setting in dict.fromkeys(run.setting for run in runs):
-        scores = [run.score(metric, set_name) for run in runs if run.setting == setting]
-        settings.append({**setting._asdict(), "seeds": len(scores), "scores": scores, **_mean_and_deviation(scores)})
+        of_setting = [run for run in runs if run.setting == setting]
+        scores = [run.score(metric, set_name) for run in of_setting]
+        spread = _summarize_seeds(of_setting, metric, set_name)
+        settings.append({**setting._asdict(), "seeds": len(scores), "scores": scores, **spread})
     sign = 1 if args.greater_is_better else -1
     best = max(settings, key=lambda row: np.nan_to_num(sign * row["mean"], nan=-np.inf))
     best_runs = [run for run in runs if run.setting == Setting(*(best[name] for name in Setting._fields))]
     metrics = {
-        name: {m: _mean_and_deviation([run.score(m, name) for run in best_runs]) for m in values}
+        name: {m: _summarize_seeds(best_runs, m, name) for m in values}
         for name, values in best_runs[0].results["metrics"].items()
     }
     return {
@@ -274,9 +289,14 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
     }
 
 
-def _mean_and_deviation(values: list[float]) -> dict[str, float]:
-    # The standard deviation of a sample, undefined for one seed.
-    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan}
+def _summarize_seeds(runs: list[FinishedRun], metric: str, set_name: str) -> dict[str, Any]:
+    values = [run.score(metric, set_name) for run in runs]
+    return {
+        "mean": float(np.mean(values)),
+        # The standard deviation of a sample, undefined for one seed.
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
+        "interval": interval_of_mean(values) if len(values) > 1 else runs[0].interval(metric, set_name),
+    }
 
 
 def _selection_metric(task: FineTuningTask, args: FineTuningArguments) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from snugbert.card_snugbert import escape
 from snugbert.trainers.card import table
+from snugbert.trainers.finetuning.intervals import METHOD, METHOD_OF_MEANS, Interval, interval_of_average
 
 T = TypeVar("T")
 # Columns of table 1 of Devlin et al. (2018), in its order, and WNLI: task, evaluation set, metric.
@@ -65,6 +66,31 @@ def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
+def format_interval(metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
+    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty if there is none.
+
+    Args:
+        metric: name of the metric.
+        interval: low and high.
+        perfect_score: the value of a perfect score: 1 or 100.
+    """
+    if interval is None:
+        return ""
+    if is_score(metric):
+        low, high = (f"{100 * end / perfect_score:.1f}" for end in interval)  # type: ignore[operator]
+    else:
+        low, high = (format_metric(metric, end, perfect_score) for end in interval)
+    return f"{low} to {high}"
+
+
+def format_with_interval(
+    metric: str, value: float | None, interval: Sequence[float | None] | None, perfect_score: int
+) -> str:
+    """Formats a metric with its interval, if there is one: "86.24 (83.9 to 88.5)". Arguments: as for its parts."""
+    text, ends = format_metric(metric, value, perfect_score), format_interval(metric, interval, perfect_score)
+    return f"{text} ({ends})" if ends and text != UNDEFINED else text
+
+
 def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns a Markdown table of the data of a run, with the number of examples.
 
@@ -86,6 +112,7 @@ def results_tables(
     metrics: Mapping[str, Mapping[str, float | None]],
     baselines: Mapping[str, Mapping[str, Any]],
     perfect_score: int,
+    intervals: Mapping[str, Mapping[str, Interval]] | None = None,
 ) -> str:
     """Returns Markdown tables of a run's metrics next to the baseline's: scores, other values, and entity types.
 
@@ -93,7 +120,9 @@ def results_tables(
         metrics: evaluation set, such as "eval" or "predict_mm" -> metric -> value.
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         perfect_score: the value of a perfect score in the metrics: 1 or 100.
+        intervals: evaluation set -> metric -> low and high, see [`bootstrap`].
     """
+    intervals = intervals or {}
     rows: dict[bool, list[Any]] = {True: [], False: []}
     type_rows = []
     for set_name, set_metrics in metrics.items():
@@ -104,7 +133,8 @@ def results_tables(
                 to_beat = ""
                 if name in baseline:
                     to_beat = f"{format_metric(name, baseline[name], perfect_score)} ({baseline['answer']})"
-                text = format_metric(name, value, perfect_score)
+                interval = intervals.get(set_name, {}).get(name)
+                text = format_with_interval(name, value, interval, perfect_score)
                 rows[is_score(name)].append((title, name.replace("_", " "), text, to_beat))
         for kind, values in by_type.items():
             cells = [format_metric(f"_{name}", value, perfect_score) for name, value in values.items()]
@@ -112,7 +142,8 @@ def results_tables(
     tables = [table(("set", "metric", "this model", "baseline"), part) for part in rows.values() if part]
     if type_rows:
         tables.append(table(("set", "type", "entities", *TYPE_METRICS[1:]), type_rows))
-    return "\n\n".join([*([SCALE] if rows[True] else []), *tables])
+    notes = [*([SCALE] if rows[True] else []), *([f"In brackets: {METHOD}"] if any(intervals.values()) else [])]
+    return "\n\n".join([*([" ".join(notes)] if notes else []), *tables])
 
 
 def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
@@ -134,7 +165,7 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
 
     columns = (*setting_columns, "seeds")
     settings = [
-        (*(row[name] for name in columns), _mean_and_deviation(summary["chosen_by"], row, perfect_score))
+        (*(row[name] for name in columns), format_mean(summary["chosen_by"], row, perfect_score))
         for row in summary["settings"]
     ]
     rows = []
@@ -142,15 +173,16 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
         overall, by_type = split_by_type(metrics)
         values = {**overall, **{f"{kind}_f1": of_type["f1"] for kind, of_type in by_type.items()}}
         rows += [
-            (set_title(set_name), name.replace("_", " "), _mean_and_deviation(name, value, perfect_score))
+            (set_title(set_name), name.replace("_", " "), format_mean(name, value, perfect_score))
             for name, value in values.items()
             if not name.endswith("total")
         ]
     best = ", ".join(f"{name.replace('_', ' ')} {summary['best_setting'][name]:g}" for name in setting_columns)
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
     title = "mean ± standard deviation"
+    note = f" In brackets: {METHOD_OF_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
     return (
-        f"Settings and runs are compared by {summary['chosen_by']}.\n\n"
+        f"Settings and runs are compared by {summary['chosen_by']}.{note}\n\n"
         f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"
         f"Best setting: {best}. Its metrics over all seeds:\n\n"
         f"{table(('set', 'metric', title), rows)}"
@@ -170,7 +202,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> s
     cells = [
         (
             row["model"],
-            _mean_and_deviation(metric, row, perfect_score),
+            format_mean(metric, row, perfect_score),
             f"{100 * row['mean'] / teacher:.1f}" if teacher and is_score(metric) else UNDEFINED,
             f"{row['parameters'] / 1e6:,.1f}",
             f"{row['bytes'] / 1e6:,.0f}",
@@ -180,19 +212,33 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> s
     ]
     columns = ("model", metric.replace("_", " "), "% of the teacher", "million parameters", "MB", "examples/s")
     seeds = max(row["seeds"] for row in rows)
-    scored = f" Students: mean ± standard deviation of {seeds} seeds." if seeds > 1 else ""
+    scored = f" Students: mean ± standard deviation of {seeds} seeds. In brackets: {METHOD_OF_MEANS}"
     return (
-        f"{table(columns, cells)}\n\nScored on the validation examples.{scored} Examples per second were measured in "
-        "this run, on the first validation examples."
+        f"{table(columns, cells)}\n\nScored on the validation examples."
+        f"{scored if seeds > 1 else f' In brackets: {METHOD}'} "
+        "Examples per second were measured in this run, on the first validation examples."
     )
 
 
-def _mean_and_deviation(metric: str, row: Mapping[str, float], perfect_score: int) -> str:
+def format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:
+    """Formats a mean over seeds, its standard deviation and its interval: "86.2 ± 0.4 (85.7 to 86.7)".
+
+    Args:
+        metric: name of the metric.
+        row: `mean`, `std` and `interval`; undefined values are left out.
+        perfect_score: the value of a perfect score: 1 or 100.
+    """
     value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
-    return value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
+    ends = format_interval(metric, row.get("interval"), perfect_score)
+    text = value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
+    return f"{text} ({ends})" if ends and text != UNDEFINED else text
 
 
-def suite_table(metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
+def suite_table(
+    metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]],
+    intervals: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+    method: str = METHOD,
+) -> str:
     """Returns a Markdown table of all GLUE tasks in one row, in percent, with the average of the BERT paper.
 
     Devlin et al. (2018), table 1: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews correlation for CoLA,
@@ -201,6 +247,9 @@ def suite_table(metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]])
     Args:
         metrics: task as in `snugbert glue` -> evaluation set -> metric -> fraction of 1. Missing tasks are listed
             below the table.
+        intervals: task -> evaluation set -> metric -> low and high, for a second row. The interval of the average
+            combines them, see [`interval_of_average`].
+        method: the method of the intervals.
     """
     scores = {
         column: 100 * value
@@ -214,10 +263,23 @@ def suite_table(metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]])
     cells["average"] = f"{np.mean(values):.1f}" if values else "-"
     if "WNLI" in scores:
         cells["WNLI"] = f"{scores['WNLI']:.1f}"
+    rows, note = [cells], ""
+    ends = {
+        column: [100 * end for end in interval]
+        for column, (task_name, set_name, metric) in SUITE.items()
+        if column in scores
+        and (interval := (intervals or {}).get(task_name, {}).get(set_name, {}).get(metric)) is not None
+    }
+    if ends:
+        averaged = [column for column in counting if column in scores]
+        if averaged and ends.keys() >= set(averaged):
+            ends["average"] = list(interval_of_average(values, [tuple(ends[column]) for column in averaged]))  # type: ignore[misc]
+        rows.append({column: "{:.1f} to {:.1f}".format(*ends[column]) if column in ends else "" for column in cells})
+        note = f" Second row: {method}"
     without = f" Missing here: {', '.join(missing)}." if missing else ""
     return (
-        f"{table(cells, [cells.values()])}\n\n"
+        f"{table(cells, [row.values() for row in rows])}\n\n"
         "Percent, on the validation examples: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
         "correlation for CoLA, accuracy for the others. The average follows Devlin et al. (2018), table 1: MNLI "
-        f"counts twice, WNLI does not count.{without}"
+        f"counts twice, WNLI does not count.{without}{note}"
     )

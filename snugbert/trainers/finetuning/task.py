@@ -15,6 +15,7 @@ from snugbert.errors import InputError
 from snugbert.models import load_model
 from snugbert.students import choose_student_layers, make_student
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.intervals import Interval
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.splits import DataSource
 
@@ -51,6 +52,7 @@ class EvaluationSet(Generic[Predictions]):
         predictions_files: the files of predictions that `write` creates.
         baseline: metrics to compare with.
         training_metrics: the metrics to log during training. None: all.
+        estimate_intervals: returns 95 % intervals of the overall metrics of predictions. None: there are none.
     """
 
     name: str
@@ -62,6 +64,7 @@ class EvaluationSet(Generic[Predictions]):
     predictions_files: tuple[str, ...] = ()
     baseline: Baseline | None = None
     training_metrics: tuple[str, ...] | None = None
+    estimate_intervals: Callable[[Predictions], dict[str, Interval]] | None = None
 
     def score_in_training(self, logits: Logits) -> dict[str, float]:
         """Returns the metrics to log during training; none if the examples have no labels."""

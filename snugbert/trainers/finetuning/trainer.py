@@ -51,10 +51,11 @@ class FineTuningTrainer(SharedTrainer):
             labels. [`predict`] does not call it.
 
     Raises:
-        InputError: `freeze_layers` is more than the model's number of layers.
+        InputError: `freeze_layers` is more than the model's number of layers, or includes re-initialized layers.
     """
 
     compared_names = (
+        "reinit_layers",
         "layerwise_lr_decay",
         "freeze_embeddings",
         "freeze_layers",
@@ -270,12 +271,43 @@ def find_depths(model: nn.Module) -> dict[nn.Parameter, int]:
     }
 
 
+def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
+    """Gives the top `number` encoder layers and the pooler new random weights, as in pretraining. 0 changes nothing.
+
+    As in Zhang et al. (2021), "Revisiting Few-sample BERT Fine-tuning", section 5: the top layers are specialized in
+    pretraining, and can be a poor start for few labels. The weights come from torch's global generator.
+
+    Args:
+        model: a model with a head.
+        number: number of layers.
+
+    Raises:
+        InputError: the model has fewer layers.
+    """
+    encoder: Any = model.base_model
+    layers = encoder.encoder.layer
+    if number > len(layers):
+        raise InputError(f"--reinit_layers {number} is too large. The model has {format_count(len(layers), 'layer')}.")
+    if number == 0:
+        return
+    parts = [*layers[-number:], encoder.pooler] if encoder.pooler is not None else layers[-number:]
+    for module in (module for part in parts for module in part.modules()):
+        for parameter in module.parameters(recurse=False):
+            parameter._is_hf_initialized = False  # type: ignore[attr-defined]  # transformers protects loaded weights
+        model._init_weights(module)
+
+
 def _frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.Parameter]:
     depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers > layers:
         raise InputError(
             f"--freeze_layers {args.freeze_layers} is too large. The model has {format_count(layers, 'layer')}."
+        )
+    if args.freeze_layers + args.reinit_layers > layers:
+        raise InputError(
+            f"--freeze_layers {args.freeze_layers} and --reinit_layers {args.reinit_layers} overlap. The model has "
+            f"{format_count(layers, 'layer')}."
         )
     return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import evaluate
+import numpy as np
 from datasets import Features, List, Value
 from scipy.stats import ConstantInputWarning, pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
@@ -126,3 +127,78 @@ class GlueMetric(evaluate.Metric):
 
     def _compute(self, predictions: list[Any], references: list[Any]) -> dict[str, float]:
         return SCORERS[self.config_name](references, predictions)
+
+
+# --- resampled examples -----------------------------------------------------------------------------------------
+
+# The same metrics for [`bootstrap`]: from the distinct rows, and from how often each was drawn.
+
+
+def score_drawn_classes(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """Computes accuracy, F1 of label 1 and Matthews correlation, as scikit-learn does.
+
+    Args:
+        rows: correct and predicted label ids. *Shape:* (rows, 2)
+        counts: number of examples with each row. *Shape:* (rows,)
+    """
+    references, predictions = rows.T
+    total, correct = counts.sum(), counts[references == predictions].sum()
+    labels = rows.max() + 1
+    correct_labels = np.bincount(references, counts, labels)
+    predicted_labels = np.bincount(predictions, counts, labels)
+    ones = counts[references == 1].sum() + counts[predictions == 1].sum()
+    # Gorodkin (2004), equation 8; 0 if all correct or all predicted labels are the same.
+    variance = (total**2 - (correct_labels**2).sum()) * (total**2 - (predicted_labels**2).sum())
+    covariance = correct * total - (correct_labels * predicted_labels).sum()
+    return {
+        "accuracy": correct / total,
+        "f1": 2 * counts[(references == 1) & (predictions == 1)].sum() / ones if ones else 0.0,
+        "matthews_correlation": covariance / np.sqrt(variance) if variance else 0.0,
+    }
+
+
+def score_drawn_label_sets(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """Computes micro F1, macro F1 and subset accuracy of examples with several labels, as scikit-learn does.
+
+    Args:
+        rows: for each label 1 or 0: first whether it is correct, then whether it is predicted. *Shape:* (rows, 2 x
+            labels)
+        counts: number of examples with each row. *Shape:* (rows,)
+    """
+    references, predictions = np.split(rows, 2, axis=1)
+    both, either = counts @ (references & predictions), counts @ (references + predictions)
+    return {
+        "micro_f1": 2 * both.sum() / either.sum() if either.sum() else 0.0,
+        "macro_f1": float(np.mean(2 * both / np.maximum(either, 1))),
+        "subset_accuracy": counts @ (references == predictions).all(axis=1) / counts.sum(),
+    }
+
+
+def score_drawn_numbers(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """Computes Pearson correlation, Spearman correlation and mean squared error, as SciPy and scikit-learn do.
+
+    Args:
+        rows: correct and predicted number. *Shape:* (rows, 2)
+        counts: number of examples with each row. *Shape:* (rows,)
+    """
+    references, predictions = rows[counts > 0].T
+    counts = counts[counts > 0]
+    return {
+        "pearson": _correlation(references, predictions, counts),
+        "spearmanr": _correlation(_rank(references, counts), _rank(predictions, counts), counts),
+        "mse": counts @ np.square(references - predictions) / counts.sum(),
+    }
+
+
+def _correlation(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> float:
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return np.nan
+    x, y = (values - counts @ values / counts.sum() for values in (x, y))
+    return counts @ (x * y) / np.sqrt((counts @ (x * x)) * (counts @ (y * y)))
+
+
+def _rank(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns the rank of each value if it occurs as often as `counts` says. Equal values share their mean rank."""
+    _, groups = np.unique(values, return_inverse=True)
+    sizes = np.bincount(groups, counts)
+    return (np.cumsum(sizes) - (sizes - 1) / 2)[groups]

@@ -10,6 +10,7 @@ from pathlib import Path
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.intervals import METHOD_OF_MEANS
 from snugbert.trainers.finetuning.plan import make_plan, prepare_folders
 from snugbert.trainers.finetuning.results import RESULTS, write_atomically
 from snugbert.trainers.finetuning.sweep import run_task
@@ -90,18 +91,21 @@ def write_table(output_dir: Path, names: list[str]) -> None:
     """Prints the scores of all tasks with their average, and writes them to results.md and results.json."""
     results = {name: read_json(output_dir / name / RESULTS) for name in names}
     metrics = {name: task_results["metrics"] for name, task_results in results.items()}
-    table = suite_table(metrics)
+    table = suite_table(metrics, {name: task_results.get("intervals", {}) for name, task_results in results.items()})
     if any("sweep" in task_results for task_results in results.values()):
-        means = {
-            name: {
-                set_name: {metric: value["mean"] for metric, value in set_metrics.items()}
-                for set_name, set_metrics in task_results["sweep"]["metrics"].items()
+        means, intervals = (
+            {
+                name: {
+                    set_name: {metric: value.get(key) for metric, value in set_metrics.items()}
+                    for set_name, set_metrics in task_results["sweep"]["metrics"].items()
+                }
+                for name, task_results in results.items()
             }
-            for name, task_results in results.items()
-        }
+            for key in ("mean", "interval")
+        )
         table = (
             f"The best run of each task on the validation examples:\n\n{table}\n\n"
-            f"Means over the seeds of its best setting:\n\n{suite_table(means)}"
+            f"Means over the seeds of its best setting:\n\n{suite_table(means, intervals, METHOD_OF_MEANS)}"
         )
     write_atomically(output_dir / "results.md", f"{table}\n")
     write_atomically(output_dir / RESULTS, json.dumps(metrics, indent=1))

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 from snugbert.models import limit_length, load_config, load_tokenizer
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.intervals import Interval, bootstrap
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_confusion_matrix, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
@@ -30,7 +31,12 @@ from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, TASKS
 from snugbert.trainers.glue.data import GlueSplit, load_splits
 from snugbert.trainers.glue.labels import Problem, choose_labels, choose_problem, encode_labels
-from snugbert.trainers.glue.metric import GlueMetric
+from snugbert.trainers.glue.metric import (
+    GlueMetric,
+    score_drawn_classes,
+    score_drawn_label_sets,
+    score_drawn_numbers,
+)
 from snugbert.trainers.splits import DataSource, describe_source
 
 logger = logging.getLogger(__name__)
@@ -44,6 +50,11 @@ NAMES = {
     "test": "predict",
     "test_mismatched": "predict_mm",
     "diagnostic": "predict_ax",
+}
+SCORE_DRAWN = {
+    "regression": score_drawn_numbers,
+    "single_label_classification": score_drawn_classes,
+    "multi_label_classification": score_drawn_label_sets,
 }
 MAIN_METRICS = {
     "regression": "mse",
@@ -274,9 +285,7 @@ def make_score(task_name: str | None, labels: list[str] | None, problem: Problem
     """
     own = {"single_label_classification": "classification", "multi_label_classification": "multi_label"}
     metric = GlueMetric(task_name or own.get(problem, problem), keep_in_memory=True)
-    # F1 is the F1 of the task's label 1, which may have another id in this checkpoint.
-    task_labels = TASKS[task_name].labels if task_name in TASKS else ()
-    task_ids = np.array([task_labels.index(label) for label in labels]) if labels and task_labels else None
+    task_ids = _task_ids(task_name, labels)
 
     def score(predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
         if task_ids is not None:
@@ -287,6 +296,40 @@ def make_score(task_name: str | None, labels: list[str] | None, problem: Problem
         return metrics
 
     return score
+
+
+def _task_ids(task_name: str | None, labels: list[str] | None) -> np.ndarray | None:
+    """Returns the task's id of each label. F1 is the F1 of label 1, which may have another id in this checkpoint."""
+    task_labels = TASKS[task_name].labels if task_name in TASKS else ()
+    return np.array([task_labels.index(label) for label in labels]) if labels and task_labels else None
+
+
+def estimate_intervals(
+    predictions: np.ndarray,
+    references: np.ndarray,
+    metrics: Collection[str],
+    task_name: str | None,
+    labels: list[str] | None,
+    problem: Problem,
+) -> dict[str, Interval]:
+    """Returns the interval of each of `metrics`, from a bootstrap over the examples.
+
+    Args:
+        predictions, references, task_name, labels, problem: as in [`make_score`].
+        metrics: the metrics that it computes.
+    """
+    task_ids = _task_ids(task_name, labels)
+    if task_ids is not None:
+        predictions, references = task_ids[predictions], task_ids[references]
+
+    def score(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+        drawn = SCORE_DRAWN[problem](rows, counts)
+        chosen = {metric: drawn[metric] for metric in metrics if metric in drawn}
+        if "combined_score" in metrics:
+            chosen["combined_score"] = sum(chosen.values()) / len(chosen)
+        return chosen
+
+    return bootstrap(np.column_stack((references, predictions)), score)
 
 
 def make_evaluation_set(
@@ -319,10 +362,16 @@ def make_evaluation_set(
         [str(task.labels.index(label)) for label in labels] if labels and task and task.writes_label_ids else labels
     )
     separator = data_args.label_separator or ","
-    score = make_score("ax" if split_name == "diagnostic" else data_args.task_name, labels, problem)
+    task_name = "ax" if split_name == "diagnostic" else data_args.task_name
+    score = make_score(task_name, labels, problem)
     references = np.array(features["label"][:]) if "label" in features.column_names else None
     if references is not None and problem == "multi_label_classification":
         references = references.astype(np.int64)
+    baseline = None if references is None else score_baseline(references, labels, score)
+
+    def estimate(predictions: GluePredictions) -> dict[str, Interval]:
+        assert references is not None and baseline is not None
+        return estimate_intervals(predictions.answers, references, baseline.metrics, task_name, labels, problem)
 
     def write(predictions: GluePredictions, folder: Path) -> None:
         answers = predictions.answers
@@ -342,7 +391,8 @@ def make_evaluation_set(
         score=None if references is None else lambda predictions: score(predictions.answers, references),
         write=write,
         predictions_files=tuple(files),
-        baseline=None if references is None else score_baseline(references, labels, score),
+        baseline=baseline,
+        estimate_intervals=None if references is None else estimate,
     )
 
 

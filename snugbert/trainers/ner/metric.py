@@ -7,10 +7,12 @@ download.
 from collections import Counter, defaultdict
 
 import evaluate
+import numpy as np
 from datasets import Features, List, Value
 from seqeval.metrics import accuracy_score, classification_report
 
-from snugbert.entity_tags import convert_tags
+from snugbert.entity_tags import convert_tags, decode_tags
+from snugbert.trainers.finetuning.intervals import Interval, bootstrap
 from snugbert.trainers.ner.data import NerSplit, Tags
 
 REPORT_KEYS = {"precision": "precision", "recall": "recall", "f1": "f1-score"}  # our metric -> seqeval's key
@@ -83,6 +85,32 @@ class NerMetric(evaluate.Metric):
 def score_tags(split: NerSplit, tags: Tags) -> dict[str, float]:
     """Scores the predicted tags of a labeled split with [`NerMetric`]. They are in the scheme of its source."""
     return NerMetric(keep_in_memory=True).compute(predictions=tags, references=split.references)
+
+
+def estimate_intervals(split: NerSplit, tags: Tags) -> dict[str, Interval]:
+    """Returns the intervals of the metrics of all entities together, from a bootstrap over the sentences."""
+    rows = []
+    for correct, predicted in zip(split.references, tags, strict=True):
+        entities, found = set(decode_tags(correct)), set(decode_tags(predicted))
+        equal_tags = sum(tag == other for tag, other in zip(correct, predicted, strict=True))
+        rows.append((len(entities & found), len(found), len(entities), equal_tags, len(correct)))
+    return bootstrap(np.array(rows), score_drawn_entities)
+
+
+def score_drawn_entities(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """Computes precision, recall and F1 of entities, and the accuracy of tags, as seqeval does.
+
+    Args:
+        rows: numbers of correct, predicted and reference entities, of equal tags and of words. *Shape:* (rows, 5)
+        counts: number of sentences with each row. *Shape:* (rows,)
+    """
+    correct, predicted, references, equal_tags, words = counts @ rows
+    return {
+        "precision": correct / predicted if predicted else 0.0,
+        "recall": correct / references if references else 0.0,
+        "f1": 2 * correct / (predicted + references) if correct else 0.0,
+        "accuracy": equal_tags / words,
+    }
 
 
 def predict_most_frequent_tags(train: NerSplit, split: NerSplit) -> Tags:

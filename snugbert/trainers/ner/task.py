@@ -22,7 +22,7 @@ from snugbert.trainers.finetuning.task import (
 )
 from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ner.data import NerSplit, Tags, choose_labels, load_splits
-from snugbert.trainers.ner.metric import predict_most_frequent_tags, score_tags
+from snugbert.trainers.ner.metric import estimate_intervals, predict_most_frequent_tags, score_tags
 from snugbert.trainers.ner.predictions import predictions_file, write_predictions
 from snugbert.trainers.ner.windows import (
     NerWindows,
@@ -174,6 +174,7 @@ def make_evaluation_set(
         write=write,
         predictions_files=(file,),
         baseline=baseline,
+        estimate_intervals=(lambda tags: estimate_intervals(split, tags)) if split.labeled else None,
         training_metrics=None if data_args.return_entity_level_metrics else METRICS,
     )
 

@@ -19,6 +19,8 @@ import evaluate
 import numpy as np
 from datasets import Features, List, Value
 
+from snugbert.trainers.finetuning.intervals import Interval, bootstrap
+
 logger = logging.getLogger(__name__)
 
 Scores = dict[str, float]  # question id -> score
@@ -188,6 +190,57 @@ def threshold_curve(
     )
     thresholds[0] = -np.inf
     return thresholds, 100.0 * exact_sums / len(golds), 100.0 * f1_sums / len(golds)
+
+
+def estimate_intervals(exact: Scores, f1: Scores) -> dict[str, Interval]:
+    """Returns the intervals of [`squad_metrics`], in percent, from a bootstrap over the questions."""
+
+    def score(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+        exact_match, f1 = 100 * (counts @ rows) / counts.sum()
+        return {"exact_match": exact_match, "f1": f1}
+
+    return bootstrap(np.array([(exact[question], f1[question]) for question in exact]), score)
+
+
+def estimate_intervals_v2(
+    exact: Scores,
+    f1: Scores,
+    span_exact: Scores,
+    span_f1: Scores,
+    spans: Mapping[str, str],
+    golds: Mapping[str, Sequence[str]],
+    null_odds: Mapping[str, float],
+) -> dict[str, Interval]:
+    """Returns the intervals of the scores in [`squad_v2_metrics`], in percent, from a bootstrap over the questions.
+
+    Every resample has its own best threshold.
+
+    Args:
+        exact, f1: scores of the answers.
+        span_exact, span_f1: scores of the best spans.
+        spans: question id -> the best span; "" if there is none.
+        golds, null_odds: see [`squad_v2_metrics`].
+    """
+
+    def score(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+        _, has_answer, exact, f1, exact_change, f1_change = rows.T  # in ascending order of the odds
+        metrics: dict[str, float] = {}
+        for prefix, chosen in (("", counts), ("HasAns_", counts * has_answer), ("NoAns_", counts * (1 - has_answer))):
+            total = chosen.sum() or np.nan
+            metrics |= {f"{prefix}exact": 100 * chosen @ exact / total, f"{prefix}f1": 100 * chosen @ f1 / total}
+        without_answer = counts @ (1 - has_answer)
+        for name, changes in (("exact", exact_change), ("f1", f1_change)):
+            gain = max(0.0, np.cumsum(counts * changes).max())
+            metrics[f"best_{name}"] = 100 * (without_answer + gain) / counts.sum()
+        return metrics
+
+    rows = []
+    for question, answers in golds.items():
+        changes = (
+            [scores[question] for scores in (span_exact, span_f1)] if answers else [-float(bool(spans[question]))] * 2
+        )
+        rows.append((null_odds[question], bool(answers), exact[question], f1[question], *changes))
+    return bootstrap(np.array(rows, dtype=np.float64), score)
 
 
 def _sums_by_threshold(

@@ -16,6 +16,7 @@ from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.intervals import Interval
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.plots import draw_f1_by_answer_length, draw_thresholds, plot_file
 from snugbert.trainers.finetuning.run import check_early, collect_data_settings
@@ -24,7 +25,14 @@ from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTunin
 from snugbert.trainers.splits import DataSource, describe_source
 from snugbert.trainers.squad.arguments import SquadDataArguments
 from snugbert.trainers.squad.data import can_be_scored, load_questions
-from snugbert.trainers.squad.metric import squad_metrics, squad_scores, squad_v2_metrics, threshold_curve
+from snugbert.trainers.squad.metric import (
+    estimate_intervals,
+    estimate_intervals_v2,
+    squad_metrics,
+    squad_scores,
+    squad_v2_metrics,
+    threshold_curve,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +184,15 @@ def make_evaluation_set(
         best = squad_v2_metrics(*squad_scores(spans, golds, version_2), spans, golds, collect_null_odds(answers))
         return squad_v2_metrics(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
 
+    def estimate(answers: dict[str, Answer]) -> dict[str, Interval]:
+        texts = {question: answer.text for question, answer in answers.items()}
+        scores = squad_scores(texts, golds, version_2)
+        if not version_2:
+            return estimate_intervals(*scores)
+        spans = {question: answer.best_span for question, answer in answers.items()}
+        odds = collect_null_odds(answers)
+        return estimate_intervals_v2(*scores, *squad_scores(spans, golds, version_2), spans, golds, odds)
+
     def write(answers: dict[str, Answer], folder: Path) -> None:
         write_answers(answers, folder, prefix)
         if not has_answers:
@@ -202,6 +219,7 @@ def make_evaluation_set(
         write=write,
         predictions_files=(f"{prefix}predictions.json",),
         baseline=score_baseline(questions, version_2) if has_answers else None,
+        estimate_intervals=estimate if has_answers else None,
     )
 
 

@@ -47,9 +47,24 @@ def test_the_logits_of_all_examples_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (3, 1, False)),
+        ({"sweep": "fixed"}, (3, 1, True)),
+        ({"sweep": "stable"}, (20, 5, True)),
+        ({"sweep": "stable", "num_train_epochs": 3.0, "seeds": 1}, (3, 1, True)),  # given values win
+    ],
+)
+def test_stable_runs_have_more_epochs_and_seeds(settings, expected, tmp_path):
+    args = arguments(tmp_path, **settings)
+    assert (args.num_train_epochs, args.seeds, args.sweeps) == expected
+    assert args.warmup_steps == 0.1 and args.optim.startswith("adamw_torch")
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sweep": "grid"}, "--sweep: unknown sweep 'grid'. Expected paper or fixed."),
+        ({"sweep": "grid"}, "--sweep: unknown sweep 'grid'. Expected one of paper, fixed, stable."),
         ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove it."),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_command_compares_teacher_and_student(folder, tmp_path, capsys):
     assert rows["student"]["parameters"] < rows["teacher"]["parameters"]
     table = (
         "| model | accuracy | % of the teacher | million parameters | MB | examples/s |\n"
-        f"|{' --- |' * 6}\n| teacher | 100.00 | 100.0 | "
+        f"|{' --- |' * 6}\n| teacher | 100.00 (100.0 to 100.0) | 100.0 | "
     )
     card = (tmp_path / "run/README.md").read_text()
     for text in (printed, (tmp_path / "run/results.md").read_text(), card):
@@ -111,7 +111,10 @@ def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
             **found["sweep"]["metrics"]["eval"]["accuracy"],
             "seeds": 2,
         }
-    assert "Students: mean ± standard deviation of 2 seeds." in capsys.readouterr().out
+    assert (
+        "Students: mean ± standard deviation of 2 seeds. In brackets: 95 % intervals of means: Student's t"
+        in capsys.readouterr().out
+    )
 
 
 def test_logits_are_computed_once(folder, tmp_path, predicted):

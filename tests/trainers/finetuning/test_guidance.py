@@ -6,7 +6,7 @@ import math
 import pytest
 from finetuning_examples import arguments, make_task, make_tokenizer
 
-from snugbert.trainers.finetuning.guidance import describe_shortfalls
+from snugbert.trainers.finetuning.guidance import describe_shortfalls, describe_wide_intervals
 from snugbert.trainers.finetuning.run import fine_tune
 from snugbert.trainers.finetuning.task import Baseline
 
@@ -42,6 +42,23 @@ def test_shortfalls(metric, score, baseline, told, tmp_path):
         assert sentences[0].startswith(told) and sentences[1:] == [ADVICE]
     (check,) = describe_shortfalls(task, metrics, arguments(tmp_path), trained=False)[1:] or [None]
     assert check is None or check.startswith("Check that the checkpoint was fine-tuned for this task")
+
+
+@pytest.mark.parametrize(("perfect_score", "metric"), [(1, "accuracy"), (100, "f1")])
+def test_wide_intervals(perfect_score, metric):
+    """Only of the main metric, on the scale up to 100."""
+    task = make_task(make_tokenizer(), 3)
+    task.main_metric, task.perfect_score = metric, perfect_score
+    ends = {"eval": (0.4, 0.5), "eval_mm": (0.4, 0.625), "predict": (1.0, 1.0), "predict_ax": None}
+    intervals = {
+        name: {metric: pair and [perfect_score * end for end in pair], "other": (0, 1)} for name, pair in ends.items()
+    }
+    assert describe_wide_intervals(task, {**intervals, "predict_mm": {}}, "Score more examples.") == [
+        f"validation mismatched {metric}: the 95 % interval is 22 points wide. Score more examples.",
+        f"test {metric}: the 95 % interval has no width, so it says nothing. Score more examples.",
+    ]
+    task.main_metric = "mse"
+    assert describe_wide_intervals(task, {"eval": {"mse": (0.0, 50.0)}}, "") == []
 
 
 def test_a_run_reports_its_shortfall(model_args, tmp_path):

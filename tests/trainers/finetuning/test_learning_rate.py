@@ -36,6 +36,11 @@ def test_narrow_encoders_get_a_higher_rate(tmp_path, caplog):
     assert chosen("tiny", tmp_path, SquadTrainingArguments) == 1.8e-3
 
 
+def test_stable_sweeps_use_the_same_rule(tmp_path):
+    assert chosen("base", tmp_path, sweep="stable") == 3e-5 and chosen("tiny", tmp_path, sweep="stable") == 1.1e-3
+    assert chosen("tiny", tmp_path, sweep="stable", learning_rate=1e-5) == 1e-5
+
+
 def test_the_users_rates_are_kept(tmp_path, caplog):
     assert chosen("tiny", tmp_path, learning_rate=1e-5) == 1e-5
     assert chosen("tiny", tmp_path, learning_rate=0.0) == 0.0

@@ -14,6 +14,7 @@ def test_results_files(tmp_path):
     results = {
         "task": "CoLA",
         "metrics": {"eval": {"matthews_correlation": 0.52}},
+        "intervals": {"eval": {"matthews_correlation": [0.471, 0.5649]}},
         "perfect_score": 1,
         "data": {"eval": [{"name": "dev.tsv", "num_examples": 1043}]},
         "baselines": {"eval": {"answer": "always 'acceptable'", "matthews_correlation": 0.0}},
@@ -22,7 +23,8 @@ def test_results_files(tmp_path):
     write_results(tmp_path, results, "| batch size |")
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert text.startswith("# CoLA\n\n| set | data | examples |\n") and "| validation | dev.tsv | 1,043 |" in text
-    assert text.endswith("| 52.00 | 0.00 (always 'acceptable') |\n\n| batch size |\n")
+    assert "correlations times 100. In brackets: 95 % intervals: bootstrap over the examples.\n" in text
+    assert text.endswith("| 52.00 (47.1 to 56.5) | 0.00 (always 'acceptable') |\n\n| batch size |\n")
     written = (tmp_path / "results.json").read_text(encoding="utf-8")
     assert json.loads(written) == results | {"sweep": {"std": None, "name": "Zürich"}}
     with pytest.raises(TypeError):
@@ -42,7 +44,8 @@ def test_summary(tmp_path):
     (tmp_path / "eval_confusion_matrix.png").touch()
     training = {"train_runtime": 61.2, "train_steps": 1, "epoch": 1.0}
     metrics = {"eval": {"accuracy": 0.5, "mse": 1.0, "pearson": 0.1, "total": 30}, "predict_mm": {}}
-    assert format_summary(task, {"training": training, "metrics": metrics}, tmp_path).splitlines() == [
+    results = {"training": training, "metrics": metrics}
+    assert format_summary(task, results, tmp_path).splitlines() == [
         "counting: trained 1 epoch (1 step) in 1 min 1 s",
         "  validation       30 examples: accuracy 50.00 (baseline 25.00), mse 1.0000 (baseline 2.5000), pearson 10.00",
         "  test mismatched  1,234 examples: predicted, not scored: there are no labels",
@@ -51,6 +54,13 @@ def test_summary(tmp_path):
         "  plots            eval_confusion_matrix.png",
         "  model card       README.md",
     ]
+    intervals = {"eval": {"accuracy": (0.3333, 0.6667), "mse": (0.5, 1.5), "pearson": (-0.1, 0.25)}, "predict_mm": {}}
+    lines = format_summary(task, results | {"intervals": intervals}, tmp_path).splitlines()
+    assert lines[1].partition(": ")[2] == (
+        "accuracy 50.00 (33.3 to 66.7; baseline 25.00), mse 1.0000 (0.5000 to 1.5000; baseline 2.5000), "
+        "pearson 10.00 (-10.0 to 25.0)"
+    )
+    assert lines[4] == "  in brackets      95 % intervals: bootstrap over the examples."
 
 
 @pytest.mark.parametrize("undefined", [float("nan"), None])  # results.json contains null

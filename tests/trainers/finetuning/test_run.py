@@ -208,6 +208,7 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, mode
     for changes, message in (
         ({"learning_rate": 5e-4}, "--learning_rate was 0.001 and is 0.0005"),
         ({"class_weights": "few=2"}, '--class_weights was null and is "few=2"'),
+        ({"reinit_layers": 1}, "--reinit_layers was 0 and is 1"),
         ({"freeze_layers": 1, "data_seed": 1}, "--freeze_layers was 0 and is 1; --data_seed was null and is 1"),
         ({"metric_for_best_model": "loss"}, '--metric_for_best_model was "accuracy" and is "loss"; --greater'),
         ({"eval_strategy": "steps", "save_strategy": "steps"}, '--eval_strategy was "epoch" and is "steps"'),

@@ -62,6 +62,8 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     for row in a["sweep"]["settings"]:
         assert row["mean"] == pytest.approx(np.mean(row["scores"]))
         assert row["std"] == pytest.approx(np.std(row["scores"], ddof=1))
+        half = 12.7062 * row["std"] / np.sqrt(2)  # Student's t with one degree of freedom
+        assert row["interval"] == pytest.approx([row["mean"] - half, row["mean"] + half], rel=1e-5)
     scores = [score for row in a["sweep"]["settings"] for score in row["scores"]]
     assert a["metrics"]["eval"]["accuracy"] == max(scores)
     assert a["sweep"]["best_setting"]["mean"] == max(row["mean"] for row in a["sweep"]["settings"])
@@ -146,6 +148,34 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
     (tmp_path / "run" / "plan.json").unlink()
     with pytest.raises(InputError, match=r"already contains a run\. Choose another folder"):
         sweep.run_task(make_task(tokenizer), model_args, given)
+
+
+def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys, caplog):
+    """It is one setting with 20 epochs and 5 seeds, whose top layers are new in every run."""
+    settings = {"sweep": "stable", "reinit_layers": 1, "learning_rate": 1e-4, "logging_steps": 1000}
+    sweep.run_task(make_task(tokenizer, 8), model_args, arguments(tmp_path, **settings))
+    results = json.loads((tmp_path / "results.json").read_text())
+    (setting,) = results["sweep"]["settings"]
+    assert (setting["epochs"], setting["seeds"], len(setting["scores"])) == (20, 5, 5)
+    assert results["training"]["train_steps"] == 20 and results["settings"]["reinit_layers"] == 1
+    low, high = setting["interval"]
+    text = f"{100 * setting['mean']:.2f} ± {100 * setting['std']:.2f} ({100 * low:.1f} to {100 * high:.1f})"
+    assert text in capsys.readouterr().out and text in (tmp_path / "README.md").read_text()
+    assert (high - low > 0.1) == ("mean over the seeds, validation accuracy: the 95 % interval is" in caplog.text)
+    with pytest.raises(InputError, match="contains a run with different --reinit_layers"):
+        sweep.run_task(make_task(tokenizer, 8), model_args, arguments(tmp_path, **settings | {"reinit_layers": 2}))
+
+
+def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path, caplog):
+    task = make_task(tokenizer)
+    task.evaluation_sets[0].estimate_intervals = lambda predictions: {"accuracy": (0.25, 0.375)}
+    sweep.run_task(task, model_args, arguments(tmp_path, sweep="fixed", max_steps=1))
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["intervals"] == {"eval": {"accuracy": [0.25, 0.375]}}
+    assert results["sweep"]["settings"][0]["interval"] == results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
+    assert results["sweep"]["settings"][0]["interval"] == [0.25, 0.375]
+    wide = "validation accuracy: the 95 % interval is 12 points wide. Score more examples."
+    assert wide in caplog.messages and "(25.0 to 37.5)" in (tmp_path / "README.md").read_text()
 
 
 def test_requirements_of_a_sweep(tokenizer, model_args, tmp_path):

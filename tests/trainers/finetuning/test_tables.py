@@ -48,6 +48,24 @@ def test_scores_have_one_scale_and_are_apart_from_counts():
     assert results_tables({"predict": {}}, {}, 1) == "" and SCALE not in results_tables({"eval": {"mse": 1.0}}, {}, 1)
 
 
+def test_intervals_follow_scores():
+    metrics = {
+        "eval": {
+            "exact": 81.256,
+            "mse": 2.5,
+            "spearmanr": float("nan"),
+            "LOC_number": 3,
+            **dict.fromkeys(("LOC_precision", "LOC_recall", "LOC_f1"), 50.0),
+        }
+    }
+    intervals = {"eval": {"exact": (79.04, 83.26), "mse": [2.0, 3.125]}}
+    text = results_tables(metrics, {"eval": {"answer": "a", "exact": 50.0}}, 100, intervals)
+    assert text.startswith(f"{SCALE} In brackets: 95 % intervals: bootstrap over the examples.\n")
+    assert [row[2] for row in cells(text)] == [
+        *("this model", "81.26 (79.0 to 83.3)", "-", "this model", "2.5000 (2.0000 to 3.1250)", "entities", "3")
+    ]
+
+
 def test_entity_types():
     entities = {"f1": 0.5, "LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 1248}
     assert cells(results_tables({"eval": entities}, {}, 1)) == [
@@ -90,6 +108,18 @@ def test_suite_average_equals_the_published_one(model):
     assert row == [str(matched), "-", "-", "-", "-", "-", "-", "-", str(rte), f"{(matched + rte) / 2:.1f}"]
     assert "Missing here: MNLI-mm, QQP, QNLI, SST-2, CoLA, STS-B, MRPC." in some
 
+    # The average of two scores: sqrt(3^2 + 4^2) / 2 = 2.5 below, sqrt(0.5^2 + 1.2^2) / 2 = 0.65 above.
+    intervals = {
+        "mnli": {"eval": {"accuracy": [(matched - 3) / 100, (matched + 0.5) / 100]}},
+        "rte": {"eval": {"accuracy": [(rte - 4) / 100, (rte + 1.2) / 100]}},
+    }
+    with_intervals = suite_table({"mnli": {"eval": metrics["mnli"]["eval"]}, "rte": metrics["rte"]}, intervals)
+    _, row, ends = cells(with_intervals)
+    average = (matched + rte) / 2
+    assert ends[0] == f"{matched - 3:.1f} to {matched + 0.5:.1f}" and ends[1] == ""
+    assert [float(end) for end in ends[9].split(" to ")] == pytest.approx([average - 2.5, average + 0.65], abs=0.051)
+    assert with_intervals.endswith("Second row: 95 % intervals: bootstrap over the examples.")
+
 
 def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
     nan = float("nan")
@@ -107,5 +137,11 @@ def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
         ["validation", "f1", "50.00 ± 12.50"],
         ["validation", "LOC f1", "40.00 ± 12.50"],
     ]
-    assert r"Failed: seed-7: \*nan\*" in text
+    assert r"Failed: seed-7: \*nan\*" in text and "In brackets" not in text
+    settings[0]["interval"], metrics["f1"]["interval"] = (0.41, 0.5904), (0.25, 0.75)
+    with_intervals = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting), 1)
+    assert "by eval_f1. In brackets: 95 % intervals of means: Student's t over the seeds; with one" in with_intervals
+    assert {"50.00 ± 1.00 (41.0 to 59.0)", "50.00 ± 12.50 (25.0 to 75.0)"} <= {
+        row[-1] for row in cells(with_intervals)
+    }
     assert "Best setting: batch size 32, learning rate 3e-05, epochs 3. Its metrics" in text

@@ -8,17 +8,19 @@ import forked
 import numpy as np
 import pytest
 import torch
+from family_checkpoints import write_checkpoint
 from finetuning_examples import HEADS, LABELS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer
 from parity import assert_same_gradients
 from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 from transformers import TrainerCallback
 
+import snugbert
 from snugbert import SnugBertConfig, SnugBertForSequenceClassification
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.run import class_weights
-from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer, find_depths
+from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer, find_depths, reinitialize_layers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -156,8 +158,43 @@ def test_frozen_layers_do_not_change(frozen_parts, until, settings, tokenizer, t
 def test_invalid_freezing(tokenizer, tmp_path):
     with pytest.raises(InputError, match=r"--freeze_layers 4 is too large\. The model has 3 layers"):
         new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=4)
+    with pytest.raises(InputError, match=r"--freeze_layers 2 and --reinit_layers 2 overlap\. The model has 3 layers"):
+        new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=2, reinit_layers=2)
     with pytest.raises(InputError, match="--unfreeze_after_steps needs"):
         FineTuningArguments(output_dir=str(tmp_path), unfreeze_after_steps=3)
+
+
+@pytest.mark.parametrize("head", HEADS[:2])
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "deberta-v2"])
+def test_top_layers_start_from_random_weights(family, head, tmp_path):
+    """They have the distribution of a new model. All other weights are the checkpoint's."""
+    folder = write_checkpoint(tmp_path, family, head, hidden_size=64, num_hidden_layers=3)
+    model_class = getattr(snugbert, f"SnugBert{head}")
+
+    def load(number: int, seed: int = 0) -> dict[str, torch.Tensor]:
+        model = model_class.from_pretrained(folder)
+        torch.manual_seed(seed)
+        reinitialize_layers(model, number)
+        return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    before, after = load(0), load(2)
+    torch.manual_seed(0)
+    new = dict(model_class(model_class.config_class.from_pretrained(folder)).named_parameters())
+    for name, values in after.items():
+        if not any(part in name for part in ("layer.1.", "layer.2.", "pooler.")):
+            assert torch.equal(values, before[name]), name
+        elif "bias" in name or "LayerNorm" in name:
+            assert torch.equal(values, new[name]) and not torch.equal(values, before[name]), name
+        else:
+            assert values.std() == pytest.approx(new[name].std().item(), rel=0.1) == pytest.approx(0.02, rel=0.1), name
+            assert (values - before[name]).std() > 0.04, name
+    assert ("bert.pooler.dense.weight" in after) == (head == HEADS[0])
+    same, other = load(2), load(2, seed=1)
+    assert all(torch.equal(after[name], same[name]) for name in after)
+    top = "bert.encoder.layer.2.output.dense.weight"
+    assert not torch.equal(after[top], other[top])
+    with pytest.raises(InputError, match=r"--reinit_layers 4 is too large\. The model has 3 layers\."):
+        load(4)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------

@@ -195,9 +195,16 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
     assert results["eval_f1"] + 20 < results["eval_best_f1"]
     assert results["eval_baseline_exact"] == results["eval_baseline_f1"] == 50.0
     summary = capsys.readouterr().out
+    score = r"\S+ \(\S+ to \S+; baseline 50\.00\)"
     assert re.search(
-        r"validation   60 examples: exact \S+ \(baseline 50\.00\), f1 \S+ \(baseline 50\.00\), HasAns", summary
+        rf"validation   60 examples: exact {score}, f1 {score}, HasAns_exact \S+ \(\S+ to \S+\), ", summary
     )
+    intervals = json.loads((first / "results.json").read_text())["intervals"]["eval"]
+    assert intervals.keys() == {name.removeprefix("eval_") for name in results if re.search("_(exact|f1)$", name)} - {
+        "baseline_exact",
+        "baseline_f1",
+    }
+    assert all(low <= results[f"eval_{name}"] <= high for name, (low, high) in intervals.items())
     assert "  baseline     always no answer\n" in summary
     assert (first / "thresholds.png").stat().st_size > 5000
     threshold = results["eval_best_f1_thresh"]

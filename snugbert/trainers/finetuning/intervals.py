@@ -1,0 +1,70 @@
+"""95 % confidence intervals of scores.
+
+A score of one run gets a percentile bootstrap over the examples (Efron and Tibshirani, 1993, "An Introduction to the
+Bootstrap", chapter 13). It resamples numbers per example, such as counts of correct entities, not the texts. So it
+takes less than a second. A mean over seeds gets Student's t interval.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from scipy.stats import t as student_t
+
+Interval = tuple[float, float]  # low and high
+# (distinct rows, how often each was drawn) -> metric -> value
+Score = Callable[[np.ndarray, np.ndarray], Mapping[str, float]]
+
+LEVEL = 0.95
+TAILS = (100 * (1 - LEVEL) / 2, 100 * (1 + LEVEL) / 2)  # in percent
+RESAMPLES = 1000  # Efron and Tibshirani, section 14.3: about 1,000 for the ends of an interval
+SEED = 0  # the same predictions always get the same interval
+METHOD = "95 % intervals: bootstrap over the examples."
+METHOD_OF_MEANS = "95 % intervals of means: Student's t over the seeds; with one seed, bootstrap over the examples."
+
+
+def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dict[str, Interval]:
+    """Returns the interval of each metric: the middle 95 % of its values on resampled examples.
+
+    Each resample draws as many examples as there are, with replacement. Examples with equal rows are counted together.
+
+    Args:
+        rows: what the metrics need to know about each example. *Shape:* (examples, numbers)
+        score: computes the metrics from the distinct rows, *shape* (distinct rows, numbers), in ascending order, and
+            from the number of times that each was drawn, *shape* (distinct rows,).
+        resamples: number of resamples.
+
+    Returns:
+        Metric -> low and high. Resamples without a finite value are left out, and metrics without any.
+    """
+    distinct, groups = np.unique(rows, axis=0, return_inverse=True)
+    generator = np.random.default_rng(SEED)
+    drawn = []
+    for _ in range(resamples):
+        examples = generator.integers(len(rows), size=len(rows))
+        drawn.append(score(distinct, np.bincount(groups[examples], minlength=len(distinct))))
+    intervals = {}
+    for metric in drawn[0]:
+        values = np.array([metrics[metric] for metrics in drawn], dtype=np.float64)
+        if np.isfinite(values).any():
+            low, high = np.percentile(values[np.isfinite(values)], TAILS)
+            intervals[metric] = (float(low), float(high))
+    return intervals
+
+
+def interval_of_mean(values: Sequence[float]) -> Interval | None:
+    """Returns Student's t interval of a mean. None: there are fewer than two values, or one is not finite."""
+    if len(values) < 2 or not np.isfinite(values).all():
+        return None
+    width = student_t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(np.mean(values) - width), float(np.mean(values) + width)
+
+
+def interval_of_average(scores: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+    """Returns the interval of the average of scores on different examples, from the interval of each.
+
+    The distances from each score to the ends of its interval add up as independent errors do: Zou and Donner (2008),
+    "Construction of confidence limits about effect measures", equation 2.
+    """
+    lows, highs = np.array(intervals).T
+    low, high = (np.sqrt(np.square(ends - scores).sum()) / len(scores) for ends in (lows, highs))
+    return float(np.mean(scores) - low), float(np.mean(scores) + high)
