@@ -144,7 +144,7 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     table = [f"  {left:<{width}}  {right}" for left, right in lines]
-    comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
+    comparison = comparison_table(results.get("comparison", []), task.perfect_score)
     parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", [])), comparison]
     return "\n\n".join(part for part in parts if part)
 
