@@ -650,6 +650,91 @@ def test_distilling_a_masked_model(data_dir, tmp_path, capsys, monkeypatch):
         distill_masked_model.main([*argv, "--max_steps", "11"])
 
 
+@pytest.fixture
+def tiny_bert(minilm, tmp_path) -> str:
+    model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64))
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(minilm).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_few_labels(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
+    """All methods get the same labels. Finished steps are not repeated, and other settings are refused."""
+    import few_labels
+
+    steps = []
+
+    def run(command, log):
+        steps.append(log.parent.relative_to(tmp_path / "out").as_posix())
+        assert snugbert_command(command[3:]) == 0
+        return 0
+
+    monkeypatch.setattr(few_labels, "run_process", run)
+    argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")]
+    argv += ["--seeds", "2", "--max_train_samples", "16", "--max_eval_samples", "24", "--reinit_layers", "1"]
+    argv += [
+        "--only",
+        "embeddings/*-16/*",
+        "embeddings/rte",
+        "default/rte",
+        "stable/sst2-16/42",
+        "reinit/articles-16/4?",
+    ]
+    few_labels.main(argv)
+    table = capsys.readouterr().out.partition("| task | method |")[2]
+    assert steps == ["stable/sst2-16/42", "reinit/articles-16/42", "reinit/articles-16/43", "default/rte"]
+    results = json.loads((tmp_path / "out/reinit/articles-16/43/results.json").read_text())
+    assert results["settings"]["reinit_layers"] == 1 and results["settings"]["seed"] == 43
+    assert results["training"]["train_steps"] == 20 and results["training"]["train_samples"] == 16
+    scores = [
+        json.loads((tmp_path / f"out/reinit/articles-16/{seed}/results.json").read_text())["metrics"]["eval"][
+            "accuracy"
+        ]
+        for seed in (42, 43)
+    ]
+    numbers = f"{100 * np.mean(scores):.1f} | {100 * np.std(scores, ddof=1):.1f} | {100 * min(scores):.1f}"
+    assert f"| Articles, 16 labels | --sweep stable --reinit_layers | 2 | {numbers} | " in table
+    assert re.search(r"\| RTE \| default \| 2 \| .* \| \d \| \S+ \| 0.0 \|\n", table), table
+    few_labels.main(argv)
+    assert len(steps) == 4 and capsys.readouterr().out.partition("| task | method |")[2] == table
+    with pytest.raises(SystemExit, match=r"--bf16: steps in .* have other values"):
+        few_labels.main([*argv, "--bf16"])
+
+
+def test_the_labels_that_few_labels_draws(data_dir):
+    import few_labels
+
+    train, test = few_labels.read_examples("articles", str(data_dir))
+    assert len(set(test.labels)) == len(set(train.labels)) == 10 and len(test.labels) >= 1000
+    assert not {*train.texts} & {*test.texts}
+    drawn = few_labels.draw_labels(train, 16, seed=1)
+    assert sorted(map(drawn.labels.count, set(train.labels))) == [1] * 4 + [2] * 6 and len({*drawn.texts}) == 16
+    assert few_labels.draw_labels(train, 16, seed=1) == drawn != few_labels.draw_labels(train, 16, seed=2)
+
+
+def test_embeddings_of_few_labels_equal_sentence_transformers(minilm):
+    import few_labels
+    from sentence_transformers import SentenceTransformer
+
+    texts = ("A delightful film.", "It was dull, and much too long for its plot.", "No")
+    expected = SentenceTransformer(str(minilm), device="cpu").encode(list(texts), normalize_embeddings=True)
+    np.testing.assert_allclose(few_labels.embed(texts, str(minilm)), expected, atol=1e-6)
+    pairs = few_labels.Examples([(texts[0], texts[1])], ["yes"])
+    u, v = few_labels.embed(texts[:1], str(minilm))[0], few_labels.embed(texts[1:2], str(minilm))[0]
+    np.testing.assert_array_equal(few_labels.make_features(pairs, str(minilm))[0], [*u, *v, *np.abs(u - v), *(u * v)])
+
+
+def test_setfit_with_few_labels(data_dir, tiny_bert, tmp_path, monkeypatch):
+    pytest.importorskip("setfit")
+    import few_labels
+
+    monkeypatch.setattr(few_labels, "SETFIT_ITERATIONS", 1)
+    argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")]
+    few_labels.main([*argv, "--seeds", "1", "--max_eval_samples", "24", "--only", "setfit/sst2-16/*"])
+    results = json.loads((tmp_path / "out/setfit/sst2-16/42/results.json").read_text())
+    assert 0 <= results["score"] <= 100 and results["baseline"] == pytest.approx(54.17, abs=0.01)
+
+
 def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
     pytest.importorskip("minicons")
     import minimal_pairs

@@ -205,8 +205,9 @@ def _finish(
         raise InputError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
     summary = summarize_sweep(runs, task, args)
     of_means = {name: {m: row["interval"] for m, row in rows.items()} for name, rows in summary["metrics"].items()}
-    for sentence in describe_wide_intervals(task, of_means, "Add seeds (--seeds), or score more examples."):
-        logger.warning("mean over the seeds, %s", sentence)
+    if summary["best_setting"]["seeds"] > 1:  # a single run gave its own warning
+        for sentence in describe_wide_intervals(task, of_means, "Add seeds (--seeds)."):
+            logger.warning("mean over the seeds, %s", sentence)
     tables = sweep_tables(summary, Setting._fields, task.perfect_score)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
     _keep_best_weights(output_dir, best)  # again, because an earlier command may have stopped before this step
