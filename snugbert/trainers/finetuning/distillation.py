@@ -187,7 +187,12 @@ def compare_models(
     metric = task.main_metric
     logits = compute_logits(trainer, validation.features, cache_dir)
     predictions = validation.decode(logits)
-    score = {"mean": validation.score(predictions)[metric], "std": np.nan, "seeds": 1, "interval": None}
+    score: dict[str, Any] = {
+        "mean": validation.score(predictions)[metric],
+        "std": np.nan,
+        "seeds": 1,
+        "interval": None,
+    }
     if validation.estimate_intervals is not None:
         score["interval"] = validation.estimate_intervals(predictions).get(metric)
     rows = [{"model": "teacher", "metric": metric, **score, **costs[0]}]
