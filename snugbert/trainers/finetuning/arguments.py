@@ -84,8 +84,7 @@ class FineTuningArguments(DeviceArguments):
         default=None, metadata={"help": "Peak learning rate. Default: by the size of the model."}
     )
     num_train_epochs: float = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
-        default=None,
-        metadata={"help": "Number of passes over the training examples. Default: 3 (--sweep stable: 20)."},
+        default=None, metadata={"help": "Number of passes over the training examples. Default: 3."}
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
     per_device_eval_batch_size: int = field(
@@ -112,7 +111,8 @@ class FineTuningArguments(DeviceArguments):
         metadata={"help": "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."},
     )
     reinit_layers: int = field(
-        default=0, metadata={"help": "Start the top N layers and the pooler from random weights."}
+        default=0,
+        metadata={"advanced": True, "help": "Start the top N layers and the pooler from random weights."},
     )
     layerwise_lr_decay: float = field(
         default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
@@ -139,16 +139,11 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={
-            "help": "Sweep over settings: paper (the grid of the BERT paper), fixed (the given settings) or stable "
-            "(long training for few labels)."
-        },
+        metadata={"help": "Several runs: paper (its grid), fixed (one setting) or stable (20 epochs, 5 seeds)."},
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
         default=None,
-        metadata={
-            "help": "Number of runs with different seeds, from --seed on, to average. Default: 1 (--sweep stable: 5)."
-        },
+        metadata={"help": "Number of runs with different seeds, from --seed on, to average. Default: 1."},
     )
     pad_to_max_length: bool = field(
         default=False, metadata={"help": "Pad all examples to --max_seq_length instead of packing batches."}

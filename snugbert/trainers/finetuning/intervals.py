@@ -18,8 +18,8 @@ LEVEL = 0.95
 TAILS = (100 * (1 - LEVEL) / 2, 100 * (1 + LEVEL) / 2)  # in percent
 RESAMPLES = 1000  # Efron and Tibshirani, section 14.3: about 1,000 for the ends of an interval
 SEED = 0  # the same predictions always get the same interval
-METHOD = "95 % intervals: bootstrap over the examples."
-METHOD_OF_MEANS = "95 % intervals of means: Student's t over the seeds; with one seed, bootstrap over the examples."
+METHOD = "95 % intervals from a bootstrap over the examples."
+METHOD_OF_MEANS = "95 % intervals, Student's t over the seeds (one seed: a bootstrap over the examples)."
 
 
 def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dict[str, Interval]:
