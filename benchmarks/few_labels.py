@@ -10,7 +10,7 @@ Methods (`METHODS`):
 - `embeddings`: scikit-learn's logistic regression on mean embeddings of the checkpoint with length 1, as they are. A
   pair (u, v) has the features u, v, |u - v| and u * v, as in Conneau et al. (2017), "InferSent", section 3.1.
 - `setfit`: the package setfit with its defaults, except for 20 pairs of each kind per label, as in Tunstall et al.
-  (2022), "Efficient Few-Shot Learning Without Prompts", section 4. It trains in float32.
+  (2022), "Efficient Few-Shot Learning Without Prompts". It trains in float32.
 
 Tasks (`TASKS`):
 

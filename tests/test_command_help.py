@@ -40,7 +40,7 @@ def test_groups_and_effective_defaults(capsys):
     lines = print_help("glue", "--help", capsys)
     assert [line for line in lines if re.fullmatch(r"\w+:", line)] == ["data:", "model:", "training:", "output:"]
     text = {line.split()[0]: line for line in lines if line.startswith("  --")}
-    assert text["--num_train_epochs"].endswith("Default: 3, with --sweep stable 20.")
+    assert text["--num_train_epochs"].endswith("Default: 3.")
     assert text["--bf16"].endswith("Default: true on Ampere and newer GPUs.")
     assert text["--do_train"].endswith("Default: train, evaluate and predict on the data that you give.")
     assert text["--lr_scheduler_type"].endswith("Default: linear.")

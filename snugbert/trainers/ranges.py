@@ -89,7 +89,6 @@ RANGES = {
     "max_query_length": COUNT,
     "max_train_samples": COUNT,
     "n_best_size": COUNT,
-    "num_student_layers": COUNT,
     "seeds": COUNT,
     "unfreeze_after_steps": COUNT,
     # vocabulary

@@ -28,7 +28,6 @@ class FineTunedModelArguments(StudentArguments):
     is_teacher = False  # not an argument: see `as_teacher`
 
     def __post_init__(self):
-        check_ranges(self)
         missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None
         if self.teacher_name_or_path is not None and missing:
             raise InputError(
@@ -106,8 +105,7 @@ class FineTuningArguments(DeviceArguments):
         default=None, metadata={"help": "Peak learning rate. Default: by the size of the model."}
     )
     num_train_epochs: float = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
-        default=None,
-        metadata={"help": "Number of passes over the training examples. Default: 3, with --sweep stable 20."},
+        default=None, metadata={"help": "Number of passes over the training examples. Default: 3."}
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
     per_device_eval_batch_size: int = field(
@@ -134,15 +132,14 @@ class FineTuningArguments(DeviceArguments):
         metadata={"help": "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."},
     )
     reinit_layers: int = field(
-        default=0, metadata={"advanced": True, "help": "Start the top N layers and the pooler from random weights."}
+        default=0,
+        metadata={"advanced": True, "help": "Start the top N layers and the pooler from random weights."},
     )
     layerwise_lr_decay: float = field(
         default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
     )
     freeze_embeddings: bool = field(default=False, metadata={"advanced": True, "help": "Do not train the embeddings."})
-    freeze_layers: int = field(
-        default=0, metadata={"advanced": True, "help": "Do not train the embeddings and the first N layers."}
-    )
+    freeze_layers: int = field(default=0, metadata={"help": "Do not train the embeddings and the first N layers."})
     unfreeze_after_steps: int | None = field(
         default=None, metadata={"advanced": True, "help": "Unfreeze all layers after this many steps. Default: never."}
     )
@@ -150,21 +147,21 @@ class FineTuningArguments(DeviceArguments):
         default=2.0,
         metadata={
             "advanced": True,
-            "help": "With a teacher: temperature of its soft targets. 1 takes its probabilities.",
+            "help": "Temperature of the teacher's soft targets.",
         },
     )
     distillation_weight: float = field(
         default=0.5,
         metadata={
             "advanced": True,
-            "help": "With a teacher: share of the soft targets in the loss. The rest is the labels'.",
+            "help": "Share of the soft targets in the loss. The rest is for the labels.",
         },
     )
     compare_without_teacher: bool = field(
         default=True,
         metadata={
             "advanced": True,
-            "help": "With a teacher: also train the student without it, in OUTPUT_DIR/without_teacher.",
+            "help": "Also train the student without the teacher, in OUTPUT_DIR/without_teacher.",
         },
     )
     class_weights: str | None = field(
@@ -184,11 +181,11 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={"help": "Several runs: paper (the BERT paper's grid), stable (for few labels) or fixed."},
+        metadata={"help": "Several runs: paper (its grid), fixed (one setting) or stable (20 epochs, 5 seeds)."},
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
         default=None,
-        metadata={"help": "Runs with different seeds from --seed on, averaged. Default: 1, with --sweep stable 5."},
+        metadata={"help": "Number of runs with different seeds, from --seed on, to average. Default: 1."},
     )
     pad_to_max_length: bool = field(
         default=False,

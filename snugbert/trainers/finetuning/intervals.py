@@ -16,10 +16,10 @@ Score = Callable[[np.ndarray, np.ndarray], Mapping[str, float]]
 
 LEVEL = 0.95
 TAILS = (100 * (1 - LEVEL) / 2, 100 * (1 + LEVEL) / 2)  # in percent
-RESAMPLES = 1000  # Efron and Tibshirani, section 14.3: about 1,000 for the ends of an interval
+RESAMPLES = 1000  # the ends are then the 25th values from below and from above
 SEED = 0  # the same predictions always get the same interval
-METHOD = "95 % intervals: bootstrap over the examples."
-METHOD_OF_MEANS = "95 % intervals of means: Student's t over the seeds; with one seed, bootstrap over the examples."
+METHOD = "95 % intervals from a bootstrap over the examples."
+METHOD_OF_MEANS = "95 % intervals, Student's t over the seeds (one seed: a bootstrap over the examples)."
 
 
 def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dict[str, Interval]:
@@ -63,7 +63,7 @@ def interval_of_average(scores: Sequence[float], intervals: Sequence[Interval]) 
     """Returns the interval of the average of scores on different examples, from the interval of each.
 
     The distances from each score to the ends of its interval add up as independent errors do: Zou and Donner (2008),
-    "Construction of confidence limits about effect measures", equation 2.
+    "Construction of confidence limits about effect measures".
     """
     lows, highs = np.array(intervals).T
     low, high = (np.sqrt(np.square(ends - scores).sum()) / len(scores) for ends in (lows, highs))

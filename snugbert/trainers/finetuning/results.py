@@ -127,7 +127,7 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
     if answers:
         lines.append(("baseline", ", ".join(answers)))
     if any(intervals.values()):
-        lines.append(("in brackets", METHOD))
+        lines.append(("intervals", METHOD))
     lines.append(("folder", str(output_dir)))
     files = {
         "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],

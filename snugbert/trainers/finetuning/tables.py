@@ -142,7 +142,7 @@ def results_tables(
     tables = [table(("set", "metric", "this model", "baseline"), part) for part in rows.values() if part]
     if type_rows:
         tables.append(table(("set", "type", "entities", *TYPE_METRICS[1:]), type_rows))
-    notes = [*([SCALE] if rows[True] else []), *([f"In brackets: {METHOD}"] if any(intervals.values()) else [])]
+    notes = [*([SCALE] if rows[True] else []), *([f"In parentheses: {METHOD}"] if any(intervals.values()) else [])]
     return "\n\n".join([*([" ".join(notes)] if notes else []), *tables])
 
 
@@ -180,7 +180,7 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
     best = ", ".join(f"{name.replace('_', ' ')} {summary['best_setting'][name]:g}" for name in setting_columns)
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
     title = "mean ± standard deviation"
-    note = f" In brackets: {METHOD_OF_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
+    note = f" In parentheses: {METHOD_OF_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
     return (
         f"Settings and runs are compared by {summary['chosen_by']}.{note}\n\n"
         f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"

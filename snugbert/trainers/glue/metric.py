@@ -147,7 +147,7 @@ def score_drawn_classes(rows: np.ndarray, counts: np.ndarray) -> dict[str, float
     correct_labels = np.bincount(references, counts, labels)
     predicted_labels = np.bincount(predictions, counts, labels)
     ones = counts[references == 1].sum() + counts[predictions == 1].sum()
-    # Gorodkin (2004), equation 8; 0 if all correct or all predicted labels are the same.
+    # Gorodkin (2004); 0 if all correct or all predicted labels are the same.
     variance = (total**2 - (correct_labels**2).sum()) * (total**2 - (predicted_labels**2).sum())
     covariance = correct * total - (correct_labels * predicted_labels).sum()
     return {

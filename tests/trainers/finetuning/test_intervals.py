@@ -56,6 +56,7 @@ def noisy(labels: int, number: int, share: float) -> tuple[np.ndarray, np.ndarra
         (None, list("abcdefghijk"), 120),
     ],
 )
+@pytest.mark.filterwarnings("ignore:A single label was found")  # from scikit-learn
 @pytest.mark.usefixtures("few_resamples")
 def test_classes(task, labels, number):
     predictions, references = noisy(len(labels), number, 0.6)

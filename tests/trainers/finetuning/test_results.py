@@ -23,7 +23,7 @@ def test_results_files(tmp_path):
     write_results(tmp_path, results, "| batch size |")
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert text.startswith("# CoLA\n\n| set | data | examples |\n") and "| validation | dev.tsv | 1,043 |" in text
-    assert "correlations times 100. In brackets: 95 % intervals: bootstrap over the examples.\n" in text
+    assert "correlations times 100. In parentheses: 95 % intervals from a bootstrap over the examples.\n" in text
     assert text.endswith("| 52.00 (47.1 to 56.5) | 0.00 (always 'acceptable') |\n\n| batch size |\n")
     written = (tmp_path / "results.json").read_text(encoding="utf-8")
     assert json.loads(written) == results | {"sweep": {"std": None, "name": "Zürich"}}
@@ -60,7 +60,7 @@ def test_summary(tmp_path):
         "accuracy 50.00 (33.3 to 66.7; baseline 25.00), mse 1.0000 (0.5000 to 1.5000; baseline 2.5000), "
         "pearson 10.00 (-10.0 to 25.0)"
     )
-    assert lines[4] == "  in brackets      95 % intervals: bootstrap over the examples."
+    assert lines[4] == "  intervals        95 % intervals from a bootstrap over the examples."
 
 
 @pytest.mark.parametrize("undefined", [float("nan"), None])  # results.json contains null

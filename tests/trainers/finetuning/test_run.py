@@ -70,6 +70,22 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
         fine_tune(make_task(tokenizer), model_args, arguments(tmp_path / "scored", resume_from_checkpoint="true"))
 
 
+def test_only_training_starts_from_random_layers(tokenizer, tmp_path):
+    def weights(task, number: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        args = arguments(tmp_path, reinit_layers=number, metric_for_best_model="accuracy")
+        return dict(make_trainer(task, args).model.named_parameters())
+
+    trains, scores = make_task(tokenizer), make_task(tokenizer)
+    scores.train_features = None
+    before, trained, scored = weights(trains, 0), weights(trains, 2), weights(scores, 2)
+    changed = {name for name in before if not torch.equal(before[name], trained[name])}
+    assert {".".join(name.split(".")[:4]) for name in changed} == {
+        *("bert.encoder.layer.1", "bert.encoder.layer.2", "bert.pooler.dense.weight")
+    }
+    assert all(torch.equal(before[name], scored[name]) for name in before)
+
+
 def test_saving_a_model_pushes_as_trainer_does(tokenizer, tmp_path, monkeypatch):
     uploads = []
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)

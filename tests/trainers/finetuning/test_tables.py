@@ -60,7 +60,7 @@ def test_intervals_follow_scores():
     }
     intervals = {"eval": {"exact": (79.04, 83.26), "mse": [2.0, 3.125]}}
     text = results_tables(metrics, {"eval": {"answer": "a", "exact": 50.0}}, 100, intervals)
-    assert text.startswith(f"{SCALE} In brackets: 95 % intervals: bootstrap over the examples.\n")
+    assert text.startswith(f"{SCALE} In parentheses: 95 % intervals from a bootstrap over the examples.\n")
     assert [row[2] for row in cells(text)] == [
         *("this model", "81.26 (79.0 to 83.3)", "-", "this model", "2.5000 (2.0000 to 3.1250)", "entities", "3")
     ]
@@ -118,7 +118,7 @@ def test_suite_average_equals_the_published_one(model):
     average = (matched + rte) / 2
     assert ends[0] == f"{matched - 3:.1f} to {matched + 0.5:.1f}" and ends[1] == ""
     assert [float(end) for end in ends[9].split(" to ")] == pytest.approx([average - 2.5, average + 0.65], abs=0.051)
-    assert with_intervals.endswith("Second row: 95 % intervals: bootstrap over the examples.")
+    assert with_intervals.endswith("Second row: 95 % intervals from a bootstrap over the examples.")
 
 
 def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
@@ -137,10 +137,10 @@ def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
         ["validation", "f1", "50.00 ± 12.50"],
         ["validation", "LOC f1", "40.00 ± 12.50"],
     ]
-    assert r"Failed: seed-7: \*nan\*" in text and "In brackets" not in text
+    assert r"Failed: seed-7: \*nan\*" in text and "In parentheses" not in text
     settings[0]["interval"], metrics["f1"]["interval"] = (0.41, 0.5904), (0.25, 0.75)
     with_intervals = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting), 1)
-    assert "by eval_f1. In brackets: 95 % intervals of means: Student's t over the seeds; with one" in with_intervals
+    assert "by eval_f1. In parentheses: 95 % intervals, Student's t over the seeds (one seed" in with_intervals
     assert {"50.00 ± 1.00 (41.0 to 59.0)", "50.00 ± 12.50 (25.0 to 75.0)"} <= {
         row[-1] for row in cells(with_intervals)
     }

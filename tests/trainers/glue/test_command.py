@@ -91,7 +91,7 @@ def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
     assert lines == [
         "  validation   31 examples: accuracy 100.00 (100.0 to 100.0; baseline 51.61)",
         "  baseline     always 'cheerful'",
-        "  in brackets  95 % intervals: bootstrap over the examples.",
+        "  intervals    95 % intervals from a bootstrap over the examples.",
         f"  folder       {tmp_path}",
         "  predictions  eval_predictions.jsonl",
         "  plots        confusion_matrix.png",
