@@ -212,11 +212,11 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> s
     ]
     columns = ("model", metric.replace("_", " "), "% of the teacher", "million parameters", "MB", "examples/s")
     seeds = max(row["seeds"] for row in rows)
-    scored = f" Students: mean ± standard deviation of {seeds} seeds. In brackets: {METHOD_OF_MEANS}"
+    students = f"Students: mean ± standard deviation of {seeds} seeds. " if seeds > 1 else ""
     return (
-        f"{table(columns, cells)}\n\nScored on the validation examples."
-        f"{scored if seeds > 1 else f' In brackets: {METHOD}'} "
-        "Examples per second were measured in this run, on the first validation examples."
+        f"{table(columns, cells)}\n\nScored on the validation examples. {students}In parentheses: "
+        f"{METHOD_OF_MEANS if seeds > 1 else METHOD} Examples per second were measured in this run, on the first "
+        "validation examples."
     )
 
 

@@ -110,9 +110,7 @@ def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
         score = found["sweep"]["metrics"]["eval"]["accuracy"]
         assert (row["mean"], row["std"], row["interval"], row["seeds"]) == (*score.values(), 2)
     printed = capsys.readouterr().out
-    assert (
-        "Students: mean ± standard deviation of 2 seeds. In brackets: 95 % intervals of means: Student's t" in printed
-    )
+    assert "Students: mean ± standard deviation of 2 seeds. In parentheses: 95 % intervals, Student's t" in printed
 
 
 def test_logits_are_computed_once(folder, tmp_path, predicted):
