@@ -12,7 +12,8 @@ pretrained on. Variants (`VARIANTS`):
 - `vocabulary`: before that, MODEL gets `--new_tokens` more tokens.
 
 All variants have the same fine-tuning settings and the same seeds. The masked token loss is measured on held-out text
-of both domains. It is in nats per character, because a larger vocabulary has fewer and rarer tokens.
+of both domains. It is in nats per character, because a larger vocabulary splits the text into fewer
+tokens, each harder to predict.
 
 Each step has its own folder. The same command continues after an interruption, and `--report` prints the table of the
 finished seeds.
@@ -23,20 +24,33 @@ import csv
 import gzip
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-from pretraining_ladder import as_flags, run_process
+from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
-from transformers import AutoTokenizer
+from steps import check_settings, format_seeds, format_table, run_snugbert
+from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import snugbert  # noqa: F401  registers the tokenizer
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from demo import write_text_and_task
 
+# Results can be compared only if these arguments are equal.
+COMPARED = (
+    "model_name_or_path",
+    "old_validation_file",
+    "max_steps",
+    "learning_rate",
+    "new_tokens",
+    "max_eval_samples",
+    "bf16",
+)
 VARIANTS = ("none", "pretraining", "vocabulary")
 DOMAINS = ("new", "old")
 # Half a million tokens are little text, so there are several passes over it.
@@ -78,6 +92,27 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def check_heads(name: str) -> None:
+    """Checks that a checkpoint can predict masked tokens. Random heads would make the losses meaningless.
+
+    Raises:
+        InputError: it cannot.
+    """
+    model_args = ModelArguments(model_name_or_path=name)
+    config = load_config(model_args, load_tokenizer(model_args))
+    load_model(AutoModelForPreTraining, model_args, config, trained=True)
+
+
+def write_data(output_dir: Path) -> None:
+    """Writes the text and the task of the new domain, or nothing."""
+    unfinished = output_dir / "_data"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    write_text_and_task(unfinished)
+    shutil.rmtree(output_dir / "text", ignore_errors=True)
+    for name in ("text", "task"):
+        (unfinished / name).rename(output_dir / name)
+
+
 def run_seed(variant: str, seed: int, args: argparse.Namespace) -> None:
     """Runs the steps of a variant with one seed that are not finished."""
     folder = args.output_dir / variant / str(seed)
@@ -87,7 +122,7 @@ def run_seed(variant: str, seed: int, args: argparse.Namespace) -> None:
         extended = args.output_dir / "extended"
         size = len(AutoTokenizer.from_pretrained(model)) + args.new_tokens
         flags = {"init": model, "train_file": text / "train.txt", "vocab_size": size}
-        run(["vocabulary", *as_flags(flags)], extended, "config.json")
+        run(["vocabulary", *as_flags(flags)], extended, "tokenizer.json")
         model = str(extended)
     if variant != "none":
         settings = {"max_steps": args.max_steps, "learning_rate": args.learning_rate, "seed": seed}
@@ -115,6 +150,7 @@ def run_seed(variant: str, seed: int, args: argparse.Namespace) -> None:
         **{f"{domain}_loss": losses[domain]["eval_mlm_loss"] / sizes[domain] for domain in DOMAINS},
         **{f"{domain}_accuracy": 100 * losses[domain]["eval_mlm_accuracy"] for domain in DOMAINS},
         "characters_per_token": sizes["new"],
+        "machine": describe_machine("cpu") | ({"threads": args.threads} if args.threads else {}),
     }
     (folder / "result.json").write_text(json.dumps(result))
 
@@ -123,12 +159,8 @@ def run(command: list[str], folder: Path, result: str) -> None:
     """Runs a command in a new process, unless it is finished. Its output goes to a log next to its output folder."""
     if (folder / result).exists():
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder.with_name(f"{folder.name}.log")
-    overwrite = [] if command[0] == "vocabulary" else ["--overwrite_output_dir"]
-    status = run_process([sys.executable, "-m", "snugbert", *command, *overwrite, "--output_dir", str(folder)], log)
-    if status:
-        raise SystemExit(f"error: {folder}: the command failed or was stopped. See {log}.")
+    command = [*command, "--overwrite_output_dir", "--output_dir", str(folder)]
+    run_snugbert(command, folder.with_name(f"{folder.name}.log"))
     print(f"finished: {folder}", file=sys.stderr, flush=True)
 
 
@@ -150,34 +182,29 @@ def report(output_dir: Path) -> str:
         "old domain, masked token accuracy": ("old_accuracy", 1),
         "characters per token, new domain": ("characters_per_token", 2),
     }
-    lines = [["variant", "seeds", *columns], ["---"] * (len(columns) + 2)]
-    baseline = ""
+    rows = [["variant", "seeds", *columns]]
+    machines, baseline = [], ""
     for variant in VARIANTS:
         results = [json.loads(file.read_text()) for file in sorted((output_dir / variant).glob("*/result.json"))]
         if results:
             baseline = f"{results[0]['baseline']:.1f}"
-            cells = [format_values([one[name] for one in results], digits) for name, digits in columns.values()]
-            lines.append([variant, str(len(results)), *cells])
+            machines += [", ".join(f"{name} {value}" for name, value in one["machine"].items()) for one in results]
+            cells = [format_seeds([one[name] for one in results], digits) for name, digits in columns.values()]
+            rows.append([variant, str(len(results)), *cells])
     with (output_dir / "task/validation.csv").open(encoding="utf-8", newline="") as stream:
         examples = len(list(csv.DictReader(stream)))
-    machine = ", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items())
     return "\n".join(
         [
-            machine,
+            *dict.fromkeys(machines),
             "",
-            *(f"| {' | '.join(line)} |" for line in lines),
+            format_table(rows),
             "",
-            f"Means ± standard deviations over the seeds. Accuracies are in percent. Docstrings: {examples}. "
-            f"The most frequent answer is correct for {baseline} percent of them.",
+            "Mean ± standard deviation over the seeds (95 % interval of the mean, Student's t). Accuracies are in "
+            f"percent. Docstrings: {examples}. The most frequent answer is correct for {baseline} percent of them. "
+            "Losses are of the first validation examples. Characters per token are of the whole text.",
             "",
         ]
     )
-
-
-def format_values(values: list[float], digits: int) -> str:
-    """Formats the mean and, if values differ, the standard deviation."""
-    spread = f" ± {stdev(values):.{digits}f}" if len(set(values)) > 1 else ""
-    return f"{mean(values):.{digits}f}{spread}"
 
 
 def main(argv: list[str]) -> None:
@@ -186,8 +213,13 @@ def main(argv: list[str]) -> None:
     if args.threads:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
     if not args.report:
+        try:
+            check_settings(args.output_dir, {name: getattr(args, name) for name in COMPARED})
+            check_heads(args.model_name_or_path)
+        except InputError as error:
+            raise SystemExit(f"error: {error}") from error
         if not (args.output_dir / "task").exists():
-            write_text_and_task(args.output_dir)
+            write_data(args.output_dir)
         for seed in args.seeds:
             for variant in VARIANTS:
                 if not (args.output_dir / variant / f"{seed}/result.json").exists():

@@ -24,18 +24,19 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import time
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
-from electra_comparison import TASKS, format_scores, read_score
+from electra_comparison import TASKS, read_score
 from ladder_costs import read_costs
-from pretraining_ladder import as_flags, run_process
+from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
+from steps import check_settings, format_seeds, run_snugbert
 from transformers import AutoModelForPreTraining
 
 from snugbert.errors import InputError
@@ -62,7 +63,7 @@ SETTINGS = {
     "use_cpu": True,
 }
 # Results can be compared only if these arguments are equal.
-COMPARED = ("teacher", "max_steps", "learning_rate", "train_file", "validation_file", "data_dir", "bf16")
+COMPARED = ("teacher", "max_steps", "learning_rate", "train_file", "validation_file", "max_eval_samples", "bf16")
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -70,7 +71,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", help="pretrained masked language model with its tokenizer")
     parser.add_argument("--max_steps", type=positive, default=1000, help="steps of mlm and distilled; default: 1000")
-    parser.add_argument("--learning_rate", type=float, default=SETTINGS["learning_rate"], help="default: the recipe's")
+    parser.add_argument("--learning_rate", type=float, default=SETTINGS["learning_rate"], help="default: 4e-3")
     parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="steps, such as 'distilled/1/*'")
     parser.add_argument("--train_file", nargs="+", help="documents, as for `snugbert pretrain`")
@@ -105,10 +106,10 @@ def run_steps(args: argparse.Namespace) -> None:
     write_start(args)
     for seed in args.seeds:
         for recipe in (*NOT_TRAINED, *RECIPES):
-            # Without training, the seed makes no difference to the evaluation.
-            evaluated = recipe in RECIPES or seed == args.seeds[0]
-            for step in (*([PRETRAINING] if evaluated else []), *args.tasks):
-                name = f"{recipe}/{seed}/{step}"
+            for step in (PRETRAINING, *args.tasks):
+                # Without training, the seed makes no difference to the evaluation.
+                place = "once" if recipe in NOT_TRAINED and step == PRETRAINING else seed
+                name = f"{recipe}/{place}/{step}"
                 if any(fnmatch(name, pattern) for pattern in args.only) and not result_file(name, args).exists():
                     run_step(name, args)
 
@@ -116,15 +117,18 @@ def run_steps(args: argparse.Namespace) -> None:
 def write_start(args: argparse.Namespace) -> None:
     """Writes the model that all recipes start from: half of the teacher's layers, evenly spaced."""
     folder = args.output_dir / "start/model"
-    if (folder / "tokenizer_config.json").exists():
+    if folder.exists():
         return
     model_args = ModelArguments(model_name_or_path=args.teacher)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
     teacher = load_model(AutoModelForPreTraining, model_args, config, trained=True)
     layers = choose_student_layers(config.num_hidden_layers, max(1, config.num_hidden_layers // 2), "spread")
-    make_student(teacher, layers).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    unfinished = folder.with_name(f"_{os.getpid()}")
+    make_student(teacher, layers).save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    with suppress(OSError):  # another process was faster
+        unfinished.rename(folder)
 
 
 def result_file(name: str, args: argparse.Namespace) -> Path:
@@ -143,16 +147,10 @@ def run_step(name: str, args: argparse.Namespace) -> None:
     """Runs a step in a new process, whose output goes to `log.txt` in the step's folder."""
     recipe, seed, step = name.split("/")
     folder = args.output_dir / name
-    folder.mkdir(parents=True, exist_ok=True)
     command = pretraining_command(recipe, seed, args) if step == PRETRAINING else fine_tuning_command(name, args)
-    command += as_flags({"bf16": args.bf16, "seed": seed, "output_dir": folder})
+    command += as_flags({"bf16": args.bf16, "seed": 42 if seed == "once" else seed, "output_dir": folder})
     start = time.monotonic()
-    status = run_process([sys.executable, "-m", "snugbert", *command], folder / "log.txt")
-    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        print(f"{name}: stopped. Run the same command again to continue.", file=sys.stderr)
-        raise SystemExit(status)
-    if status:
-        raise SystemExit(f"error: {name}: the step failed. See {folder / 'log.txt'}.")
+    run_snugbert(command, folder / "log.txt")
     seconds = time.monotonic() - start
     result: dict[str, Any] = {"seconds": seconds}
     if step == PRETRAINING:
@@ -216,18 +214,6 @@ def fine_tuning_command(name: str, args: argparse.Namespace) -> list[str]:
     return [*(part.replace("{}", args.data_dir) for part in TASKS[task].command.split()), *as_flags(settings)]
 
 
-def check_settings(args: argparse.Namespace) -> None:
-    """Records the settings of a new comparison, or checks that they equal the recorded ones."""
-    file = args.output_dir / "settings.json"
-    current = {name: getattr(args, name) for name in COMPARED}
-    recorded = json.loads(file.read_text()) if file.exists() else current
-    if changed := [f"--{name}" for name in COMPARED if current[name] != recorded.get(name)]:
-        raise InputError(f"{', '.join(changed)}: steps in {args.output_dir} have other values. Choose another folder.")
-    if not file.exists():
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(current))
-
-
 # --- report -----------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +245,8 @@ def report(output_dir: Path) -> str:
             "",
             *(f"| {' | '.join(line)} |" for line in lines),
             "",
-            "Losses and scores: median (smallest to largest) of the seeds. Steps, tokens, FLOPs and hours are for "
+            "Losses and scores: mean ± standard deviation over the seeds (95 % interval of the mean, Student's t). "
+            "Steps, tokens, FLOPs and hours are for "
             "pretraining, means over the seeds. FLOPs include the teacher's.",
             "",
         ]
@@ -276,15 +263,13 @@ def make_row(recipe: str, steps: dict[str, list[dict[str, Any]]], tasks: list[st
     runs = steps[PRETRAINING]
     units = {"step": 1, "tokens": 1e6, "flops": 1e15, "seconds": 3600} if recipe in RECIPES else {}
     costs = [f"{mean(run[name] for run in runs) / unit:.4g}" for name, unit in units.items()] or [""] * 4
-    losses = [run["mlm_loss"] for run in runs]
-    spread = f" ({min(losses):.3f}-{max(losses):.3f})" if len(losses) > 1 else ""
     return [
         recipe,
         str(len(runs)),
         *costs,
-        f"{median(losses):.3f}{spread}",
-        format_scores([100 * run["mlm_accuracy"] for run in runs]),
-        *(format_scores([result["score"] for result in steps[task]]) for task in tasks),
+        format_seeds([run["mlm_loss"] for run in runs], 3),
+        format_seeds([100 * run["mlm_accuracy"] for run in runs], 1),
+        *(format_seeds([result["score"] for result in steps[task]], 1) for task in tasks),
     ]
 
 
@@ -293,7 +278,7 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     if not args.report:
         try:
-            check_settings(args)
+            check_settings(args.output_dir, {name: getattr(args, name) for name in COMPARED})
             run_steps(args)
         except InputError as error:
             raise SystemExit(f"error: {error}") from error

@@ -16,10 +16,12 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
-from pretraining_ladder import as_flags, run_process
+from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
+from steps import check_settings, format_table, run_snugbert
+
+from snugbert.errors import InputError
 
 TASKS = {
     "sst2": "glue --task_name sst2 --data_dir {}/glue",
@@ -30,6 +32,15 @@ TASKS = {
         "--validation_file {}/squad/dev-v1.1.jsonl.gz"
     ),
 }
+# Results can be compared only if these arguments are equal.
+COMPARED = (
+    "model_name_or_path",
+    "num_student_layers",
+    "teacher_epochs",
+    "bf16",
+    "max_train_samples",
+    "max_eval_samples",
+)
 COLUMNS = (
     "task",
     "model",
@@ -74,16 +85,15 @@ def run_task(task: str, args: argparse.Namespace, student_flags: list[str]) -> N
     teacher_flags = {"model_name_or_path": args.model_name_or_path, "num_train_epochs": args.teacher_epochs}
     run([*command, *as_flags(teacher_flags), "--resume_from_checkpoint", "true"], teacher)
     flags = {"teacher_name_or_path": teacher, "num_student_layers": args.num_student_layers, "seeds": args.seeds}
+    flags |= {"sweep": "fixed"}  # so that one seed can continue, too
     run([*command, *as_flags(flags), *student_flags], student)
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Runs a command in a new process, whose output goes to a log next to its output folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder.with_name(f"{folder.name}.log")
-    status = run_process([sys.executable, "-m", "snugbert", *command, "--output_dir", str(folder)], log)
-    if status:
-        raise SystemExit(f"error: {folder}: the command failed or was stopped. See {log}.")
+    """Runs a command. Its output goes to a log next to its output folder, which also gets the machine."""
+    run_snugbert([*command, "--output_dir", str(folder)], folder.with_name(f"{folder.name}.log"))
+    machine = ", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items())
+    folder.with_name(f"{folder.name}.machine").write_text(machine)
 
 
 def make_rows(task: str, folder: Path) -> list[list[str]]:
@@ -94,12 +104,13 @@ def make_rows(task: str, folder: Path) -> list[list[str]]:
     rows = []
     for row in results["comparison"]:
         spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
+        low, high = (f"{scale * end:.1f}" for end in row["interval"])
         rows.append(
             [
                 task,
                 row["model"],
                 row["metric"],
-                f"{scale * row['mean']:.2f}{spread}",
+                f"{scale * row['mean']:.2f}{spread} ({low} to {high})",
                 f"{100 * row['mean'] / teacher['mean']:.1f}",
                 f"{row['parameters'] / 1e6:.1f}",
                 f"{row['bytes'] / 1e6:.0f}",
@@ -112,19 +123,18 @@ def make_rows(task: str, folder: Path) -> list[list[str]]:
 
 def report(output_dir: Path) -> str:
     """Makes the table of the finished tasks."""
-    rows: list[list[str]] = []
-    for task in TASKS:
-        if (output_dir / task / "student/results.json").exists():
-            rows += make_rows(task, output_dir / task / "student")
-    machine: dict[str, Any] = describe_machine("cpu")
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
+    finished = [task for task in TASKS if (output_dir / task / "student/results.json").exists()]
+    machines = dict.fromkeys((output_dir / task / "student.machine").read_text() for task in finished)
+    rows = [row for task in finished for row in make_rows(task, output_dir / task / "student")]
     return "\n".join(
         [
-            ", ".join(f"{name} {value}" for name, value in machine.items()),
+            *machines,
             "",
-            *(f"| {' | '.join(line)} |" for line in lines),
+            format_table([COLUMNS, *rows]),
             "",
-            "Scores are on the dev sets, in percent. Students: mean ± standard deviation over the seeds.",
+            "Scores are on the dev sets, in percent. Students: mean ± standard deviation over the seeds (95 % "
+            "interval of the mean, Student's t). Teacher: one seed (95 % interval from a bootstrap over the examples). The "
+            "student without the teacher also starts from the teacher's layers.",
             "",
         ]
     )
@@ -134,6 +144,11 @@ def main(argv: list[str]) -> None:
     """Runs what is missing, and prints the report."""
     args, student_flags = parse_arguments(argv)
     if not args.report:
+        settings = {name: getattr(args, name) for name in COMPARED} | {"students": student_flags}
+        try:
+            check_settings(args.output_dir, settings)
+        except InputError as error:
+            raise SystemExit(f"error: {error}") from error
         for task in args.tasks:
             run_task(task, args, student_flags)
     print(f"python benchmarks/distillation.py {shlex.join(argv)}\n\n{report(args.output_dir)}", end="")

@@ -32,7 +32,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -42,8 +41,9 @@ from statistics import mean, median
 from typing import Any
 
 from ladder_costs import read_costs
-from pretraining_ladder import as_flags, run_process
+from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
+from steps import check_settings, run_snugbert
 
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.errors import InputError
@@ -167,16 +167,10 @@ def run_step(name: str, args: argparse.Namespace) -> None:
     """Runs a step in a new process, whose output goes to `log.txt` in the step's folder."""
     recipe, seed, step = name.split("/")
     folder = args.output_dir / name
-    folder.mkdir(parents=True, exist_ok=True)
     command = pretraining_command(recipe, args) if step == PRETRAINING else fine_tuning_command(name, args)
     command += as_flags({"bf16": args.bf16, "use_cpu": True, "seed": seed, "output_dir": folder})
     start = time.monotonic()
-    status = run_process([sys.executable, "-m", "snugbert", *command], folder / "log.txt")
-    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        print(f"{name}: stopped. Run the same command again to continue.", file=sys.stderr)
-        raise SystemExit(status)
-    if status:
-        raise SystemExit(f"error: {name}: the step failed. See {folder / 'log.txt'}.")
+    run_snugbert(command, folder / "log.txt")
     seconds = time.monotonic() - start
     result = read_costs(list_checkpoints(folder)[-1]) if step == PRETRAINING else {"seconds": seconds}
     if step != PRETRAINING:
@@ -266,18 +260,6 @@ def read_score(folder: Path, task: Task) -> dict[str, float]:
     }
 
 
-def check_settings(args: argparse.Namespace) -> None:
-    """Records the settings of a new comparison, or checks that they equal the recorded ones."""
-    file = args.output_dir / "settings.json"
-    current = {name: getattr(args, name) for name in SETTINGS}
-    recorded = json.loads(file.read_text()) if file.exists() else current
-    if changed := [f"--{name}" for name in SETTINGS if current[name] != recorded.get(name)]:
-        raise InputError(f"{', '.join(changed)}: steps in {args.output_dir} have other values. Choose another folder.")
-    if not file.exists():
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(current))
-
-
 # --- report -----------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +335,7 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     if not args.report:
         try:
-            check_settings(args)
+            check_settings(args.output_dir, {name: getattr(args, name) for name in SETTINGS})
             run_steps(args)
         except InputError as error:
             raise SystemExit(f"error: {error}") from error

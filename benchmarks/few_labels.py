@@ -17,7 +17,7 @@ Tasks (`TASKS`):
 - CoLA, MRPC and RTE with all training examples. `reinit` and `setfit` leave them out.
 - 16, 64 and 256 labels of SST-2 and of `articles`: which of ten Wikipedia articles is a question about? They are the
   ten articles with the most questions in the dev set of SQuAD v1.1. Every second paragraph of an article is for
-  testing, with at most 150 questions per article, without questions that other paragraphs also have.
+  testing, with at most 150 questions per article, without questions that its training paragraphs also have.
 
 The numbers of labels are totals: 16 labels of ten classes are one or two of each. Every seed draws its own labels,
 evenly over the classes, and all methods get the same ones. Scores are on the dev sets and on the test questions.
@@ -33,7 +33,6 @@ import gzip
 import json
 import os
 import random
-import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -42,14 +41,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pretraining_ladder import as_flags, run_process
+from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from sklearn.linear_model import LogisticRegression
+from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModel, AutoTokenizer
 
 import snugbert
@@ -271,15 +271,26 @@ def run_command(method: str, name: str, seed: int | None, folder: Path, args: ar
     limits = ("max_train_samples", "max_eval_samples")
     settings |= {limit: getattr(args, limit) for limit in limits if getattr(args, limit)}
     settings |= {"bf16": args.bf16, "use_cpu": True, "output_dir": folder}
-    command = [sys.executable, "-m", "snugbert", "glue", *as_flags(settings)]
-    status = run_process(command, folder / "log.txt")
-    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        print(f"{folder}: stopped. Run the same command again to continue.", file=sys.stderr)
-        raise SystemExit(status)
-    if status:
-        raise SystemExit(f"error: {folder}: the step failed. See {folder / 'log.txt'}.")
+    try:
+        run_snugbert(["glue", *as_flags(settings)], folder / "log.txt")
+    except SystemExit:
+        if not write_divergence(folder, task, seed, args):
+            raise
     for weights in folder.glob("*.safetensors"):  # 90 models would fill a disk
         weights.unlink()
+
+
+def write_divergence(folder: Path, task: Task, seed: int | None, args: argparse.Namespace) -> bool:
+    """Writes a result without a score if all runs of a step diverged. Returns whether they did."""
+    runs = [json.loads(file.read_text()) for file in folder.glob("runs/*/results.json")]
+    if not runs or not all("failure" in run for run in runs):
+        return False
+    _, test = prepare_examples(task, seed or FIRST_SEED, args)
+    most_frequent = Counter(test.labels).most_common(1)[0][0]
+    baseline = score_labels(task, [most_frequent] * len(test.labels), test)["score"]
+    result = {"diverged": len(runs), "baseline": baseline}
+    write_atomically(folder / "results.json", json.dumps(result))
+    return True
 
 
 def train_on_embeddings(task: Task, seed: int, args: argparse.Namespace) -> dict[str, float]:
@@ -375,22 +386,6 @@ def score_labels(task: Task, predicted: np.ndarray, examples: Examples) -> dict[
     return {"score": 100 * metrics[task.metric], "baseline": 100 * baseline[task.metric]}
 
 
-def check_settings(args: argparse.Namespace) -> None:
-    """Records the settings of a new comparison, or checks that they equal the recorded ones.
-
-    Raises:
-        InputError: they differ.
-    """
-    file = args.output_dir / "settings.json"
-    current = {name: getattr(args, name) for name in SETTINGS}
-    recorded = json.loads(file.read_text()) if file.exists() else current
-    if changed := [f"--{name}" for name in SETTINGS if current[name] != recorded.get(name)]:
-        raise InputError(f"{', '.join(changed)}: steps in {args.output_dir} have other values. Choose another folder.")
-    if not file.exists():
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(current))
-
-
 # --- report -----------------------------------------------------------------------------------------------------
 
 
@@ -408,14 +403,14 @@ def report(output_dir: Path) -> str:
     ]
     if not rows:
         raise SystemExit(f"error: --report: {output_dir} has no finished step.")
-    header = ["task", "method", "seeds", "mean", "standard deviation", "lowest", "collapsed", "baseline", "minutes"]
-    lines = [header, ["---"] * len(header), *rows]
+    header = ["task", "method", "seeds", "score", "lowest", "collapsed", "baseline", "minutes"]
     return "\n".join(
         [
-            *(f"| {' | '.join(line)} |" for line in lines),
+            format_table([header, *rows]),
             "",
-            "Scores in percent. A collapsed run diverged or does not beat the baseline, the most frequent label. "
-            "Minutes of training per run.",
+            "Scores in percent: mean ± standard deviation over the seeds (95 % interval of the mean, Student's t). A "
+            "run has collapsed if it diverged or does not beat the baseline, the most frequent label. A run that "
+            "diverged counts with the score of the baseline. Minutes of training per run. SetFit trains stock BERT in float32.",
         ]
     )
 
@@ -428,6 +423,9 @@ def read_runs(folder: Path, method: str, task: Task) -> list[dict[str, float]]:
         return results
     runs = []
     for file, result in zip([file for file in files if file.exists()], results, strict=True):
+        if "diverged" in result:
+            runs += [{"score": float("nan"), "baseline": result["baseline"], "seconds": 0}] * result["diverged"]
+            continue
         (setting,) = result["sweep"]["settings"]
         of_runs = [json.loads(run.read_text()) for run in file.parent.glob("runs/*/results.json")]
         seconds = mean(run["training"]["train_runtime"] for run in of_runs if "training" in run)
@@ -438,15 +436,14 @@ def read_runs(folder: Path, method: str, task: Task) -> list[dict[str, float]]:
 
 
 def make_row(task: Task, method: str, runs: list[dict[str, float]]) -> list[str]:
-    """Makes a row of the table. Without a random choice, there is one run."""
-    scores = [run["score"] for run in runs if not np.isnan(run["score"])]
+    """Makes a row of the table. A run that diverged counts with the score of the baseline."""
     baseline = runs[0]["baseline"]
+    scores = [baseline if np.isnan(run["score"]) else run["score"] for run in runs]
     return [
         task.title,
         method,
         str(len(runs)),
-        f"{mean(scores):.1f}",
-        f"{stdev(scores):.1f}" if len(scores) > 1 else "",
+        format_seeds(scores, 1),
         f"{min(scores):.1f}",
         str(sum(not run["score"] > baseline for run in runs)),
         f"{baseline:.1f}",
@@ -459,7 +456,7 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     try:
         if not args.report:
-            check_settings(args)
+            check_settings(args.output_dir, {name: getattr(args, name) for name in SETTINGS})
             run_steps(args)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error

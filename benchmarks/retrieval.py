@@ -101,7 +101,7 @@ def load_or_run(args: argparse.Namespace, name: str, run: Callable[[], Result]) 
 
 
 def check_settings(args: argparse.Namespace) -> None:
-    """Stores the settings, or checks that they are those of the stored results.
+    """Stores the settings, or checks that they equal the stored settings.
 
     Raises:
         SystemExit: they differ.

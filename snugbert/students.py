@@ -34,7 +34,7 @@ class StudentArguments(ModelArguments):
     )
     num_student_layers: int | None = field(
         default=None,
-        metadata={"advanced": True, "help": "Start from this many layers of the checkpoint, by default the teacher."},
+        metadata={"advanced": True, "help": "Number of layers to keep of the checkpoint, by default of the teacher."},
     )
     student_layers: str = field(
         default="spread",

@@ -88,7 +88,7 @@ class PretrainingModelArguments(StudentArguments):
     """Which model to pretrain, and its teacher.
 
     Raises:
-        InputError: as in [`StudentArguments`], or arguments of the student do not fit each other.
+        InputError: as in [`StudentArguments`], or the student's arguments contradict each other.
     """
 
     def __post_init__(self):
@@ -102,7 +102,7 @@ class PretrainingModelArguments(StudentArguments):
                 )
             if (self.num_student_layers is None) == (self.model_name_or_path is None):
                 raise InputError(
-                    "--teacher_name_or_path: give the student, either --num_student_layers or --model_name_or_path."
+                    "--teacher_name_or_path: give exactly one of --num_student_layers and --model_name_or_path."
                 )
         super().__post_init__()
 

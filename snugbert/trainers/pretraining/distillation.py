@@ -26,7 +26,7 @@ from snugbert.trainers.pretraining.arguments import PretrainingModelArguments
 from snugbert.trainers.pretraining.objectives import COSINE_WEIGHT, LABEL_WEIGHT, SOFT_WEIGHT, TEMPERATURE
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 
-# A student may have other values than the teacher that its layers come from. No weight depends on them.
+# A student may change these fields. They do not affect the weights.
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 logger = logging.getLogger(__name__)
@@ -169,8 +169,8 @@ def load_teacher_config(
         tokenizer: tokenizer of the student.
 
     Raises:
-        InputError: there is no such teacher, its vocabulary is another one, or `config` differs from the teacher that
-            its layers come from.
+        InputError: there is no such teacher, the vocabularies differ, or `config` differs from
+            the teacher's.
     """
     teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
@@ -215,7 +215,7 @@ def load_student(
     """Loads the layers of the teacher that the student starts from, with all heads that training needs.
 
     Args:
-        auto_class: such as `AutoModelForPreTraining`. If the teacher lacks a head, it gets random weights.
+        auto_class: such as `AutoModelForPreTraining`. A head that the teacher lacks starts from random weights.
         model_args: which teacher, and how many layers.
         config: configuration of the student, for its dropout.
         teacher_config: configuration of the teacher.

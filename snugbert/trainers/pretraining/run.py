@@ -337,7 +337,7 @@ def _make_trainer(**arguments: Any) -> PretrainingTrainer:
 
 
 def _check_objective(data_args: PretrainingDataArguments) -> None:
-    """Checks that a student can be trained."""
+    """Checks that the objective and the initial weights allow a teacher."""
     if data_args.objective == "electra":
         raise InputError(
             "--teacher_name_or_path does not support --objective electra. Distill the generator of an ELECTRA with "

@@ -133,13 +133,13 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
-        # Not a part of the model: DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
+        # The teacher is not a submodule, so DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
         self.teacher = teacher
         if teacher is not None:
             torch.nn.Module.to(teacher, self.args.device)
             teacher.requires_grad_(False).eval()
             if teacher.config.hidden_size != self._model_config.hidden_size:
-                logger.info("teacher: another hidden size, so the loss of the hidden states is omitted")
+                logger.info("The teacher has another hidden size. The loss on hidden states is omitted.")
         self._step_pairs: torch.Tensor | None = None
         self._step_tokens: torch.Tensor | None = None
         self._train_counts: np.ndarray | None = None

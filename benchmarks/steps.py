@@ -1,0 +1,66 @@
+"""Steps of long benchmarks: each runs a command in a new process and is skipped once it is finished."""
+
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from pretraining_ladder import run_process
+
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning.intervals import interval_of_mean
+from snugbert.trainers.finetuning.results import write_atomically
+
+
+def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
+    """Records the settings of a new benchmark, or checks that they equal the recorded ones.
+
+    Args:
+        output_dir: folder of the benchmark.
+        settings: arguments that finished steps depend on, by name.
+
+    Raises:
+        InputError: they differ.
+    """
+    file = output_dir / "settings.json"
+    current = json.loads(json.dumps(dict(settings), default=str))
+    recorded = json.loads(file.read_text()) if file.exists() else current
+    if changed := [f"--{name}" for name in current if current[name] != recorded.get(name)]:
+        raise InputError(f"{', '.join(changed)}: steps in {output_dir} have other values. Choose another folder.")
+    if not file.exists():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(current))
+
+
+def run_snugbert(command: Sequence[str], log: Path) -> None:
+    """Runs a `snugbert` command in a new process, whose output goes to the file `log`.
+
+    Raises:
+        SystemExit: the command failed or was stopped.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    status = run_process([sys.executable, "-m", "snugbert", *command], log)
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        print(f"{log}: stopped. Run the same command again to continue.", file=sys.stderr)
+        raise SystemExit(status)
+    if status:
+        raise SystemExit(f"error: the command failed. See {log}.")
+
+
+def format_seeds(values: Sequence[float], digits: int) -> str:
+    """Formats the mean over seeds, the standard deviation and the 95 % interval of the mean (Student's t)."""
+    text = f"{mean(values):.{digits}f}"
+    if len(set(values)) == 1:
+        return text
+    interval = interval_of_mean(values)
+    ends = "" if interval is None else f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
+    return f"{text} ± {stdev(values):.{digits}f}{ends}"
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Formats a Markdown table. The first row is the header."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
