@@ -133,7 +133,8 @@ def report(output_dir: Path) -> str:
             format_table([COLUMNS, *rows]),
             "",
             "Scores are on the dev sets, in percent. Students: mean ± standard deviation over the seeds (95 % "
-            "interval of the mean, Student's t). Teacher: one seed (95 % interval from a bootstrap over the examples). The "
+            "interval of the mean, Student's t). Teacher: one seed (95 % interval from a bootstrap over the "
+            "examples). The "
             "student without the teacher also starts from the teacher's layers.",
             "",
         ]

@@ -410,7 +410,8 @@ def report(output_dir: Path) -> str:
             "",
             "Scores in percent: mean ± standard deviation over the seeds (95 % interval of the mean, Student's t). A "
             "run has collapsed if it diverged or does not beat the baseline, the most frequent label. A run that "
-            "diverged counts with the score of the baseline. Minutes of training per run. SetFit trains stock BERT in float32.",
+            "diverged counts with the score of the baseline. Minutes of training per run. SetFit trains stock BERT "
+            "in float32.",
         ]
     )
 

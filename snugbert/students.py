@@ -54,6 +54,8 @@ class StudentArguments(ModelArguments):
         return dataclasses.replace(
             self,
             model_name_or_path=self.teacher_name_or_path,
+            # The revision belongs to the other checkpoint, if there is one.
+            model_revision=self.model_revision if self.model_name_or_path == self.teacher_name_or_path else "main",
             teacher_name_or_path=None,
             num_student_layers=None,
             student_layers="spread",

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test")
 
 
-def check_sources(files: Mapping[str, Iterable[Path]], dataset_name: str | None) -> None:
+def check_sources(
+    files: Mapping[str, Iterable[Path]], dataset_name: str | None, unlabeled_file: str | None = None
+) -> None:
     """Checks that the user gave either existing files or a dataset.
 
     Args:
         files: the files of each split.
         dataset_name: Hub name or folder of the dataset.
+        unlabeled_file: more training examples, in addition to files or a dataset.
 
     Raises:
         InputError: a file does not exist, or both files and a dataset were given, or neither.
@@ -31,9 +34,11 @@ def check_sources(files: Mapping[str, Iterable[Path]], dataset_name: str | None)
         for file in split_files:
             if not file.is_file():
                 raise InputError(f"--{split}_file: there is no file {file}.")
+    if unlabeled_file is not None and not Path(unlabeled_file).is_file():
+        raise InputError(f"--unlabeled_file: there is no file {unlabeled_file}.")
     if files and dataset_name is not None:
         raise InputError("--dataset_name cannot be combined with files. Give one of them.")
-    if not files and dataset_name is None:
+    if not files and dataset_name is None and unlabeled_file is None:
         raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
 
 
@@ -98,7 +103,7 @@ class DataSource(NamedTuple):
 
     Attributes:
         name: display name.
-        split: the split of the dataset. For a file, its use: "train", "validation" or "test".
+        split: the split of the dataset. For a file, its use: "train", "unlabeled", "validation" or "test".
         num_examples: number of examples that the run used.
         hub_id: the dataset on the Hub. None: it is not from the Hub.
         config_name: the dataset's configuration on the Hub.

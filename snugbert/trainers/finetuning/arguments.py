@@ -52,7 +52,7 @@ class ExampleLimits:
     """Limits on the number of examples. The data arguments of every task include them."""
 
     max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on at most this many examples. Default: all."}
+        default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
     )
     max_eval_samples: int | None = field(
         default=None, metadata={"help": "Evaluate on at most this many examples. Default: all."}

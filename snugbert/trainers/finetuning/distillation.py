@@ -6,8 +6,10 @@ teacher's logits (cached) -> student without the teacher, for comparison -> stud
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,15 +25,19 @@ from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.finetuning.teacher import (
+    compute_items,
     compute_logits,
     count_items,
     count_parameters,
-    select_items,
 )
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.output_folder import WITHOUT_TEACHER
+from snugbert.trainers.stopping import DivergedError
 
 TIMED_EXAMPLES = 1000  # of the validation set
+WARMUP_EXAMPLES, ROUNDS = 64, 3
+
+logger = logging.getLogger(__name__)
 
 
 class MakeTask(Protocol):
@@ -64,26 +70,32 @@ def run_command(
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
     teacher = make_task(model_args.as_teacher(), data_args, copy.copy(args))
     if teacher.train_features is None:
-        raise InputError("--teacher_name_or_path needs training examples. Give --train_file or --unlabeled_file.")
-    without = _train_without_teacher(make_task, model_args, data_args, args)
+        raise InputError(
+            "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
+            "--do_predict, also give --do_train."
+        )
     task = make_task(model_args, data_args, args, teacher)
     trainer = _make_teacher_trainer(teacher, args)
-    task.soft_targets = make_soft_targets(teacher, task, trainer, args, model_args.cache_dir)
     task.teacher_digest = hash_model(trainer.model)  # type: ignore[arg-type]
+    task.soft_targets = make_soft_targets(teacher, task, trainer, args, model_args.cache_dir)
     task.settings |= {
         "teacher": find_base_model(model_args.teacher_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
         "distillation_weight": args.distillation_weight,
     }
-    task.compare = functools.partial(compare_models, teacher, task, trainer, without, model_args.cache_dir)
     _move(trainer, "cpu")  # the student needs the memory of the GPU
+    if teacher.validation_set is not None and teacher.validation_set.score is not None:
+        without = _train_without_teacher(make_task, model_args, data_args, args, teacher)
+        task.compare = functools.partial(measure_models, teacher, task, trainer, without, model_args.cache_dir)
     run_task(task, model_args, args)
 
 
 def _make_teacher_trainer(teacher: FineTuningTask, args: FineTuningArguments) -> FineTuningTrainer:
+    """Returns a trainer that only predicts. No argument of the training changes the teacher."""
     args = copy.copy(args)
     args.push_to_hub = False
-    args.freeze_embeddings, args.freeze_layers, args.unfreeze_after_steps = False, 0, None
+    args.freeze_embeddings, args.freeze_layers, args.unfreeze_after_steps, args.reinit_layers = False, 0, None, 0
+    args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
     return make_trainer(teacher, args)
 
 
@@ -93,19 +105,28 @@ def _move(trainer: FineTuningTrainer, device: Any) -> None:
 
 
 def _train_without_teacher(
-    make_task: MakeTask, model_args: FineTunedModelArguments, data_args: Any, args: FineTuningArguments
+    make_task: MakeTask,
+    model_args: FineTunedModelArguments,
+    data_args: Any,
+    args: FineTuningArguments,
+    teacher: FineTuningTask,
 ) -> Path | None:
-    """Trains the same student on the gold labels alone. Returns its folder, or None if there is no comparison."""
-    if not args.compare_without_teacher:
+    """Trains the same student on the gold labels alone. Returns its folder, or None if there is no such student."""
+    labeled = any(source.split != "unlabeled" for source in teacher.data["train"])
+    if not args.compare_without_teacher or not labeled:
         return None
     args = copy.copy(args)
     args.output_dir = str(Path(str(args.output_dir)) / WITHOUT_TEACHER)
     args.push_to_hub = False
+    if str(args.resume_from_checkpoint or "false").lower() != "false":
+        args.resume_from_checkpoint = "true"  # a named checkpoint belongs to the student with the teacher
     model_args = dataclasses.replace(model_args, teacher_name_or_path=None)
-    task = make_task(model_args, dataclasses.replace(data_args, unlabeled_file=None), args)
-    if task.train_features is None:  # all examples are unlabeled
+    task = make_task(model_args, dataclasses.replace(data_args, unlabeled_file=None), args, teacher)
+    try:
+        run_task(task, model_args, args)
+    except DivergedError as error:
+        logger.warning("without the teacher: %s", error)
         return None
-    run_task(task, model_args, args)
     return Path(args.output_dir)
 
 
@@ -130,9 +151,8 @@ def make_soft_targets(
     Raises:
         InputError: teacher and student have different tokens where it matters.
     """
-    assert teacher.train_features is not None and task.train_features is not None
+    assert teacher.train_features is not None and task.train_features is not None and task.teacher_digest is not None
     tag = task.pipeline_tag
-    logits = compute_logits(trainer, teacher.train_features, cache_dir)
     counts = count_items(task.train_features, tag)
     teacher_counts = count_items(teacher.train_features, tag)
     # The words of a sentence are the same for all tokenizers. Their windows are not.
@@ -145,7 +165,7 @@ def make_soft_targets(
         )
     kind: Any = "regression" if task.labels is None and tag == "text-classification" else "single_label_classification"
     return SoftTargets(
-        logits=select_items(logits, teacher.train_features, tag).astype(np.float32),
+        logits=compute_items(trainer, teacher.train_features, task.teacher_digest, tag, cache_dir),
         first_items=np.concatenate([[0], np.cumsum(counts)]),
         kind="multi_label_classification" if task.multi_label else kind,
         temperature=args.distillation_temperature,
@@ -156,15 +176,14 @@ def make_soft_targets(
 # --- comparison -------------------------------------------------------------------------------------------------
 
 
-def compare_models(
+def measure_models(
     teacher: FineTuningTask,
     task: FineTuningTask,
     trainer: FineTuningTrainer,
     without: Path | None,
     cache_dir: str | None,
-    results: Mapping[str, Any],
-) -> list[dict[str, Any]]:
-    """Returns a row for the teacher, the student, and the student without the teacher.
+) -> Callable[[Mapping[str, Any]], list[dict[str, Any]]]:
+    """Scores the teacher, and measures the speed of the teacher and the student. Every process must call this.
 
     Args:
         teacher: the teacher's task.
@@ -172,21 +191,20 @@ def compare_models(
         trainer: a trainer with the teacher.
         without: the folder of the student without the teacher. None: no such row.
         cache_dir: see [`compute_logits`].
-        results: the results of the student's run or sweep.
 
     Returns:
-        Rows with `model`; `metric`, `mean`, `std`, `interval` and `seeds` on the validation set; `parameters`; `bytes`
-        of the weights; and `examples_per_second`, of the first `TIMED_EXAMPLES` validation examples.
+        A function for the main process. From the results of the student's run or sweep, it makes a row for the
+        teacher, the student, and the student without the teacher. Rows have `model`; `metric`, `mean`, `std`,
+        `interval` and `seeds` on the validation set; `parameters`; `bytes` of the weights; and `examples_per_second`,
+        of the first `TIMED_EXAMPLES` validation examples.
     """
-    validation = teacher.validation_set
-    if validation is None or validation.score is None:
-        return []
+    validation, digest = teacher.validation_set, task.teacher_digest
+    assert validation is not None and validation.score is not None and digest is not None
     _move(trainer, trainer.args.device)
     student_trainer = make_trainer(dataclasses.replace(task, soft_targets=None), trainer.args)  # type: ignore[arg-type]
-    costs = [_measure_costs(each) for each in (trainer, student_trainer)]
+    teacher_costs, student_costs = _measure_costs(trainer, student_trainer)
     metric = task.main_metric
-    logits = compute_logits(trainer, validation.features, cache_dir)
-    predictions = validation.decode(logits)
+    predictions = validation.decode(compute_logits(trainer, validation.features, digest, cache_dir))
     score: dict[str, Any] = {
         "mean": validation.score(predictions)[metric],
         "std": np.nan,
@@ -195,12 +213,19 @@ def compare_models(
     }
     if validation.estimate_intervals is not None:
         score["interval"] = validation.estimate_intervals(predictions).get(metric)
-    rows = [{"model": "teacher", "metric": metric, **score, **costs[0]}]
-    students = {"student": results, "student without teacher": without and read_json(without / RESULTS)}
-    for name, found in students.items():
-        if found:
-            rows.append({"model": name, "metric": metric, **_read_score(found, validation.name, metric), **costs[1]})
-    return rows
+
+    def make_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+        rows = [{"model": "teacher", "metric": metric, **score, **teacher_costs}]
+        students = {"student": results}
+        if without is not None:
+            students["student without teacher"] = read_json(without / RESULTS)
+        for name, found in students.items():
+            rows.append(
+                {"model": name, "metric": metric, **_read_score(found, validation.name, metric), **student_costs}
+            )
+        return rows
+
+    return make_rows
 
 
 def _read_score(results: Mapping[str, Any], set_name: str, metric: str) -> dict[str, Any]:
@@ -212,11 +237,19 @@ def _read_score(results: Mapping[str, Any], set_name: str, metric: str) -> dict[
     return {"mean": results["metrics"][set_name][metric], "std": np.nan, "seeds": 1, "interval": interval}
 
 
-def _measure_costs(trainer: FineTuningTrainer) -> dict[str, Any]:
-    """Measures examples per second, after a short warmup, and counts parameters and bytes."""
-    features: Any = trainer.eval_dataset
-    features = features.select(range(min(TIMED_EXAMPLES, len(features))))
-    trainer.predict(features.select(range(min(64, len(features)))))
-    speed = (trainer.predict(features).metrics or {})["test_samples_per_second"]
-    parameters, size = count_parameters(trainer.model)  # type: ignore[arg-type]
-    return {"parameters": parameters, "bytes": size, "examples_per_second": speed}
+def _measure_costs(*trainers: FineTuningTrainer) -> list[dict[str, Any]]:
+    """Counts parameters and bytes, and measures examples per second: the median of alternating rounds.
+
+    The first round is a warmup with few examples.
+    """
+    speeds: list[list[float]] = [[] for _ in trainers]
+    for number in (WARMUP_EXAMPLES, *[TIMED_EXAMPLES] * ROUNDS):
+        for trainer, measured in zip(trainers, speeds, strict=True):
+            features: Any = trainer.eval_dataset
+            output = trainer.predict(features.select(range(min(number, len(features)))))
+            measured.append((output.metrics or {})["test_samples_per_second"])
+    costs = []
+    for trainer, measured in zip(trainers, speeds, strict=True):
+        parameters, size = count_parameters(trainer.model)  # type: ignore[arg-type]
+        costs.append({"parameters": parameters, "bytes": size, "examples_per_second": median(measured[1:])})
+    return costs

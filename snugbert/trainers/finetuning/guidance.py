@@ -65,7 +65,7 @@ def describe_wide_intervals(
         if width > WIDE:
             sentences.append(f"{title}: the 95 % interval is {width:.0f} points wide. {remedy}")
         elif width == 0:
-            sentences.append(f"{title}: the 95 % interval has no width, so it says nothing. {remedy}")
+            sentences.append(f"{title}: the 95 % interval has width 0, which is too narrow. {remedy}")
     return sentences
 
 

@@ -221,7 +221,9 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     for sentence in describe_wide_intervals(task, intervals, "Score more examples."):
         logger.warning(sentence)
     if task.compare is not None and training:
-        results["comparison"] = task.compare(results)
+        compare = task.compare()
+        if trainer.is_world_process_zero():
+            results["comparison"] = compare(results)
     results["shortfalls"] = describe_shortfalls(task, metrics, args, trained=bool(training))
     if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
         if training:

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,8 +153,9 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
             if args.should_save:
                 # A continued sweep may have finished runs after this one.
                 _keep_best_weights(output_dir, _best([r.finished for r in runs if r.is_finished], task, args))
+    compare = None if task.compare is None else task.compare()
     if args.should_save:
-        _finish(task, model_args, args, [run.finished for run in runs])
+        _finish(task, model_args, args, [run.finished for run in runs], compare)
 
 
 def list_settings(args: FineTuningArguments) -> list[Setting]:
@@ -196,7 +198,11 @@ def _write_failure(run: PlannedRun, message: str) -> None:
 
 
 def _finish(
-    task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments, runs: list[FinishedRun]
+    task: FineTuningTask,
+    model_args: FineTunedModelArguments,
+    args: FineTuningArguments,
+    runs: list[FinishedRun],
+    compare: Callable[[Mapping[str, Any]], list[dict[str, Any]]] | None,
 ) -> None:
     """Moves the best run's files to the output folder, writes results and card, prints the tables, and pushes."""
     output_dir = Path(str(args.output_dir))
@@ -218,8 +224,8 @@ def _finish(
         hub = HfApi(token=args.hub_token)
         repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
     results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
-    if task.compare is not None:
-        results["comparison"] = task.compare(results)
+    if compare is not None:
+        results["comparison"] = compare(results)
     card_name = repository or args.hub_model_id
     write_finetuning_card(output_dir, task, results, model_args.model_name_or_path, card_name, tables)
     write_results(output_dir, results, tables)

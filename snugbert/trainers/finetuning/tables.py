@@ -198,12 +198,12 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> s
     """
     if not rows:
         return ""
-    metric, teacher = rows[0]["metric"], rows[0]["mean"]
+    metric, teacher = rows[0]["metric"], rows[0]["mean"] or math.nan
     cells = [
         (
             row["model"],
             format_mean(metric, row, perfect_score),
-            f"{100 * row['mean'] / teacher:.1f}" if teacher and is_score(metric) else UNDEFINED,
+            _format_share(row["mean"], teacher) if is_score(metric) else UNDEFINED,
             f"{row['parameters'] / 1e6:,.1f}",
             f"{row['bytes'] / 1e6:,.0f}",
             f"{row['examples_per_second']:,.0f}",
@@ -218,6 +218,11 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> s
         f"{METHOD_OF_MEANS if seeds > 1 else METHOD} Examples per second were measured in this run, on the first "
         "validation examples."
     )
+
+
+def _format_share(value: float | None, whole: float) -> str:
+    share = math.nan if value is None else 100 * value / whole
+    return UNDEFINED if math.isnan(share) else f"{share:.1f}"
 
 
 def format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:

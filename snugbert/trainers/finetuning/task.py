@@ -1,6 +1,7 @@
 """The parts of a task that a run needs: model, examples, and functions to decode, score and write predictions."""
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.intervals import Interval
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.splits import DataSource
+
+logger = logging.getLogger(__name__)
 
 Logits = np.ndarray | tuple[np.ndarray, ...]
 Predictions = TypeVar("Predictions")
@@ -96,7 +99,8 @@ class FineTuningTask:
         settings: data settings, by argument name, as JSON values.
         soft_targets: a teacher's logits for the training examples. None: no teacher.
         teacher_digest: a digest of the teacher.
-        compare: returns the rows of a table that compares the teacher and the student, from the results of a run.
+        compare: measures teacher and student. Every process must call it. Returns a function that makes the rows of a
+            table from the results of a run.
     """
 
     name: str
@@ -116,7 +120,7 @@ class FineTuningTask:
     settings: dict[str, Any] = field(default_factory=dict)
     soft_targets: SoftTargets | None = None
     teacher_digest: str | None = None
-    compare: Callable[[Mapping[str, Any]], list[dict[str, Any]]] | None = None
+    compare: Callable[[], Callable[[Mapping[str, Any]], list[dict[str, Any]]]] | None = None
 
     @property
     def validation_set(self) -> EvaluationSet[Any] | None:
@@ -161,20 +165,23 @@ def model_maker(
     return make_model
 
 
-def check_teacher_labels(found: list[str], expected: list[str] | None) -> None:
+def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_case: bool = True) -> None:
     """Checks that a teacher was fine-tuned for the labels of the data.
 
     Args:
-        found: the teacher's labels. Names such as LABEL_0 mean that it stores none; then only their number counts.
-        expected: the labels of the data. None: numbers.
+        found: the teacher's labels. Names such as LABEL_0 mean that it stores none. Then only the number is compared.
+        expected: the labels of the data, in the order that the teacher must have. None: numbers.
+        ignore_case: whether labels may differ in case.
 
     Raises:
         InputError: they differ.
     """
     unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
-    if len(found) == len(expected or [""]) and (
-        unnamed or {*map(str.lower, found)} == {*map(str.lower, expected or ())}
-    ):
+    normalize = str.lower if ignore_case else str
+    same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}
+    if len(found) == len(expected or [""]) and (unnamed or same):
+        if unnamed and expected is not None:
+            logger.warning("--teacher_name_or_path: it stores no label names. Assumed order: %s.", ", ".join(expected))
         return
     needed = "numbers" if expected is None else f"the labels {', '.join(expected)}"
     raise InputError(

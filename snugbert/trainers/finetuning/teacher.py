@@ -1,13 +1,13 @@
 """The logits of a teacher, computed once and cached by content.
 
 The cache is the folder `snugbert/teachers` in `HF_HOME` or `--cache_dir`. Each file contains the logits for `PART`
-examples. Its name is a digest of the teacher's weights and configuration, the examples and the precision. So a changed
-teacher or a changed example is noticed. A run that was killed computes only the missing files.
+examples, without padding. Its name is a digest of the teacher's weights and configuration, the examples and the
+precision. So a changed teacher or a changed example is noticed. A run that was killed computes only the missing files.
 """
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from torch import nn
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import count_tokens
-from snugbert.students import hash_model
 from snugbert.trainers.corpus.cache import cache_folder
 from snugbert.trainers.corpus.digests import hash_json
 from snugbert.trainers.finetuning.run import digest_features
@@ -32,7 +31,25 @@ logger = logging.getLogger(__name__)
 PART = 16384  # examples in a file: some minutes of work on a CPU
 
 
-def compute_logits(trainer: FineTuningTrainer, features: Dataset, cache_dir: str | None) -> Logits:
+def compute_items(
+    trainer: FineTuningTrainer, features: Dataset, teacher: str, kind: str, cache_dir: str | None
+) -> np.ndarray:
+    """Returns the teacher's logits of all items of the training examples, see [`SoftTargets`]. *Shape:* (items, C)
+
+    Args:
+        trainer, teacher, cache_dir: see [`compute_logits`].
+        features: the examples, with labels. They mark the words of token classification.
+        kind: the pipeline tag of the task.
+    """
+
+    def select(logits: Logits, part: Dataset) -> tuple[np.ndarray, ...]:
+        return (select_items(logits, part, kind).astype(np.float32),)
+
+    (parts,) = zip(*_compute_parts(trainer, features, teacher, cache_dir, "items", select), strict=True)
+    return np.concatenate(parts)
+
+
+def compute_logits(trainer: FineTuningTrainer, features: Dataset, teacher: str, cache_dir: str | None) -> Logits:
     """Returns the logits of the trainer's model for all features, from the cache as far as possible.
 
     Every process must call this. The first one reads and writes the cache, because machines may share no disk.
@@ -40,35 +57,50 @@ def compute_logits(trainer: FineTuningTrainer, features: Dataset, cache_dir: str
     Args:
         trainer: a trainer with the teacher.
         features: the examples. Labels do not matter.
+        teacher: the digest of the teacher.
         cache_dir: the folder of the cache. Default: `HF_HOME`.
 
     Returns:
         As [`FineTuningTrainer`] predicts.
     """
+
+    def keep(logits: Logits, part: Dataset) -> tuple[np.ndarray, ...]:
+        return logits if isinstance(logits, tuple) else (logits,)
+
+    parts = _compute_parts(trainer, features, teacher, cache_dir, "logits", keep)
+    joined = tuple(_concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return joined if len(joined) > 1 else joined[0]
+
+
+def _compute_parts(
+    trainer: FineTuningTrainer,
+    features: Dataset,
+    teacher: str,
+    cache_dir: str | None,
+    form: str,
+    convert: Callable[[Logits, Dataset], tuple[np.ndarray, ...]],
+) -> list[tuple[np.ndarray, ...]]:
+    """Returns the converted logits of each part, computed or from the cache."""
     labels = [name for name in features.column_names if name.startswith("label") or name.endswith("_positions")]
-    features = features.remove_columns(labels)
+    # The labels of words mark the items. The labels of examples and questions do not matter.
+    keyed = [] if form == "items" and "labels" in labels else labels
     folder = cache_folder(cache_dir) / "teachers"
-    teacher = hash_model(trainer.model)  # type: ignore[arg-type]
-    parts = [features.select(range(i, min(i + PART, len(features)))) for i in range(0, len(features), PART)]
-    computed, logits = 0, []
-    for part in parts:
-        file = (
-            folder / f"{hash_json([teacher, digest_features(part), trainer.accelerator.mixed_precision])}.safetensors"
-        )
+    computed, results = 0, []
+    for start in range(0, len(features), PART):
+        part = features.select(range(start, min(start + PART, len(features))))
+        key = [teacher, form, digest_features(part.remove_columns(keyed)), trainer.accelerator.mixed_precision]
+        file = folder / f"{hash_json(key)}.safetensors"
         (known,) = broadcast_object_list([_read(file) if trainer.is_world_process_zero() else None])
         if known is None:
-            predictions = trainer.predict(part).predictions
-            known = predictions if isinstance(predictions, tuple) else (predictions,)
+            known = convert(trainer.predict(part.remove_columns(labels)).predictions, part)
             computed += len(part)
             if trainer.is_world_process_zero():
                 _write(file, known)
-        logits.append(known)
+        results.append(known)
     PartialState().wait_for_everyone()
-    logger.info(
-        "teacher: logits of %d examples, %d from the cache (%s)", len(features), len(features) - computed, folder
-    )
-    joined = tuple(_concatenate(arrays) for arrays in zip(*logits, strict=True))
-    return joined if len(joined) > 1 else joined[0]
+    cached = len(features) - computed
+    logger.info("teacher: logits of %d examples, %d from the cache (%s)", len(features), cached, folder)
+    return results
 
 
 def _read(file: Path) -> tuple[np.ndarray, ...] | None:
@@ -81,7 +113,7 @@ def _read(file: Path) -> tuple[np.ndarray, ...] | None:
 
 
 def _write(file: Path, arrays: Sequence[np.ndarray]) -> None:
-    """Writes a whole file or nothing. A full disk costs only the cache."""
+    """Writes a whole file or nothing. If the disk is full, the logits are not cached."""
     unfinished = file.with_name(f"_{os.getpid()}_{file.name}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

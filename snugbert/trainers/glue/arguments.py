@@ -74,7 +74,7 @@ class GlueDataArguments(ExampleLimits):
             self._refuse("is only for your own data", *own_data)
         if self.task_name == "all":
             reason = "names the data of a single task. For all tasks, give --data_dir, or use the Hub"
-            self._refuse(reason, "dataset_name", "train_file", "validation_file", "test_file")
+            self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
         check_ranges(self, max_seq_length=Range(3))
         if self.data_dir is not None and self.task_name is None:
@@ -82,7 +82,8 @@ class GlueDataArguments(ExampleLimits):
         if self.data_dir is not None and self.dataset_name is not None:
             raise InputError("--dataset_name and --data_dir exclude each other. Give one of them.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
-        check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name or default_dataset)
+        files = {split: [file] for split, file in self.files.items()}
+        check_sources(files, self.dataset_name or default_dataset, self.unlabeled_file)
 
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:
@@ -92,12 +93,7 @@ class GlueDataArguments(ExampleLimits):
     @property
     def files(self) -> dict[str, Path]:
         """The file of each split that was given as a file."""
-        names = {
-            "train": self.train_file,
-            "unlabeled": self.unlabeled_file,
-            "validation": self.validation_file,
-            "test": self.test_file,
-        }
+        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
         return {split: Path(name) for split, name in names.items() if name is not None}
 
     @property

@@ -70,7 +70,11 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
     Raises:
         InputError: a split, folder or dataset does not exist; or see [`read_examples`].
     """
-    found: Mapping[str, Path | Dataset] = _find_files(data_args) or _find_dataset(data_args, wanted, **download)
+    found: dict[str, Path | Dataset] = dict(_find_files(data_args))
+    if not found and (data_args.dataset_name or data_args.task_name):
+        found.update(_find_dataset(data_args, wanted, **download))
+    if data_args.unlabeled_file is not None:
+        found["unlabeled"] = Path(data_args.unlabeled_file)
     available = [split for split in SPLITS if any(name in found for name in GLUE_SPLITS[split])]
     wanted = choose_splits(wanted, available, data_args.test_file is not None, "examples")
     splits = {}
@@ -90,9 +94,11 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
                 split_name = str(data.split)
             # All splits use the text columns of the first split.
             layout = layout or make_layout(data_args, _read_rows(data, data_args.task), class_names, source)
+            # A column of labels in an unlabeled file is not read.
+            used = layout._replace(label_column="") if name == "unlabeled" else layout
             labeled = name != "unlabeled" and split != "test"
-            examples = read_examples(_read_rows(data, data_args.task), source, layout, labeled)
-            splits[name] = GlueSplit(source, examples, layout, class_names, split_name)
+            examples = read_examples(_read_rows(data, data_args.task), source, used, labeled)
+            splits[name] = GlueSplit(source, examples, used, class_names, split_name)
     return splits
 
 

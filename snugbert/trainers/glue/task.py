@@ -92,10 +92,15 @@ def make_task(
     if teacher is not None:
         checkpoint_labels = teacher.labels or ["LABEL_0"]
     labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression)
+    if labels is not None and (model_args.is_teacher or teacher is not None):
+        labels = checkpoint_labels if set(labels) < set(checkpoint_labels) else labels  # the data may lack some
     if model_args.is_teacher:
         check_teacher_labels(checkpoint_labels, labels)
     logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))
-    problem = choose_problem(splits, labels, config.problem_type)
+    known_problem = config.problem_type
+    if teacher is not None:
+        known_problem = "multi_label_classification" if teacher.multi_label else None
+    problem = choose_problem(splits, labels, known_problem)
     config.problem_type = problem
     config.id2label = dict(enumerate(labels or ["LABEL_0"]))
     config.label2id = {label: i for i, label in config.id2label.items()}
@@ -176,7 +181,8 @@ def describe_split(data_args: GlueDataArguments, name: str, split: GlueSplit, nu
         num_examples: number of examples used.
     """
     task = data_args.task
-    source = data_args.files.get(name) or data_args.dataset_name
+    unlabeled = Path(data_args.unlabeled_file) if name == "unlabeled" and data_args.unlabeled_file else None
+    source = unlabeled or data_args.files.get(name) or data_args.dataset_name
     if source is not None:
         return describe_source(source, data_args.dataset_config_name, split.name or name, num_examples)
     assert task is not None  # see `load_splits`
@@ -236,8 +242,7 @@ def make_unlabeled_features(
         "multi_label_classification": [np.nan] * len(labels or ()),
         "regression": np.nan,
     }[problem]
-    texts = split._replace(data=split.data.remove_columns("label").add_column("label", [None] * len(split.data)))
-    features = make_features(texts, labels, tokenizer, max_length, None)
+    features = make_features(split, labels, tokenizer, max_length, None)
     return features.add_column("label", [nothing] * len(features))
 
 

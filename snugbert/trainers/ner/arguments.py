@@ -82,15 +82,10 @@ class NerDataArguments(ExampleLimits):
     def __post_init__(self):
         # [CLS], [SEP] and two other tokens: half of the room must be at least one token.
         check_ranges(self, max_seq_length=Range(4))
-        check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name)
+        check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name, self.unlabeled_file)
 
     @property
     def files(self) -> dict[str, Path]:
         """The file of each split that was given as a file."""
-        names = {
-            "train": self.train_file,
-            "unlabeled": self.unlabeled_file,
-            "validation": self.validation_file,
-            "test": self.test_file,
-        }
+        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
         return {split: Path(name) for split, name in names.items() if name is not None}

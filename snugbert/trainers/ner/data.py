@@ -99,7 +99,11 @@ def load_splits(data_args: NerDataArguments, wanted: tuple[str, ...] | None, **d
     Raises:
         InputError: a split or a dataset does not exist; or see [`read_conll`], [`read_records`] and [`check_tags`].
     """
-    found: dict[str, Path | Dataset] = dict(data_args.files) or _load_dataset_splits(data_args, **download)
+    found: dict[str, Path | Dataset] = dict(data_args.files)
+    if not found and data_args.dataset_name is not None:
+        found.update(_load_dataset_splits(data_args, **download))
+    if data_args.unlabeled_file is not None:
+        found["unlabeled"] = Path(data_args.unlabeled_file)
     wanted = choose_splits(wanted, found, bool(data_args.files), "sentences")
     splits = {}
     for name in wanted:

@@ -68,8 +68,10 @@ def make_task(
     if teacher is not None and teacher.labels is not None:
         checkpoint_labels = teacher.labels
     labels = choose_labels(splits, checkpoint_labels)
+    if model_args.is_teacher or teacher is not None:
+        labels = checkpoint_labels if set(labels) < set(checkpoint_labels) else labels  # the data may lack some
     if model_args.is_teacher:
-        check_teacher_labels(checkpoint_labels, labels)
+        check_teacher_labels(checkpoint_labels, labels, ignore_case=False)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in config.id2label.items()}
 
@@ -129,7 +131,8 @@ def describe_sets(data_args: NerDataArguments, splits: dict[str, NerSplit]) -> d
 
 def describe_split(data_args: NerDataArguments, name: str, num_examples: int) -> DataSource:
     """Names the sentences of the split `name` as results and cards do."""
-    source = data_args.files.get(name) or str(data_args.dataset_name)
+    unlabeled = Path(data_args.unlabeled_file) if name == "unlabeled" and data_args.unlabeled_file else None
+    source = unlabeled or data_args.files.get(name) or str(data_args.dataset_name)
     return describe_source(source, data_args.dataset_config_name, name, num_examples)
 
 

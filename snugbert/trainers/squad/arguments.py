@@ -68,14 +68,13 @@ class SquadDataArguments(ExampleLimits):
 
     def __post_init__(self):
         check_ranges(self)
-        check_sources(self.files, self.dataset_name)
+        check_sources(self.files, self.dataset_name, self.unlabeled_file)
 
     @property
     def files(self) -> dict[str, list[Path]]:
         """The files of each split that was given as files."""
         names = {
             "train": self.train_file or [],
-            "unlabeled": [self.unlabeled_file] if self.unlabeled_file else [],
             "validation": [self.validation_file] if self.validation_file else [],
             "test": [self.test_file] if self.test_file else [],
         }

@@ -38,7 +38,11 @@ def load_questions(
         InputError: a split or a dataset does not exist, or validation or test ids repeat; or see [`read_questions`]
             and [`check_answers`].
     """
-    found = data_args.files or _load_dataset_splits(data_args, **download)
+    found: dict[str, Sequence[Path | Dataset]] = dict(data_args.files)
+    if not found and data_args.dataset_name is not None:
+        found.update(_load_dataset_splits(data_args, **download))
+    if data_args.unlabeled_file is not None:
+        found["unlabeled"] = [Path(data_args.unlabeled_file)]
     wanted = choose_splits(wanted, found, bool(data_args.files), "questions")
     splits = {}
     for split in wanted:

@@ -128,7 +128,7 @@ def describe_sets(data_args: SquadDataArguments, splits: dict[str, list[Question
 
 def describe_sources(data_args: SquadDataArguments, split: str, questions: list[Question]) -> list[DataSource]:
     """Names the dataset or the files that the questions of a split come from. Files without any are left out."""
-    if data_args.dataset_name is not None:
+    if data_args.dataset_name is not None and split != "unlabeled":
         return [describe_source(data_args.dataset_name, data_args.dataset_config_name, split, len(questions))]
     counts = Counter(question.source for question in questions)
     return [describe_source(Path(file), None, split, number) for file, number in counts.items()]

@@ -15,6 +15,8 @@ from transformers import TrainerCallback
 import snugbert_cli
 from snugbert import SnugBertTokenizer
 from snugbert.errors import InputError
+from snugbert.students import hash_model
+from snugbert.trainers.finetuning import distillation
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.glue import command as glue
 from snugbert.trainers.stopping import RunStopped
@@ -121,7 +123,7 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
         settings = {"compare_without_teacher": False, "cache_dir": tmp_path / "cache"}
         glue.main(student(folder, tmp_path / name, **settings | changes))
 
-    measured = [60, 60, 60, 60, 60]  # the student's score, and the speed of both models after their warmup
+    measured = [60] * 9  # the student's score, and the speed of both models in a warmup and three rounds
     run("first")
     assert sorted(predicted) == [*measured, 60, 160]
     run("second")
@@ -194,6 +196,67 @@ def test_unlabeled_text_alone(folder, tmp_path, capsys):
     assert not (tmp_path / "run/without_teacher").exists()
 
 
+def test_the_teacher_stays_as_it_is(folder, tmp_path, monkeypatch):
+    """Training arguments change the student only. Then the teacher's digest and its cached logits stay valid."""
+    digests = []
+    monkeypatch.setattr(distillation, "hash_model", lambda model: digests.append(hash_model(model)) or digests[-1])
+    for name, changes in (("plain", {}), ("reinit", {"reinit_layers": 1}), ("bf16", {"bf16_full_eval": True})):
+        settings = {"num_train_epochs": 1, "max_train_samples": 32, "compare_without_teacher": False}
+        glue.main(student(folder, tmp_path / name, **settings | changes))
+    assert len(digests) == 3 and len(set(digests)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_train": True, "do_eval": True},
+        {"config_name": "tiny", **LARGER, "num_student_layers": None, "tokenizer_name": "tokenizer"},
+    ],
+)
+def test_only_unlabeled_text_in_other_ways(changes, folder, tmp_path):
+    changes = {**changes, "train_file": None, "unlabeled_file": folder / "unlabeled.csv"}
+    if "tokenizer_name" in changes:
+        changes["tokenizer_name"] = folder / "tokenizer"
+    glue.main(student(folder, tmp_path / "run", **changes))
+    rows = json.loads((tmp_path / "run/results.json").read_text())["comparison"]
+    assert [row["model"] for row in rows] == ["teacher", "student"]
+
+
+def test_labels_of_unlabeled_text_are_not_read(folder, tmp_path):
+    rows = [json.dumps({"sentence": row["sentence"], "label": ["x", "y"]}) for row in sentences(20, seed=5)]
+    (tmp_path / "unlabeled.jsonl").write_text("\n".join(rows))
+    changes = {"unlabeled_file": tmp_path / "unlabeled.jsonl", "compare_without_teacher": False}
+    glue.main(student(folder, tmp_path / "run", **changes))
+    assert json.loads((tmp_path / "run/results.json").read_text())["training"]["train_samples"] == 180
+
+
+def test_nothing_is_compared_without_validation_examples(folder, tmp_path):
+    glue.main(student(folder, tmp_path / "run", validation_file=None))
+    assert not (tmp_path / "run/without_teacher").exists()
+    assert "comparison" not in json.loads((tmp_path / "run/results.json").read_text())
+
+
+def test_the_output_folder_is_checked_first(folder, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/results.json").write_text("{}")
+    with pytest.raises(InputError, match="already contains a run"):
+        glue.main(student(folder, tmp_path / "run"))
+    assert not (tmp_path / "run/without_teacher").exists()
+
+
+def test_a_teacher_with_more_labels(folder, tmp_path):
+    """The data may lack some of the teacher's labels."""
+    three = [
+        {**row, "label": ("neutral" if i % 5 == 0 else row["label"])} for i, row in enumerate(sentences(60, seed=1))
+    ]
+    write_csv(tmp_path / "three.csv", three)
+    files = {"train_file": tmp_path / "three.csv", "validation_file": tmp_path / "three.csv"}
+    glue.main(arguments(folder, tmp_path / "teacher", num_train_epochs=1, save_strategy="no", **files))
+    glue.main(student(folder, tmp_path / "run", teacher_name_or_path=tmp_path / "teacher", num_student_layers=1))
+    labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
+    assert labels == {"0": "cheerful", "1": "gloomy", "2": "neutral"}
+
+
 def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
     reordered = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
     SnugBertTokenizer(vocab={token: i for i, token in enumerate(reordered)}).save_pretrained(tmp_path / "tokenizer")
@@ -212,7 +275,7 @@ def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
         ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),
         ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),
         ({"distillation_weight": 1.5}, "--distillation_weight 1.5 must be at least 0 and at most 1"),
-        ({"do_eval": True}, "--teacher_name_or_path needs training examples"),
+        ({"do_eval": True}, "--teacher_name_or_path needs training examples.* also give --do_train"),
     ],
 )
 def test_errors(changes, message, folder, tmp_path):

@@ -55,7 +55,7 @@ def test_wide_intervals(perfect_score, metric):
     }
     assert describe_wide_intervals(task, {**intervals, "predict_mm": {}}, "Score more examples.") == [
         f"validation mismatched {metric}: the 95 % interval is 22 points wide. Score more examples.",
-        f"test {metric}: the 95 % interval has no width, so it says nothing. Score more examples.",
+        f"test {metric}: the 95 % interval has width 0, which is too narrow. Score more examples.",
     ]
     task.main_metric = "mse"
     assert describe_wide_intervals(task, {"eval": {"mse": (0.0, 50.0)}}, "") == []

@@ -8,13 +8,14 @@ from parity import NUM_LABELS, assert_same_gradients
 from torch.nn import functional as F
 from transformers import TrainerCallback
 
+from snugbert.students import hash_model
 from snugbert.trainers.finetuning.soft_targets import (
     UNLABELED,
     DistillationTrainer,
     SoftTargets,
     distillation_loss,
 )
-from snugbert.trainers.finetuning.teacher import compute_logits, count_items, select_items
+from snugbert.trainers.finetuning.teacher import compute_items, count_items
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TAGS = dict(zip(HEADS, ("text-classification", "token-classification", "question-answering"), strict=True))
@@ -64,7 +65,7 @@ def distill(head, tokenizer, folder, teacher, weight=0.5, temperature=2.0, data=
     """Returns the student and its gradients in one step with the soft targets of `teacher`."""
     data = examples(head, 45) if data is None else data
     plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
-    logits = select_items(compute_logits(plain, data, str(folder / "cache")), data, TAGS[head])
+    logits = compute_items(plain, data, hash_model(teacher), TAGS[head], str(folder / "cache"))
     first_items = np.concatenate([[0], np.cumsum(count_items(data, TAGS[head]))])
     targets = SoftTargets(logits, first_items, "single_label_classification", temperature, weight)
     gradients = {}
