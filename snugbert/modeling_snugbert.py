@@ -837,7 +837,12 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         Returns:
             The encoder's output; the logits, (M, V) if sparse, else in the caller's layout; the loss summed over
             labeled tokens, None without labels; and the number of labeled tokens.
+
+        Raises:
+            ValueError: `output_last_hidden_state` without labels, in a vmap, or with all hidden states.
         """
+        if output_last_hidden_state and (labels is None or is_transformed() or kwargs.get("output_hidden_states")):
+            raise ValueError("`output_last_hidden_state` needs `labels` and excludes `output_hidden_states` and vmap.")
         if labels is None:
             outputs = self._encode(batch, **kwargs)
             return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
@@ -918,8 +923,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-                With `labels`, there is also `output_last_hidden_state`: `hidden_states` are then the last ones only,
-                of all tokens. No hooks are needed, so compiled layers stay whole.
+                `output_last_hidden_state` (needs `labels`): `hidden_states` contains only the last hidden states, of
+                all tokens. It registers no hooks, so compiled graphs do not break.
             labels: original ids of masked tokens, -100 elsewhere. Labels at padding are ignored with a warning.
                 *Shape:* (B, L)
             next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
@@ -986,7 +991,7 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            labels, num_items_in_batch, sparse_prediction: as in [`SnugBertForPreTraining`].
+            labels, num_items_in_batch, sparse_prediction, output_last_hidden_state: as in [`SnugBertForPreTraining`].
 
         Returns:
             `logits` (B, L, V), or (M, V) if sparse.

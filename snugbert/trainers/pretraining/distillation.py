@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
@@ -134,6 +135,7 @@ class _SoftLoss(torch.autograd.Function):
         return torch.cat(losses).sum() * temperature**2
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (grad_logits,) = ctx.saved_tensors
         return grad_logits * grad_outputs[0], None, None
@@ -178,7 +180,8 @@ def load_teacher_config(
     name = model_args.teacher_name_or_path
     sizes = teacher_config.vocab_size, config.vocab_size
     if own_tokenizer.get_vocab() != tokenizer.get_vocab() or sizes[0] != sizes[1]:
-        reason = "is another one" if sizes[0] == sizes[1] else f"has {sizes[0]:,} tokens, the student's {sizes[1]:,}"
+        reason = "differs from the student's"
+        reason += f": {sizes[0]:,} and {sizes[1]:,} tokens" if sizes[0] != sizes[1] else ""
         raise InputError(
             f"--teacher_name_or_path: the vocabulary of {name} {reason}. Teacher and student predict the same tokens, "
             "so they need the same vocabulary."
@@ -188,8 +191,8 @@ def load_teacher_config(
         changed = [field for field in ours if ours[field] != theirs.get(field) and field not in DROPOUTS]
         if changed:
             raise InputError(
-                f"--config_overrides: {', '.join(changed)} must be the teacher's, because the student starts from its "
-                f"layers. Only {' and '.join(DROPOUTS)} can change."
+                f"--config_overrides: {', '.join(changed)} cannot change, because the student starts from the "
+                f"teacher's layers. Only {' and '.join(DROPOUTS)} can change."
             )
     return teacher_config
 

@@ -95,7 +95,7 @@ def run(
     names = {model_args.model_name_or_path or model_args.config_name: config}
     names |= {model_args.teacher_name_or_path: teacher_config} if teacher_config else {}
     for name, each in names.items():
-        _check_lengths(data_args, each)
+        _check_lengths(data_args, each, str(name))
         if data_args.dataset_objective in PAIR_TASKS and each.type_vocab_size < 2:
             raise InputError(
                 f"--objective {data_args.objective}: sentence pairs need two token types, but {name} has "
@@ -347,12 +347,12 @@ def _check_objective(data_args: PretrainingDataArguments) -> None:
         raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of them.")
 
 
-def _check_lengths(data_args: PretrainingDataArguments, config: SnugBertConfig) -> None:
+def _check_lengths(data_args: PretrainingDataArguments, config: SnugBertConfig, name: str) -> None:
     limit = min(LONGEST_EXAMPLE, compute_max_length(config))
     for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
         if not SHORTEST_EXAMPLE <= length <= limit:
             flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
-            raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit ({limit}).")
+            raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit of {name} ({limit}).")
 
 
 def _check_bigram_init(

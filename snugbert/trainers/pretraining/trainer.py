@@ -109,7 +109,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
 
     Raises:
-        InputError: `train_dataset` is empty or has no length.
+        InputError: `train_dataset` is empty or has no length, or the teacher does not fit the model.
     """
 
     args: PretrainingArguments
@@ -136,6 +136,11 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         # The teacher is not a submodule, so DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
         self.teacher = teacher
         if teacher is not None:
+            if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != self._model_config.vocab_size:
+                raise InputError(
+                    "PretrainingTrainer: the teacher must be a SnugBertForMaskedLM or SnugBertForPreTraining with the "
+                    "vocabulary of the model."
+                )
             torch.nn.Module.to(teacher, self.args.device)
             teacher.requires_grad_(False).eval()
             if teacher.config.hidden_size != self._model_config.hidden_size:

@@ -182,7 +182,10 @@ class TrainingLog:
             line["disc_loss"] = sums["disc_loss"] / steps
             line["disc_accuracy"] = sums["disc_correct"] / sums["tokens"]
             line["replaced"] = sums["replaced"] / sums["tokens"]
-        line |= {name: sums[name] / steps for name in ("soft_loss", "cos_loss") if sums[name]}
+        if self.has_teacher:
+            line["soft_loss"] = sums["soft_loss"] / steps
+            if sums["cos_loss"]:  # 0 if the hidden sizes differ
+                line["cos_loss"] = sums["cos_loss"] / steps
         if self.frequency_loss is not None:
             line["mlm_gain"] = self.frequency_loss - line["mlm_loss"]
         return line | {

@@ -416,7 +416,7 @@ BAD = [
     ({"tokenizer_name": "no_special"}, "lacks [MASK]"),
     ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
     ({"tokenizer_name": "nowhere"}, "cannot load the tokenizer of nowhere"),
-    ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit (512)"),
+    ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit of tiny (512)"),
     ({"config_overrides": "num_attention_heads=3"}, "is not a multiple of `num_attention_heads` 3"),
     ({"attn_implementation": "nope"}, "cannot load the model tiny"),
     ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor is not supported in pretraining"),
