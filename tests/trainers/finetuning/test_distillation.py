@@ -5,6 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from glue_examples import LARGER, VOCABULARY, arguments, sentences
@@ -113,6 +114,24 @@ def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
         assert (row["mean"], row["std"], row["interval"], row["seeds"]) == (*score.values(), 2)
     printed = capsys.readouterr().out
     assert "Students: mean ± standard deviation of 2 seeds. In parentheses: 95 % intervals, Student's t" in printed
+
+
+def test_two_processes_equal_one(folder, tmp_path):
+    """Also in a sweep, where only the first process writes the results."""
+    settings = {"seeds": 2, "compare_without_teacher": False, "learning_rate": 1e-3}
+    glue.main(student(folder, tmp_path / "one", cache_dir=tmp_path / "cache-1", **settings))
+    changes = {"per_device_train_batch_size": 8, "cache_dir": tmp_path / "cache-2"}
+    process = forked.run(glue.main, student(folder, tmp_path / "two", **settings | changes), processes=2)
+    assert process.returncode == 0, process.stderr
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name in one:
+        if not name.endswith("key.bias"):  # its gradient is 0 up to rounding
+            torch.testing.assert_close(two[name], one[name], atol=1e-4, rtol=0, msg=name)
+    rows = [json.loads((tmp_path / name / "results.json").read_text())["comparison"] for name in ("one", "two")]
+    for ours, theirs in zip(*rows, strict=True):
+        assert {name: ours[name] for name in ours if name != "examples_per_second"} == {
+            name: theirs[name] for name in theirs if name != "examples_per_second"
+        }
 
 
 def test_logits_are_computed_once(folder, tmp_path, predicted):

@@ -271,7 +271,7 @@ def test_a_teacher_must_have_the_vocabulary_and_a_masked_token_head(student_run,
     snugbert.SnugBertTokenizer(renamed).save_pretrained(other)
     for folder, message in (
         (encoder, "has no weights for cls.predictions"),
-        (other, f"--teacher_name_or_path: the vocabulary of {other} is another one."),
+        (other, f"--teacher_name_or_path: the vocabulary of {other} differs from the student's."),
     ):
         assert run(student_run | student | {"teacher_name_or_path": folder}, output_dir=tmp_path / "run") == 2
         *_, error = capsys.readouterr().err.splitlines()
