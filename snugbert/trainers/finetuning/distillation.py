@@ -77,7 +77,7 @@ def run_command(
     task = make_task(model_args, data_args, args, teacher)
     trainer = _make_teacher_trainer(teacher, args)
     task.teacher_digest = hash_model(trainer.model)  # type: ignore[arg-type]
-    task.soft_targets = make_soft_targets(teacher, task, trainer, args, model_args.cache_dir)
+    task.soft_targets = make_soft_targets(teacher, task, trainer, model_args.cache_dir)
     task.settings |= {
         "teacher": find_base_model(model_args.teacher_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
@@ -134,7 +134,6 @@ def make_soft_targets(
     teacher: FineTuningTask,
     task: FineTuningTask,
     trainer: FineTuningTrainer,
-    args: FineTuningArguments,
     cache_dir: str | None,
 ) -> SoftTargets:
     """Computes the teacher's logits for the training examples of the student's task.
@@ -145,7 +144,6 @@ def make_soft_targets(
         teacher: the teacher's task, with its own tokens.
         task: the student's task.
         trainer: a trainer with the teacher.
-        args: temperature and weight.
         cache_dir: see [`compute_logits`].
 
     Raises:
@@ -168,8 +166,6 @@ def make_soft_targets(
         logits=compute_items(trainer, teacher.train_features, task.teacher_digest, tag, cache_dir),
         first_items=np.concatenate([[0], np.cumsum(counts)]),
         kind="multi_label_classification" if task.multi_label else kind,
-        temperature=args.distillation_temperature,
-        weight=args.distillation_weight,
     )
 
 

@@ -461,15 +461,8 @@ def _compared_settings(
     data = {"the training data": task.train_features}
     if args.load_best_model_at_end and task.validation_set is not None:
         data["the validation data"] = task.validation_set.features
-    teacher = {}
-    if task.soft_targets is not None:
-        teacher = {
-            "--distillation_temperature": args.distillation_temperature,
-            "--distillation_weight": args.distillation_weight,
-        }
     return {
         **_initial_weights(model_args),
-        **teacher,
         "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
         "data": {
             **{name: digest_features(features) for name, features in data.items() if features is not None},

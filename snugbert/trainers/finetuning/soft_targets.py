@@ -33,15 +33,11 @@ class SoftTargets:
         logits: the logits of all items; for question answering the start and the end score. *Shape:* (items, C)
         first_items: the first item of each example, and the end. *Shape:* (examples + 1,)
         kind: the kind of problem, in transformers' names.
-        temperature: logits are divided by it.
-        weight: share of the soft targets in the loss.
     """
 
     logits: np.ndarray
     first_items: np.ndarray
     kind: Kind
-    temperature: float
-    weight: float
 
 
 class SoftTargetCollator:
@@ -76,6 +72,8 @@ class DistillationTrainer(FineTuningTrainer):
         train_dataset: labels may be `UNLABELED`, or NaN for numbers and several labels.
         kwargs: as in [`FineTuningTrainer`].
     """
+
+    compared_names = (*FineTuningTrainer.compared_names, "distillation_temperature", "distillation_weight")
 
     def __init__(self, *, targets: SoftTargets, train_dataset: Dataset, data_collator: Any, **kwargs: Any):
         self.targets = targets
@@ -118,8 +116,7 @@ class DistillationTrainer(FineTuningTrainer):
                     indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
                 logits = logits.flatten(0, 1).index_select(0, indices)
                 labels = labels.flatten().index_select(0, indices)
-            targets = self.targets
-            total = distillation_loss(logits, teacher, labels, targets.kind, targets.temperature, targets.weight)
+            total = self._sum_losses(logits, teacher, labels)
         count = items if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
@@ -140,18 +137,13 @@ class DistillationTrainer(FineTuningTrainer):
             nn.utils.rnn.pad_sequence(list(tokens.split(lengths)), batch_first=True, padding_value=OUTSIDE)
             for tokens in (student, teacher)
         )
-        start, end = (
-            distillation_loss(
-                student[..., side],
-                teacher[..., side],
-                positions[side],
-                self.targets.kind,
-                self.targets.temperature,
-                self.targets.weight,
-            )
-            for side in (0, 1)
-        )
+        start, end = (self._sum_losses(student[..., side], teacher[..., side], positions[side]) for side in (0, 1))
         return (start + end) / 2
+
+    def _sum_losses(self, student: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        args: Any = self.args
+        temperature, weight = args.distillation_temperature, args.distillation_weight
+        return distillation_loss(student, teacher, labels, self.targets.kind, temperature, weight)
 
 
 def distillation_loss(

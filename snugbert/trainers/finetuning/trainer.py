@@ -54,7 +54,7 @@ class FineTuningTrainer(SharedTrainer):
         InputError: `freeze_layers` is more than the model's number of layers, or includes re-initialized layers.
     """
 
-    compared_names = (
+    compared_names: tuple[str, ...] = (
         "reinit_layers",
         "layerwise_lr_decay",
         "freeze_embeddings",

@@ -66,7 +66,8 @@ def distill(head, tokenizer, folder, teacher, weight=0.5, temperature=2.0, data=
     plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
     logits = compute_items(plain, data, hash_model(teacher), TAGS[head], str(folder / "cache"))
     first_items = np.concatenate([[0], np.cumsum(count_items(data, TAGS[head]))])
-    targets = SoftTargets(logits, first_items, "single_label_classification", temperature, weight)
+    targets = SoftTargets(logits, first_items, "single_label_classification")
+    plain.args.distillation_temperature, plain.args.distillation_weight = temperature, weight
     gradients = {}
 
     class Keeper(TrainerCallback):
