@@ -2,7 +2,7 @@
 
 A score of one run gets a percentile bootstrap over the examples (Efron and Tibshirani, 1993, "An Introduction to the
 Bootstrap", chapter 13). It resamples numbers per example, such as counts of correct entities, not the texts. So it
-takes less than a second. A mean over seeds gets Student's t interval.
+takes about a second for most data. A mean over seeds gets Student's t interval.
 """
 
 from collections.abc import Callable, Mapping, Sequence
