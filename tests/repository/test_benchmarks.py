@@ -689,7 +689,7 @@ def test_few_labels(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     assert steps == ["stable/sst2-16/42", "reinit/articles-16/42", "reinit/articles-16/43", "default/rte"]
     results = json.loads((tmp_path / "out/reinit/articles-16/43/results.json").read_text())
     assert results["settings"]["reinit_layers"] == 1 and results["settings"]["seed"] == 43
-    assert results["training"]["train_steps"] == 20 and results["training"]["train_samples"] == 16
+    assert results["training"]["train_steps"] == 100 and results["training"]["train_samples"] == 16
     scores = [
         json.loads((tmp_path / f"out/reinit/articles-16/{seed}/results.json").read_text())["metrics"]["eval"][
             "accuracy"

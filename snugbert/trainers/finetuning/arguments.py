@@ -13,6 +13,9 @@ from snugbert.trainers.run_setup import is_terminal
 
 SWEEPS = ("paper", "fixed", "stable")
 STABLE_EPOCHS = 20.0  # Mosbach et al. (2021), section 7
+STABLE_STEPS = (
+    100  # 16 labels have one step per epoch; with 100 epochs, they score higher (`benchmarks/few_labels.py`)
+)
 STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 
@@ -79,7 +82,8 @@ class FineTuningArguments(DeviceArguments):
     `sweep="stable"` changes the defaults to 20 epochs and 5 seeds, after Mosbach et al. (2021), "On the Stability of
     Fine-tuning BERT", section 7. Their other settings are already the defaults: warmup over the first 10 % of the
     steps, linear decay, and AdamW with bias correction, which torch's AdamW always has. Their learning rate of 2e-5 is
-    for BERT-large. Here, the learning rate depends on the width as without `sweep`. Given values win.
+    for BERT-large. Here, the learning rate depends on the width as without `sweep`. Given values win. If 20 epochs
+    have fewer than 100 steps, there are more epochs.
 
     Raises:
         InputError: a value is out of range, or settings exclude each other.
@@ -88,6 +92,7 @@ class FineTuningArguments(DeviceArguments):
         keeps_checkpoints: whether the user asked for checkpoints with `save_strategy`, `save_steps`,
             `save_total_limit` or `save_only_model`. Otherwise, they only serve to resume, and a finished run removes
             them.
+        least_steps: the least number of steps of a run, 0 if the user chose the length.
     """
 
     paper_learning_rate: ClassVar[float] = 3e-5
@@ -195,6 +200,7 @@ class FineTuningArguments(DeviceArguments):
 
     def __post_init__(self):
         stable = self.sweep == "stable"
+        self.least_steps = STABLE_STEPS if stable and self.num_train_epochs is None and self.max_steps <= 0 else 0
         if self.num_train_epochs is None:
             self.num_train_epochs = STABLE_EPOCHS if stable else 3.0
         if self.seeds is None:

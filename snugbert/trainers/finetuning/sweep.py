@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -130,6 +131,7 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         raise InputError(f"--metric_for_best_model: a sweep needs a metric such as {task.main_metric}, not the loss.")
     if task.train_features is None:
         raise InputError("--sweep and --seeds need training examples.")
+    args = lengthen(args, len(task.train_features))
     output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(task, args)
     seeds = range(args.seed, args.seed + args.seeds)
     runs = [PlannedRun(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
@@ -156,6 +158,17 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
     compare = None if task.compare is None else task.compare()
     if args.should_save:
         _finish(task, model_args, args, [run.finished for run in runs], compare)
+
+
+def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
+    """Returns arguments with enough epochs for `least_steps`."""
+    batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    needed = math.ceil(args.least_steps / max(1, math.ceil(examples / batch)))
+    if needed > args.num_train_epochs:
+        args = copy.copy(args)
+        args.num_train_epochs = float(needed)
+        logger.info("%d epochs, because fewer have less than %d steps", needed, args.least_steps)
+    return args
 
 
 def list_settings(args: FineTuningArguments) -> list[Setting]:

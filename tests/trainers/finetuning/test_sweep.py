@@ -151,19 +151,29 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
 
 
 def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys, caplog):
-    """It is one setting with 20 epochs and 5 seeds, whose top layers are new in every run."""
+    """It is one setting with 5 seeds and at least 100 steps, whose top layers are new in every run."""
     settings = {"sweep": "stable", "reinit_layers": 1, "learning_rate": 1e-4, "logging_steps": 1000}
     sweep.run_task(make_task(tokenizer, 8), model_args, arguments(tmp_path, **settings))
     results = json.loads((tmp_path / "results.json").read_text())
     (setting,) = results["sweep"]["settings"]
-    assert (setting["epochs"], setting["seeds"], len(setting["scores"])) == (20, 5, 5)
-    assert results["training"]["train_steps"] == 20 and results["settings"]["reinit_layers"] == 1
+    assert (setting["epochs"], setting["seeds"], len(setting["scores"])) == (100, 5, 5)
+    assert results["training"]["train_steps"] == 100 and results["settings"]["reinit_layers"] == 1
     low, high = setting["interval"]
     text = f"{100 * setting['mean']:.2f} ± {100 * setting['std']:.2f} ({100 * low:.1f} to {100 * high:.1f})"
     assert text in capsys.readouterr().out and text in (tmp_path / "README.md").read_text()
     assert (high - low > 0.1) == ("mean over the seeds, validation accuracy: the 95 % interval is" in caplog.text)
     with pytest.raises(InputError, match="contains a run with different --reinit_layers"):
         sweep.run_task(make_task(tokenizer, 8), model_args, arguments(tmp_path, **settings | {"reinit_layers": 2}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "examples", "epochs"),
+    [({}, 160, 20), ({}, 96, 34), ({"num_train_epochs": 3}, 8, 3), ({"gradient_accumulation_steps": 2}, 128, 50)],
+)
+def test_the_length_of_a_stable_sweep(settings, examples, epochs, tmp_path):
+    """20 epochs of batches of 32, or as many as 100 steps need."""
+    args = arguments(tmp_path, sweep="stable", **settings)
+    assert sweep.lengthen(args, examples).num_train_epochs == epochs
 
 
 def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path, caplog):
