@@ -1,5 +1,7 @@
 """The cache of prepared text: one folder per text, tokenizer and settings, and commands that list and clean it.
 
+The logits of teachers (`finetuning/teacher.py`) are in the folder `teachers`.
+
 ~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
 """
 
@@ -25,7 +27,9 @@ from snugbert.trainers.text_arguments import TextArguments
 
 FOLDER = re.compile(r"[0-9a-f]{32}")
 PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
+LOGITS = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
 LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
+TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
 EPOCHS_FOLDER = "epochs"  # in a folder of prepared text: the tables of examples that PretrainingDataset writes
 TABLE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|[0-9a-f]{32}\.unfinished)")
 
@@ -88,6 +92,8 @@ def list_cache(cache: Path) -> None:
         for line in table:
             print("  ".join(map(str.ljust, line, widths)).rstrip())
     print(f"prepared texts: {len(table) - 1}, {format_bytes(total)}, in {cache}")
+    if logits := _list_logits(cache):
+        print(f"logits of teachers: {format_bytes(sum(file.stat().st_size for file in logits))} (--clean {TEACHERS})")
 
 
 def clean_cache(cache: Path, names: Sequence[str]) -> None:
@@ -95,19 +101,25 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
 
     Args:
         cache: the folder.
-        names: names of folders in it, or `["all"]`.
+        names: names of folders in it, `TEACHERS`, or `["all"]`.
 
     Raises:
         InputError: a name is unknown; then nothing is removed. Or a folder was kept because a process is preparing it,
             or because it holds a file that SnugBERT did not write; then the other folders are removed.
     """
     cached = {folder.name: folder for folder in _cached_folders(cache)}
+    logits = _list_logits(cache)
     if list(names) == ["all"]:
-        names = list(cached)
-    if unknown := [name for name in names if name not in cached]:
+        names = [*cached, *([TEACHERS] if logits else [])]
+    if unknown := [name for name in names if name not in cached and (name != TEACHERS or not logits)]:
         raise InputError(f"--clean: no prepared text named {unknown[0]} in {cache}. Run `snugbert prepare --list`.")
     freed, kept = 0, []
-    for name in dict.fromkeys(names):
+    if TEACHERS in names:
+        freed = sum(file.stat().st_size for file in logits)
+        for file in logits:
+            file.unlink()
+        print(f"removed the logits of teachers, {format_bytes(freed)}")
+    for name in dict.fromkeys(name for name in names if name != TEACHERS):
         try:
             size = _remove(cached[name])
         except InputError as error:
@@ -118,6 +130,11 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
     print(f"{format_bytes(freed)} freed in {cache}")
     if kept:
         raise InputError(f"--clean: could not remove {', '.join(kept)}. Remove it by hand, or wait for the process.")
+
+
+def _list_logits(cache: Path) -> list[Path]:
+    """Lists the files with the logits of teachers. A killed run may leave unfinished ones."""
+    return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS.fullmatch(file.name))
 
 
 def _cached_folders(cache: Path) -> Iterator[Path]:

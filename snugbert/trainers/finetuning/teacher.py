@@ -20,7 +20,7 @@ from torch import nn
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import count_tokens
-from snugbert.trainers.corpus.cache import cache_folder
+from snugbert.trainers.corpus.cache import TEACHERS, cache_folder
 from snugbert.trainers.corpus.digests import hash_json
 from snugbert.trainers.finetuning.run import digest_features
 from snugbert.trainers.finetuning.task import Logits
@@ -84,7 +84,7 @@ def _compute_parts(
     labels = [name for name in features.column_names if name.startswith("label") or name.endswith("_positions")]
     # The labels of words mark the items. The labels of examples and questions do not matter.
     keyed = [] if form == "items" and "labels" in labels else labels
-    folder = cache_folder(cache_dir) / "teachers"
+    folder = cache_folder(cache_dir) / TEACHERS
     computed, results = 0, []
     for start in range(0, len(features), PART):
         part = features.select(range(start, min(start + PART, len(features))))

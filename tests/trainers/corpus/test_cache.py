@@ -96,6 +96,21 @@ def test_list_prints_the_cached_text(cache, tmp_path, capsys):
     assert "prepared texts: 0, " in capsys.readouterr().out
 
 
+def test_the_logits_of_teachers_are_listed_and_cleaned(tmp_path, capsys):
+    folder = tmp_path / "cache/snugbert/teachers"
+    folder.mkdir(parents=True)
+    (folder / f"{'a' * 32}.safetensors").write_bytes(b"0" * 3000)
+    (folder / f"_17_{'b' * 32}.safetensors").write_bytes(b"0" * 1000)  # a killed run left it
+    (folder / "mine.safetensors").write_bytes(b"0")
+    prepare = ["prepare", "--cache_dir", str(tmp_path / "cache")]
+    assert snugbert_command([*prepare, "--list"]) == 0
+    assert "logits of teachers: 4.00kB (--clean teachers)" in capsys.readouterr().out
+    assert snugbert_command([*prepare, "--clean", "teachers"]) == 0
+    assert "removed the logits of teachers, 4.00kB" in capsys.readouterr().out
+    assert [file.name for file in folder.iterdir()] == ["mine.safetensors"]
+    assert snugbert_command([*prepare, "--clean", "teachers"]) == 2
+
+
 def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     root = cache[0].parent
     elsewhere = tmp_path / "elsewhere"
