@@ -108,6 +108,7 @@ def check_settings(args: argparse.Namespace) -> None:
     """
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED}
+    settings["machine"] = describe_machine(args.device)  # times of several machines cannot be compared
     stored = load_or_run(args, "settings", lambda: settings)
     different = sorted(name for name in settings if stored.get(name) != settings[name])
     if different:
@@ -242,8 +243,11 @@ class TimedRetrieval(InformationRetrievalEvaluator):
         """Encodes texts of one kind, "query" or "document"."""
         start = time.perf_counter()
         embeddings = super().embed_inputs(model, sentences, encode_fn_name, **kwargs)
-        self.seconds[encode_fn_name] = time.perf_counter() - start
-        self.embeddings[encode_fn_name] = embeddings
+        seconds = time.perf_counter() - start
+        # Many paragraphs come in several chunks.
+        self.seconds[encode_fn_name] = self.seconds.get(encode_fn_name, 0.0) + seconds
+        parts = [self.embeddings[encode_fn_name]] if encode_fn_name in self.embeddings else []
+        self.embeddings[encode_fn_name] = torch.cat([*parts, embeddings])
         return embeddings
 
 
