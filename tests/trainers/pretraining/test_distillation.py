@@ -104,6 +104,19 @@ def test_a_student_that_equals_its_teacher_has_no_gradient():
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
+def test_autocast_in_bfloat16_changes_the_losses_little():
+    batch, counts = (make_batches()[name] for name in ("packed", "counts"))
+    losses = []
+    for enabled in (False, True):
+        student, teacher = make_model(1, num_hidden_layers=1).float(), make_model(2).float().eval()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            outputs = distill(student, teacher, batch, counts, with_hidden_states=True)
+        outputs.loss.backward()
+        assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in student.parameters())
+        losses.append({name: outputs[name].item() for name in ("mlm_loss", "nsp_loss", "soft_loss", "cos_loss")})
+    assert losses[1] == pytest.approx(losses[0], rel=0.03) and losses[1] != losses[0]
+
+
 def test_other_hidden_sizes_leave_out_the_cosine_loss():
     student, teacher = make_model(1), make_model(2, hidden_size=64).eval()
     batches = make_batches()
