@@ -10,9 +10,9 @@ these weights, on the same text and in the same order:
 - `distilled`: DistilBERT's losses in addition
 - `mlm-equal-flops`: as `mlm`, with more steps, for the FLOPs of `distilled`
 
-The settings are those of examples/pretrain_small_corpus.yaml, except the initial weights. With `--tasks`, the teacher,
-`start` and every student are then fine-tuned with each seed: batches of 32, 3 epochs (SST-2: 1), dropout 0.1, and the
-commands' default learning rate for the model's size. Everything runs on the CPU, by default in float32.
+The settings come from examples/pretrain_small_corpus.yaml. Only the initial weights differ. With `--tasks`, the
+teacher, `start` and every student are then fine-tuned with each seed: batches of 32, 3 epochs (SST-2: 1), dropout 0.1,
+and the commands' default learning rate for the model's size. Everything runs on the CPU, by default in float32.
 
 Each training is a step with its own folder, such as distillation/distilled/1/pretraining. When it is finished, its
 result is in a JSON file next to the folder. The same command continues after an interruption. `--only` selects steps,
@@ -36,7 +36,7 @@ from electra_comparison import TASKS, read_score
 from ladder_costs import read_costs
 from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
-from steps import check_settings, format_seeds, run_snugbert
+from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModelForPreTraining
 
 from snugbert.errors import InputError
@@ -238,12 +238,12 @@ def report(output_dir: Path) -> str:
     tasks = [task for task in TASKS if any(steps[task] for steps in results.values())]
     header = ["model", "seeds", "steps", "million tokens", "PFLOPs", "hours", "masked token loss", "accuracy, %"]
     header += [TASKS[task].title for task in tasks]
-    lines = [header, ["---"] * len(header), *(make_row(recipe, steps, tasks) for recipe, steps in results.items())]
+    lines = [header, *(make_row(recipe, steps, tasks) for recipe, steps in results.items())]
     return "\n".join(
         [
             *dict.fromkeys(machines),
             "",
-            *(f"| {' | '.join(line)} |" for line in lines),
+            format_table(lines),
             "",
             "Losses and scores: mean ± standard deviation over the seeds (95 % interval of the mean, Student's t). "
             "Steps, tokens, FLOPs and hours are for "

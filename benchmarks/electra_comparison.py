@@ -43,7 +43,7 @@ from typing import Any
 from ladder_costs import read_costs
 from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
-from steps import check_settings, run_snugbert
+from steps import check_settings, format_table, run_snugbert
 
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.errors import InputError
@@ -283,7 +283,7 @@ def report(output_dir: Path) -> str:
     ]
     titles = [task.title for task in TASKS.values()]
     header = ["recipe", "seeds", "million tokens", "PFLOPs", "hours", *titles, "mean of the tasks"]
-    lines = [header, ["---"] * len(header), *(make_row(recipe, steps) for recipe, steps in results.items())]
+    lines = [header, *(make_row(recipe, steps) for recipe, steps in results.items())]
     baselines = [
         [result["baseline"] for steps in results.values() for result in steps[task].values()] for task in TASKS
     ]
@@ -292,7 +292,7 @@ def report(output_dir: Path) -> str:
         [
             *dict.fromkeys(machines),
             "",
-            *(f"| {' | '.join(line)} |" for line in lines),
+            format_table(lines),
             "",
             "Scores: median (smallest to largest) of the seeds, in percent. Tokens, FLOPs and hours are for "
             "pretraining, means over the seeds. The baseline always gives the most frequent answer (CoNLL-2003: each "

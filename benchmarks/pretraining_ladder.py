@@ -306,12 +306,21 @@ def train(recipe: Recipe, title: str, output_dir: Path, steps: int, seed: int, a
         command = [pretraining_run.__file__, *stock_flags(recipe, output_dir, steps, seed, args)]
     else:
         command = ["-m", "snugbert", "pretrain", *our_flags(recipe, output_dir, steps, seed, args)]
-    status = run_process([sys.executable, *command], output_dir / "log.txt")
+    run_logged([sys.executable, *command], output_dir / "log.txt", title)
+
+
+def run_logged(command: list[str], log: Path, title: str) -> None:
+    """Runs a command that can be continued, whose output goes to the file `log`.
+
+    Raises:
+        SystemExit: the command failed or was stopped. The message begins with `title`.
+    """
+    status = run_process(command, log)
     if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         print(f"{title}: stopped. Run the same command again to continue.", file=sys.stderr)
         raise SystemExit(status)
     if status:
-        raise SystemExit(f"error: {title}: the run failed. See {output_dir / 'log.txt'}.")
+        raise SystemExit(f"error: {title}: the run failed. See {log}.")
 
 
 def run_process(command: list[str], log: Path) -> int:

@@ -1,14 +1,13 @@
 """Steps of long benchmarks: each runs a command in a new process and is skipped once it is finished."""
 
 import json
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from pretraining_ladder import run_process
+from pretraining_ladder import run_logged
 
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.intervals import interval_of_mean
@@ -42,12 +41,7 @@ def run_snugbert(command: Sequence[str], log: Path) -> None:
         SystemExit: the command failed or was stopped.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    status = run_process([sys.executable, "-m", "snugbert", *command], log)
-    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        print(f"{log}: stopped. Run the same command again to continue.", file=sys.stderr)
-        raise SystemExit(status)
-    if status:
-        raise SystemExit(f"error: the command failed. See {log}.")
+    run_logged([sys.executable, "-m", "snugbert", *command], log, title=str(log.parent))
 
 
 def format_seeds(values: Sequence[float], digits: int) -> str:

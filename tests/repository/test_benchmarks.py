@@ -507,7 +507,7 @@ def test_electra_comparison(data_dir, tmp_path, capsys, monkeypatch):
         steps.append(log.parent.relative_to(tmp_path / "out").as_posix())
         return snugbert_command(command[3:])
 
-    monkeypatch.setattr("steps.run_process", run)
+    monkeypatch.setattr("pretraining_ladder.run_process", run)
     monkeypatch.setattr(electra_comparison, "TASKS", {"rte": electra_comparison.TASKS["rte"]})
     monkeypatch.setattr(electra_comparison, "STEPS", ("pretraining", "rte"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -545,7 +545,7 @@ def test_distillation(data_dir, minilm, tmp_path, capsys, monkeypatch):
         commands.append(command[3:])
         return snugbert_command(command[3:])
 
-    monkeypatch.setattr("steps.run_process", run)
+    monkeypatch.setattr("pretraining_ladder.run_process", run)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     argv = ["--model_name_or_path", str(minilm), "--data_dir", str(data_dir), "--tasks", "mrpc", "--seeds", "2"]
     argv += ["--teacher_epochs", "1", "--max_train_samples", "16", "--max_eval_samples", "8", "--use_cpu"]
@@ -574,7 +574,7 @@ def test_adaptation(minilm, tmp_path, capsys, monkeypatch):
         steps.append(log.relative_to(tmp_path / "out").with_suffix("").as_posix())
         return snugbert_command(command[3:])
 
-    monkeypatch.setattr("steps.run_process", run)
+    monkeypatch.setattr("pretraining_ladder.run_process", run)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     modules = [(("json", "decoder"), [f"Decode a JSON document of {i} characters from a text." for i in range(99)])]
     modules += [
@@ -618,7 +618,7 @@ def test_distilling_a_masked_model(data_dir, tmp_path, capsys, monkeypatch):
         steps.append(log.parent.relative_to(tmp_path / "out").as_posix())
         return snugbert_command(command[3:])
 
-    monkeypatch.setattr("steps.run_process", run)
+    monkeypatch.setattr("pretraining_ladder.run_process", run)
     monkeypatch.setitem(distill_masked_model.SETTINGS, "per_device_train_batch_size", 8)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
@@ -656,6 +656,7 @@ def test_distilling_a_masked_model(data_dir, tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def tiny_bert(minilm, tmp_path) -> str:
+    torch.manual_seed(0)  # for the same scores in every run
     model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64))
     model.save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(minilm).save_pretrained(tmp_path / "model")
@@ -673,7 +674,7 @@ def test_few_labels(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
         assert snugbert_command(command[3:]) == 0
         return 0
 
-    monkeypatch.setattr("steps.run_process", run)
+    monkeypatch.setattr("pretraining_ladder.run_process", run)
     argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")]
     argv += ["--seeds", "2", "--max_train_samples", "16", "--max_eval_samples", "24", "--reinit_layers", "1"]
     argv += [

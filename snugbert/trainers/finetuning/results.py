@@ -42,7 +42,7 @@ class RunResults(TypedDict):
         versions: versions of the packages.
         shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
-        comparison: teacher and student, see [`compare_models`].
+        comparison: teacher and student, see [`measure_models`].
     """
 
     task: str

@@ -87,7 +87,11 @@ def format_with_interval(
     metric: str, value: float | None, interval: Sequence[float | None] | None, perfect_score: int
 ) -> str:
     """Formats a metric with its interval, if there is one: "86.24 (83.9 to 88.5)". Arguments: as for its parts."""
-    text, ends = format_metric(metric, value, perfect_score), format_interval(metric, interval, perfect_score)
+    return _append_interval(format_metric(metric, value, perfect_score), metric, interval, perfect_score)
+
+
+def _append_interval(text: str, metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
+    ends = format_interval(metric, interval, perfect_score)
     return f"{text} ({ends})" if ends and text != UNDEFINED else text
 
 
@@ -193,7 +197,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> s
     """Returns a Markdown table of teacher and student, empty without rows.
 
     Args:
-        rows: from [`compare_models`]. The first row is the teacher.
+        rows: from [`measure_models`]. The first row is the teacher.
         perfect_score: the value of a perfect score in the metrics: 1 or 100.
     """
     if not rows:
@@ -234,9 +238,8 @@ def format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:
         perfect_score: the value of a perfect score: 1 or 100.
     """
     value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
-    ends = format_interval(metric, row.get("interval"), perfect_score)
     text = value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
-    return f"{text} ({ends})" if ends and text != UNDEFINED else text
+    return _append_interval(text, metric, row.get("interval"), perfect_score)
 
 
 def suite_table(
