@@ -548,7 +548,7 @@ def test_distillation(data_dir, minilm, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pretraining_ladder.run_process", run)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     argv = ["--model_name_or_path", str(minilm), "--data_dir", str(data_dir), "--tasks", "mrpc", "--seeds", "2"]
-    argv += ["--teacher_epochs", "1", "--max_train_samples", "16", "--max_eval_samples", "8", "--use_cpu"]
+    argv += ["--max_train_samples", "16", "--max_eval_samples", "8", "--use_cpu"]
     argv += ["--output_dir", str(tmp_path / "out"), "--num_train_epochs", "1"]
     distillation.main(argv)
     table = capsys.readouterr().out[-1200:]

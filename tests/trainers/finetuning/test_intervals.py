@@ -179,7 +179,9 @@ def test_intervals_agree_with_scipy_are_repeatable_and_fast():
     names, labels = ["accuracy"], ["a", "b"]
     arguments = (names, None, labels, "single_label_classification")
     ours = estimate_intervals(right, ones, *arguments)["accuracy"]
-    theirs = scipy_bootstrap((right,), np.mean, method="percentile", rng=np.random.default_rng(1)).confidence_interval
+    # SciPy 1.15 renamed random_state to rng and accepts both.
+    generator = np.random.default_rng(1)
+    theirs = scipy_bootstrap((right,), np.mean, method="percentile", random_state=generator).confidence_interval
     assert ours == pytest.approx(tuple(theirs), abs=0.006) and ours[1] - ours[0] == pytest.approx(0.07, abs=0.01)
     assert estimate_intervals(right, ones, *arguments)["accuracy"] == ours
     predictions, references = noisy(2, 40_000, 0.9)
