@@ -110,7 +110,7 @@ def make_rows(task: str, folder: Path) -> list[list[str]]:
                 row["model"],
                 row["metric"],
                 f"{scale * row['mean']:.2f}{spread} ({low} to {high})",
-                f"{100 * row['mean'] / teacher['mean']:.1f}",
+                f"{100 * row['mean'] / teacher['mean']:.1f}" if teacher["mean"] else "",
                 f"{row['parameters'] / 1e6:.1f}",
                 f"{row['bytes'] / 1e6:.0f}",
                 f"{row['examples_per_second']:.0f}",
