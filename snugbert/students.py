@@ -43,7 +43,7 @@ class StudentArguments(ModelArguments):
 
     def __post_init__(self):
         check_folder("teacher_name_or_path", self.teacher_name_or_path)
-        if self.num_student_layers is None and self.student_layers != "spread":
+        if self.num_student_layers is None and self.student_layers != type(self).student_layers:
             raise InputError("--student_layers needs --num_student_layers.")
         if self.model_name_or_path is None and self.config_name is None and self.num_student_layers is not None:
             self.model_name_or_path = self.teacher_name_or_path
@@ -58,7 +58,7 @@ class StudentArguments(ModelArguments):
             model_revision=self.model_revision if self.model_name_or_path == self.teacher_name_or_path else "main",
             teacher_name_or_path=None,
             num_student_layers=None,
-            student_layers="spread",
+            student_layers=type(self).student_layers,
             tokenizer_name=None,
             config_name=None,
             config_overrides=None,

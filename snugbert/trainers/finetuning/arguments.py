@@ -27,6 +27,11 @@ class FineTunedModelArguments(StudentArguments):
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Replace a classifier that was trained for other labels."}
     )
+    # Fine-tuned students are better with the first layers (docs/decisions/distillation.md).
+    student_layers: str = field(
+        default="first",
+        metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
+    )
 
     is_teacher = False  # not an argument: see `as_teacher`
 

@@ -189,7 +189,7 @@ def test_a_stopped_run_ends_with_identical_bits(folder, tmp_path, monkeypatch, c
             run("stopped")
     for changes, message in (
         ({"distillation_temperature": 3.0}, "--distillation_temperature was 2.0 and is 3.0"),
-        ({"student_layers": "first"}, '--student_layers was "spread" and is "first"'),
+        ({"student_layers": "spread"}, '--student_layers was "first" and is "spread"'),
     ):
         with pytest.raises(InputError, match=message):
             run("stopped", resume_from_checkpoint="true", compare_without_teacher=False, **changes)
