@@ -11,9 +11,10 @@ these weights, on the same text and in the same order:
 - `mlm-equal-flops`: as `mlm`, with more steps, for the FLOPs of `distilled`
 
 The settings come from examples/pretrain_small_corpus.yaml, where they were tuned without a teacher. Only the initial
-weights differ. Everything runs on the CPU, by default in float32. With `--tasks`, the teacher, `start` and every student
-are then fine-tuned with each seed: batches of 32, 3 epochs (SST-2: 1), dropout 0.1, and the commands' default learning
-rate for the model's size.
+weights differ. Everything runs on the CPU, by default in float32.
+
+With `--tasks`, the teacher, `start` and every student are then fine-tuned with each seed: batches of 32, 3 epochs
+(SST-2: 1), dropout 0.1, and the commands' default learning rate for the model's size.
 
 Each training is a step with its own folder, such as distillation/distilled/1/pretraining. When it is finished, its
 result is in a JSON file next to the folder. The same command continues after an interruption. `--only` selects steps,
