@@ -2,13 +2,18 @@ r"""Distillation: fine-tuned teachers, and students with half of their layers, w
 
     python benchmarks/distillation.py --model_name_or_path MODEL --data_dir data --use_cpu --output_dir distillation
 
-For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains students with `--seeds` seeds, with the
-teacher and without it. Both start from the same layers of the teacher and have the same settings. The command reports
-the scores and speeds. Teachers and students train for equally many epochs, fewer on large data sets (`EPOCHS`).
+For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains students with `--seeds` seeds:
+
+- with the teacher, from layers of the teacher
+- without the teacher, from the same layers of the teacher
+- without any teacher, from the same layers of MODEL
+
+The command reports scores and speeds. Teachers and students train for equally many epochs, fewer on large data sets
+(`EPOCHS`), and all students have the same settings.
 
 The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
-Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--student_layers`, go to the
-commands of the students.
+Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--distillation_weight`, go to the
+command of the students with a teacher.
 """
 
 import argparse
@@ -72,7 +77,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def run_task(task: str, args: argparse.Namespace, student_flags: list[str]) -> None:
-    """Trains the teacher and the students of a task, or continues them.
+    """Trains the teacher and the students of a task, or continues.
 
     Raises:
         SystemExit: a command failed or was stopped.
@@ -81,11 +86,13 @@ def run_task(task: str, args: argparse.Namespace, student_flags: list[str]) -> N
     names = ("bf16", "use_cpu", "max_train_samples", "max_eval_samples")
     command += as_flags({name: getattr(args, name) for name in names if getattr(args, name)})
     command += ["--num_train_epochs", str(EPOCHS[task])]
-    teacher, student = (args.output_dir / task / name for name in ("teacher", "student"))
-    run([*command, "--model_name_or_path", args.model_name_or_path, "--resume_from_checkpoint", "true"], teacher)
-    flags = {"teacher_name_or_path": teacher, "num_student_layers": args.num_student_layers, "seeds": args.seeds}
-    flags |= {"sweep": "fixed"}  # so that one seed can continue, too
-    run([*command, *as_flags(flags), *student_flags], student)
+    teacher, student, alone = (args.output_dir / task / name for name in ("teacher", "student", "alone"))
+    start = ["--model_name_or_path", args.model_name_or_path]
+    run([*command, *start, "--resume_from_checkpoint", "true"], teacher)
+    # A sweep of one setting, so that one seed can continue, too.
+    command += as_flags({"num_student_layers": args.num_student_layers, "seeds": args.seeds, "sweep": "fixed"})
+    run([*command, *start], alone)
+    run([*command, "--teacher_name_or_path", str(teacher), *student_flags], student)
 
 
 def run(command: list[str], folder: Path) -> None:
@@ -96,12 +103,13 @@ def run(command: list[str], folder: Path) -> None:
 
 
 def make_rows(task: str, folder: Path) -> list[list[str]]:
-    """Formats the comparison in the results of a task's students."""
-    results = json.loads((folder / "results.json").read_text())
+    """Formats the scores and the speeds of a task's models."""
+    results = json.loads((folder / "student/results.json").read_text())
     scale = 100 / results["perfect_score"]
-    teacher = results["comparison"][0]
+    teacher, student, *others = results["comparison"]
+    alone = json.loads((folder / "alone/results.json").read_text())["sweep"]["best_setting"]
     rows = []
-    for row in results["comparison"]:
+    for row in (teacher, student, *others, {**student, **alone, "model": "student without any teacher"}):
         spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
         low, high = (f"{scale * end:.1f}" for end in row["interval"])
         rows.append(
@@ -124,7 +132,7 @@ def report(output_dir: Path) -> str:
     """Makes the table of the finished tasks."""
     finished = [task for task in TASKS if (output_dir / task / "student/results.json").exists()]
     machines = dict.fromkeys((output_dir / task / "student.machine").read_text() for task in finished)
-    rows = [row for task in finished for row in make_rows(task, output_dir / task / "student")]
+    rows = [row for task in finished for row in make_rows(task, output_dir / task)]
     return "\n".join(
         [
             *machines,
@@ -133,8 +141,8 @@ def report(output_dir: Path) -> str:
             "",
             "Scores are on the dev sets, in percent. Students: mean ± standard deviation over the seeds (95 % "
             "interval of the mean, Student's t). Teacher: one seed (95 % interval from a bootstrap over the "
-            "examples). The "
-            "student without the teacher also starts from the teacher's layers.",
+            "examples). The student without teacher also starts from the teacher's layers. The student without any "
+            "teacher starts from the pretrained model's layers.",
             "",
         ]
     )

@@ -558,9 +558,11 @@ def test_distillation(data_dir, minilm, tmp_path, capsys, monkeypatch):
     ratio = student["examples_per_second"] / teacher["examples_per_second"]
     assert f"| mrpc | student | f1 | {100 * student['mean']:.2f} ± {100 * student['std']:.2f} (" in table
     assert f" | {student['examples_per_second']:.0f} | {ratio:.2f} |" in table
-    assert len(commands) == 2 and "--teacher_name_or_path" in commands[1]
+    alone = json.loads((tmp_path / "out/mrpc/alone/results.json").read_text())["sweep"]["metrics"]["eval"]["f1"]
+    assert f"| mrpc | student without any teacher | f1 | {100 * alone['mean']:.2f} ± " in table
+    assert len(commands) == 3 and "--teacher_name_or_path" in commands[2]
     distillation.main([*argv, "--report"])
-    assert capsys.readouterr().out.splitlines()[-6:] == table.splitlines()[-6:] and len(commands) == 2
+    assert capsys.readouterr().out.splitlines()[-7:] == table.splitlines()[-7:] and len(commands) == 3
 
 
 def test_adaptation(minilm, tmp_path, capsys, monkeypatch):
