@@ -12,8 +12,8 @@ The command reports scores and speeds. Teachers and students train for equally m
 (`EPOCHS`), and all students have the same settings.
 
 The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
-Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--distillation_weight`, go to the
-command of the students with a teacher.
+Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--distillation_weight`, go to
+the command of the students with a teacher.
 """
 
 import argparse
