@@ -8,8 +8,8 @@ For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains studen
 - without the teacher, from the same layers of the teacher
 - without any teacher, from the same layers of MODEL
 
-The command reports scores and speeds. Teachers and students train for equally many epochs, fewer on large data sets
-(`EPOCHS`), and all students have the same settings.
+The command reports scores and speeds. Teachers and students of a task train for the same number of epochs (`TASKS`),
+and all students have the same settings.
 
 The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
 Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--distillation_weight`, go to
@@ -29,19 +29,22 @@ from steps import check_settings, format_table, run_snugbert
 from snugbert.errors import InputError
 
 TASKS = {
-    "sst2": "glue --task_name sst2 --data_dir {}/glue",
-    "mrpc": "glue --task_name mrpc --data_dir {}/glue",
-    "conll2003": "ner --train_file {}/conll2003/train.jsonl.gz --validation_file {}/conll2003/valid.jsonl.gz",
+    "sst2": "glue --task_name sst2 --data_dir {}/glue --num_train_epochs 1",
+    "mrpc": "glue --task_name mrpc --data_dir {}/glue --num_train_epochs 5",
+    "conll2003": (
+        "ner --train_file {}/conll2003/train.jsonl.gz --validation_file {}/conll2003/valid.jsonl.gz "
+        "--num_train_epochs 3"
+    ),
     "squad": (
         "squad --train_file {}/squad/train-v1.1-first44.jsonl.gz {}/squadshifts/new_wiki.jsonl.gz "
-        "--validation_file {}/squad/dev-v1.1.jsonl.gz"
+        "--validation_file {}/squad/dev-v1.1.jsonl.gz --num_train_epochs 2"
     ),
 }
-EPOCHS = {"sst2": 1, "mrpc": 5, "conll2003": 3, "squad": 2}
 # Results can be compared only if these arguments are equal.
 COMPARED = (
     "model_name_or_path",
     "num_student_layers",
+    "student_layers",
     "bf16",
     "max_train_samples",
     "max_eval_samples",
@@ -66,6 +69,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--data_dir", required=True, help="folder with glue/, conll2003/, squad/ and squadshifts/")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--num_student_layers", type=positive, default=3)
+    parser.add_argument("--student_layers", default="first", help="as for `snugbert glue`; default: first")
     parser.add_argument("--seeds", type=positive, default=3, help="seeds of each student; default: 3")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16; fast on AVX512-BF16 and AMX")
     parser.add_argument("--use_cpu", action="store_true")
@@ -85,12 +89,11 @@ def run_task(task: str, args: argparse.Namespace, student_flags: list[str]) -> N
     command = [part.replace("{}", args.data_dir) for part in TASKS[task].split()]
     names = ("bf16", "use_cpu", "max_train_samples", "max_eval_samples")
     command += as_flags({name: getattr(args, name) for name in names if getattr(args, name)})
-    command += ["--num_train_epochs", str(EPOCHS[task])]
     teacher, student, alone = (args.output_dir / task / name for name in ("teacher", "student", "alone"))
     start = ["--model_name_or_path", args.model_name_or_path]
     run([*command, *start, "--resume_from_checkpoint", "true"], teacher)
-    # A sweep of one setting, so that one seed can continue, too.
-    command += as_flags({"num_student_layers": args.num_student_layers, "seeds": args.seeds, "sweep": "fixed"})
+    command += as_flags({name: getattr(args, name) for name in ("num_student_layers", "student_layers", "seeds")})
+    command += ["--sweep", "fixed"]  # so that one seed can continue, too
     run([*command, *start], alone)
     run([*command, "--teacher_name_or_path", str(teacher), *student_flags], student)
 
