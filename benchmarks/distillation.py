@@ -37,7 +37,7 @@ TASKS = {
     ),
     "squad": (
         "squad --train_file {}/squad/train-v1.1-first44.jsonl.gz {}/squadshifts/new_wiki.jsonl.gz "
-        "--validation_file {}/squad/dev-v1.1.jsonl.gz --num_train_epochs 2"
+        "--validation_file {}/squad/dev-v1.1.jsonl.gz --num_train_epochs 1"
     ),
 }
 # Results can be compared only if these arguments are equal.
