@@ -10,7 +10,7 @@ from typing import Any
 from pretraining_ladder import run_logged
 
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.intervals import interval_of_mean
+from snugbert.trainers.finetuning.intervals import estimate_mean_interval
 from snugbert.trainers.finetuning.results import write_atomically
 
 
@@ -49,7 +49,7 @@ def format_seeds(values: Sequence[float], digits: int) -> str:
     text = f"{mean(values):.{digits}f}"
     if len(set(values)) == 1:
         return text
-    interval = interval_of_mean(values)
+    interval = estimate_mean_interval(values)
     ends = "" if interval is None else f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
     return f"{text} ± {stdev(values):.{digits}f}{ends}"
 

@@ -1,4 +1,4 @@
-"""Distillation: which teacher, and students that are copies of a checkpoint with fewer layers."""
+"""Distillation: arguments that name teacher and student, and students built from some layers of a checkpoint."""
 
 import copy
 import dataclasses
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from snugbert.errors import InputError
@@ -17,8 +18,6 @@ from snugbert.models import ModelArguments, check_folder
 
 IGNORED_FIELDS = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 LAYER_CHOICES = ("spread", "first", "last")
-# The number of a layer in the name of a weight, in all families: bert.encoder.layer.0.attention.self.query.weight
-LAYER_NUMBER = re.compile(r"(?<=\bencoder\.layer\.)\d+(?=\.)")
 
 
 @dataclass
@@ -34,7 +33,10 @@ class StudentArguments(ModelArguments):
     )
     num_student_layers: int | None = field(
         default=None,
-        metadata={"advanced": True, "help": "Number of layers to keep of the checkpoint, by default of the teacher."},
+        metadata={
+            "advanced": True,
+            "help": "Keep this many layers of --model_name_or_path. Default checkpoint: the teacher.",
+        },
     )
     student_layers: str = field(
         default="spread",
@@ -68,7 +70,7 @@ class StudentArguments(ModelArguments):
 def hash_model(model: PreTrainedModel) -> str:
     """Returns a digest of the weights and the configuration of a model, as 32 hexadecimal digits.
 
-    The name of its folder and the version of transformers do not count.
+    Ignores the name of its folder and the version of transformers.
     """
     config = {name: value for name, value in model.config.to_dict().items() if name not in IGNORED_FIELDS}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
@@ -85,9 +87,9 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
         num_layers: number of layers of the teacher.
         num_student_layers: number of layers of the student.
         which: `"spread"` for evenly spaced layers, including the first and the last one. For 6 of 12 layers, these are
-            the layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. One layer is
-            the first one. `"first"` and `"last"` for the first and the last layers. Or the numbers themselves, counted
-            from 0: `"0,2,5"`.
+            the layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. With one
+            layer, this is the first. `"first"` and `"last"` for the first and the last layers. Or the numbers
+            themselves, counted from 0: `"0,2,5"`.
 
     Returns:
         Numbers of layers in ascending order, counted from 0.
@@ -97,8 +99,8 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
     """
     if not 1 <= num_student_layers <= num_layers:
         raise InputError(
-            f"--num_student_layers {num_student_layers} must be between 1 and the number of the teacher's layers "
-            f"({num_layers})."
+            f"--num_student_layers {num_student_layers}: expected 1 to {num_layers}, the number of layers of the "
+            "checkpoint."
         )
     if which == "spread":
         step = (num_layers - 1) / max(num_student_layers - 1, 1)
@@ -133,15 +135,8 @@ def make_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedM
     Returns:
         A model of the same class and dtype, on the CPU, in evaluation mode. It shares no memory with the teacher.
     """
-    config = copy.deepcopy(teacher.config)
-    config.num_hidden_layers = len(layers)
-    with torch.random.fork_rng(devices=[]):  # the initial weights are not used, so they must not change the run
-        student: Any = type(teacher)(config)
-    new_numbers = {str(number): str(index) for index, number in enumerate(layers)}
-    weights = {}
-    for name, weight in teacher.state_dict().items():
-        number = LAYER_NUMBER.search(name)
-        if number is None or number[0] in new_numbers:
-            weights[LAYER_NUMBER.sub(lambda match: new_numbers[match[0]], name)] = weight
-    student.to(teacher.dtype).load_state_dict(weights)
-    return student.eval()
+    student: Any = copy.deepcopy(teacher)
+    encoder = student.base_model.encoder
+    encoder.layer = nn.ModuleList(encoder.layer[number] for number in layers)
+    student.config.num_hidden_layers = len(layers)
+    return student.cpu().eval()

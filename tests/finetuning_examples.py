@@ -11,13 +11,17 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 
 import snugbert
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
+from snugbert.students import hash_model
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.card import write_finetuning_card
+from snugbert.trainers.finetuning.soft_targets import DistillationTrainer, SoftTargets
 from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask
+from snugbert.trainers.finetuning.teacher import compute_items, count_items
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.splits import DataSource
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+TAGS = dict(zip(HEADS, ("text-classification", "token-classification", "question-answering"), strict=True))
 LABELS = ["few", "some", "many"]
 WEIGHTS = torch.tensor([0.5, 1.0, 3.0])
 
@@ -60,6 +64,25 @@ def new_trainer(head: str, tokenizer, folder, data=None, weights=None, model=Non
         token_outputs=head != "ForSequenceClassification",
         class_weights=weights,
         train_dataset=examples(head, 45) if data is None else data,
+    )
+
+
+def new_distillation_trainer(
+    head: str, tokenizer, folder, data=None, teacher=None, callbacks=(), **settings
+) -> DistillationTrainer:
+    """Returns a trainer with the soft targets of `teacher`."""
+    data = examples(head, 45) if data is None else data
+    plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
+    logits = compute_items(plain, data, hash_model(plain.model), TAGS[head], str(folder / "cache"))
+    first_items = np.concatenate([[0], np.cumsum(count_items(data, TAGS[head]))])
+    return DistillationTrainer(
+        model=new_model(head),
+        args=plain.args,
+        targets=SoftTargets(logits, first_items, "single_label_classification"),
+        train_dataset=data,
+        data_collator=plain.data_collator.collate,
+        token_outputs=head != HEADS[0],
+        callbacks=[*callbacks],
     )
 
 

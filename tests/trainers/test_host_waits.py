@@ -6,7 +6,7 @@ import forked
 import pytest
 import synthetic
 import torch
-from finetuning_examples import HEADS, WEIGHTS, make_tokenizer, new_trainer
+from finetuning_examples import HEADS, WEIGHTS, make_tokenizer, new_distillation_trainer, new_trainer
 from host_waits import count_host_waits
 from reference_kernels import acting_as_gpu
 from transformers import TrainerCallback
@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from snugbert.packed_batches import pack
 
 STEPS = 4
+DISTILLED = {f"distilled {head}": head for head in HEADS}
 # These values are on the host: the counts of a batch that was not sent yet, and the report of the step before.
 # test_stopping.py tests when the report is read.
 ON_THE_HOST = ("numpy in training_log.py", "tolist in stopping.py")
@@ -38,6 +39,8 @@ def make_trainer(kind: str, folder: Path):
     if kind in HEADS:
         weights = WEIGHTS if kind == "ForSequenceClassification" else None
         return new_trainer(kind, make_tokenizer(), folder, weights=weights, **settings)
+    if kind in DISTILLED:
+        return new_distillation_trainer(DISTILLED[kind], make_tokenizer(), folder, **settings)
     if kind == "electra":
         trainer = synthetic.make_trainer(folder, dropout=0.1, electra=True, **settings)
         trainer.data_collator.collate = collate_for_electra
@@ -65,7 +68,7 @@ def check_steps(kind: str, folder: Path) -> None:
     assert in_steps == []
 
 
-KINDS = ["adamw_torch_fused", "muon", "lamb", "electra", "distilled", *HEADS]
+KINDS = ["adamw_torch_fused", "muon", "lamb", "electra", "distilled", *HEADS, *DISTILLED]
 
 
 @pytest.mark.parametrize("kind", KINDS)

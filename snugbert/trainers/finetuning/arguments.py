@@ -38,7 +38,7 @@ class FineTunedModelArguments(StudentArguments):
         missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None
         if self.teacher_name_or_path is not None and missing:
             raise InputError(
-                "--num_student_layers is missing. To start from another checkpoint than the teacher, give "
+                "--num_student_layers is missing. To start from a checkpoint other than the teacher, give "
                 "--model_name_or_path."
             )
         if self.config_name is not None and self.num_student_layers is not None:
@@ -87,7 +87,7 @@ class FineTuningArguments(DeviceArguments):
     Fine-tuning BERT", section 7. Their other settings are already the defaults: warmup over the first 10 % of the
     steps, linear decay, and AdamW with bias correction, which torch's AdamW always has. Their learning rate of 2e-5 is
     for BERT-large. Here, the learning rate depends on the width as without `sweep`. Given values win. If 20 epochs
-    have fewer than 100 steps, there are more epochs.
+    are fewer than 100 steps, the run is longer.
 
     Raises:
         InputError: a value is out of range, or settings exclude each other.
@@ -96,7 +96,7 @@ class FineTuningArguments(DeviceArguments):
         keeps_checkpoints: whether the user asked for checkpoints with `save_strategy`, `save_steps`,
             `save_total_limit` or `save_only_model`. Otherwise, they only serve to resume, and a finished run removes
             them.
-        least_steps: the least number of steps of a run, 0 if the user chose the length.
+        min_steps: minimum number of steps of a run. 0 if the user chose the length.
     """
 
     paper_learning_rate: ClassVar[float] = 3e-5
@@ -163,14 +163,14 @@ class FineTuningArguments(DeviceArguments):
         default=0.5,
         metadata={
             "advanced": True,
-            "help": "Share of the soft targets in the loss. The rest is for the labels.",
+            "help": "Weight of the soft targets in the loss, from 0 to 1. The labels get the rest.",
         },
     )
     compare_without_teacher: bool = field(
         default=True,
         metadata={
             "advanced": True,
-            "help": "Also train the student without the teacher, in OUTPUT_DIR/without_teacher.",
+            "help": "Also train the student without the teacher, for comparison. This doubles the training time.",
         },
     )
     class_weights: str | None = field(
@@ -190,7 +190,9 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={"help": "Several runs: paper (its grid), fixed (one setting) or stable (20 epochs, 5 seeds)."},
+        metadata={
+            "help": "Several runs: paper (the BERT paper's grid), fixed (one setting) or stable (20 epochs, 5 seeds)."
+        },
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
         default=None,
@@ -204,7 +206,7 @@ class FineTuningArguments(DeviceArguments):
 
     def __post_init__(self):
         stable = self.sweep == "stable"
-        self.least_steps = STABLE_STEPS if stable and self.num_train_epochs is None and self.max_steps <= 0 else 0
+        self.min_steps = STABLE_STEPS if stable and self.num_train_epochs is None and self.max_steps <= 0 else 0
         if self.num_train_epochs is None:
             self.num_train_epochs = STABLE_EPOCHS if stable else 3.0
         if self.seeds is None:

@@ -86,16 +86,20 @@ def write_finetuning_card(
         eval_results=eval_results or None,
     )
     trained_on = " and ".join(
-        f"{escape(source['name'])} ({format_count(source['num_examples'], 'example')})" for source in training_data
+        f"{escape(source['name'])} ({format_count(source['num_examples'], 'example')}"
+        f"{' without labels' if source['split'] == 'unlabeled' else ''})"
+        for source in training_data
     )
     scored_on = " and ".join(dict.fromkeys(escape(source["name"]) for (source,) in scored.values()))
+    num_layers = results["settings"].get("num_student_layers")
+    some_layers = "" if num_layers is None else f"{format_count(num_layers, 'layer')} of "
     sections = [
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was fine-tuned on {trained_on} with SnugBERT, starting from "
-        f"{escape(base_name)}.",
+        f"{some_layers}{escape(base_name)}.",
     ]
     if "teacher" in results["settings"]:
-        sections[-1] += f" It also learned from the predictions of {escape(results['settings']['teacher'])}."
+        sections[-1] += f" It was distilled from {escape(results['settings']['teacher'])}."
     if task.labels is not None:
         sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
     sections.append(how_to_load(name, head))

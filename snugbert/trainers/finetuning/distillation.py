@@ -1,4 +1,4 @@
-"""The command that fine-tunes: with a teacher, it distills it into a student.
+"""Runs a fine-tuning command. With a teacher, distills the teacher into a student.
 
 teacher's logits (cached) -> student without the teacher, for comparison -> student -> one table of the three
 """
@@ -59,11 +59,14 @@ def run_command(
     """Fine-tunes, and prints a summary. With `teacher_name_or_path`, distills.
 
     Raises:
-        InputError: see [`run_task`]; or the arguments, the teacher and the data do not fit each other.
+        InputError: see [`run_task`]; or arguments, teacher and data contradict each other.
     """
     if model_args.teacher_name_or_path is None:
         if getattr(data_args, "unlabeled_file", None) is not None:
             raise InputError("--unlabeled_file needs a teacher that labels it. Give --teacher_name_or_path.")
+        for name in ("distillation_temperature", "distillation_weight"):
+            if getattr(args, name) != getattr(FineTuningArguments, name):
+                raise InputError(f"--{name} needs --teacher_name_or_path.")
         run_task(make_task(model_args, data_args, args), model_args, args)
         return
     if args.class_weights is not None or args.label_smoothing_factor:
@@ -147,7 +150,7 @@ def make_soft_targets(
         cache_dir: see [`compute_logits`].
 
     Raises:
-        InputError: teacher and student have different tokens where it matters.
+        InputError: the tokenizers of teacher and student split the text differently, and the task predicts tokens.
     """
     assert teacher.train_features is not None and task.train_features is not None and task.teacher_digest is not None
     tag = task.pipeline_tag
@@ -192,13 +195,13 @@ def measure_models(
         A function for the main process. From the results of the student's run or sweep, it makes a row for the
         teacher, the student, and the student without the teacher. Rows have `model`; `metric`, `mean`, `std`,
         `interval` and `seeds` on the validation set; `parameters`; `bytes` of the weights; and `examples_per_second`,
-        of the first `TIMED_EXAMPLES` validation examples.
+        on the first `TIMED_EXAMPLES` windows of the validation examples.
     """
     validation, digest = teacher.validation_set, task.teacher_digest
     assert validation is not None and validation.score is not None and digest is not None
     _move(trainer, trainer.args.device)
     student_trainer = make_trainer(dataclasses.replace(task, soft_targets=None), trainer.args)  # type: ignore[arg-type]
-    teacher_costs, student_costs = _measure_costs(trainer, student_trainer)
+    teacher_costs, student_costs = _measure_costs(validation.num_examples, trainer, student_trainer)
     metric = task.main_metric
     predictions = validation.decode(compute_logits(trainer, validation.features, digest, cache_dir))
     score: dict[str, Any] = {
@@ -233,17 +236,18 @@ def _read_score(results: Mapping[str, Any], set_name: str, metric: str) -> dict[
     return {"mean": results["metrics"][set_name][metric], "std": np.nan, "seeds": 1, "interval": interval}
 
 
-def _measure_costs(*trainers: FineTuningTrainer) -> list[dict[str, Any]]:
+def _measure_costs(num_examples: int, *trainers: FineTuningTrainer) -> list[dict[str, Any]]:
     """Counts parameters and bytes, and measures examples per second: the median of alternating rounds.
 
-    The first round is a warmup with few examples.
+    The first round is a warmup with few examples. `num_examples` is the size of the validation set.
     """
     speeds: list[list[float]] = [[] for _ in trainers]
     for number in (WARMUP_EXAMPLES, *[TIMED_EXAMPLES] * ROUNDS):
         for trainer, measured in zip(trainers, speeds, strict=True):
             features: Any = trainer.eval_dataset
             output = trainer.predict(features.select(range(min(number, len(features)))))
-            measured.append((output.metrics or {})["test_samples_per_second"])
+            # Trainer counts features. A long example has several windows.
+            measured.append((output.metrics or {})["test_samples_per_second"] * num_examples / len(features))
     costs = []
     for trainer, measured in zip(trainers, speeds, strict=True):
         parameters, size = count_parameters(trainer.model)  # type: ignore[arg-type]

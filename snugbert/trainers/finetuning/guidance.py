@@ -46,7 +46,7 @@ def describe_shortfalls(
 def describe_wide_intervals(
     task: FineTuningTask, intervals: Mapping[str, Mapping[str, Interval | None]], remedy: str
 ) -> list[str]:
-    """Returns a sentence for each set whose main metric has an interval wider than `WIDE` points, or without width.
+    """Returns a sentence for each set whose main metric has an interval wider than `WIDE` points, or of width 0.
 
     If a model is right on every example, every resample has the same score, and the bootstrap finds no uncertainty.
 
@@ -56,8 +56,8 @@ def describe_wide_intervals(
         remedy: what to do.
     """
     sentences = []
-    for set_name, of_set in intervals.items():
-        interval = of_set.get(task.main_metric) if is_score(task.main_metric) else None
+    for set_name, set_intervals in intervals.items():
+        interval = set_intervals.get(task.main_metric) if is_score(task.main_metric) else None
         if interval is None:
             continue
         width = 100 * (interval[1] - interval[0]) / task.perfect_score
@@ -65,7 +65,7 @@ def describe_wide_intervals(
         if width > WIDE:
             sentences.append(f"{title}: the 95 % interval is {width:.0f} points wide. {remedy}")
         elif width == 0:
-            sentences.append(f"{title}: the 95 % interval has width 0, which is too narrow. {remedy}")
+            sentences.append(f"{title}: the 95 % interval has width 0. It is too narrow. {remedy}")
     return sentences
 
 

@@ -19,7 +19,7 @@ TAILS = (100 * (1 - LEVEL) / 2, 100 * (1 + LEVEL) / 2)  # in percent
 RESAMPLES = 1000  # the ends are then the 25th values from below and from above
 SEED = 0  # the same predictions always get the same interval
 METHOD = "95 % intervals from a bootstrap over the examples."
-METHOD_OF_MEANS = "95 % intervals, Student's t over the seeds (one seed: a bootstrap over the examples)."
+METHOD_FOR_MEANS = "95 % intervals: Student's t over the seeds, or a bootstrap over the examples if there is one seed."
 
 
 def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dict[str, Interval]:
@@ -41,7 +41,7 @@ def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dic
     drawn = []
     for _ in range(resamples):
         examples = generator.integers(len(rows), size=len(rows))
-        drawn.append(score(distinct, np.bincount(groups[examples], minlength=len(distinct))))
+        drawn.append(score(distinct, np.bincount(groups.reshape(-1)[examples], minlength=len(distinct))))
     intervals = {}
     for metric in drawn[0]:
         values = np.array([metrics[metric] for metrics in drawn], dtype=np.float64)
@@ -51,7 +51,7 @@ def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dic
     return intervals
 
 
-def interval_of_mean(values: Sequence[float]) -> Interval | None:
+def estimate_mean_interval(values: Sequence[float]) -> Interval | None:
     """Returns Student's t interval of a mean. None: there are fewer than two values, or one is not finite."""
     if len(values) < 2 or not np.isfinite(values).all():
         return None
@@ -59,7 +59,7 @@ def interval_of_mean(values: Sequence[float]) -> Interval | None:
     return float(np.mean(values) - width), float(np.mean(values) + width)
 
 
-def interval_of_average(scores: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+def combine_intervals(scores: Sequence[float], intervals: Sequence[Interval]) -> Interval:
     """Returns the interval of the average of scores on different examples, from the interval of each.
 
     The distances from each score to the ends of its interval add up as independent errors do: Zou and Donner (2008),

@@ -218,7 +218,7 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         metrics[name], intervals[name], losses[name] = evaluate(trainer, evaluation_set)
     results = collect_results(task, model_args, args, training, metrics, trainer.changes)
     results["intervals"] = intervals
-    for sentence in describe_wide_intervals(task, intervals, "Score more examples."):
+    for sentence in describe_wide_intervals(task, intervals, "Evaluate on more examples."):
         logger.warning(sentence)
     if task.compare is not None and training:
         compare = task.compare()
@@ -438,6 +438,7 @@ def collect_results(
         "data": {name: [source._asdict() for source in sources] for name, sources in task.data.items()},
         "training": training,
         "settings": {
+            **_student_settings(model_args),
             **task.settings,
             **(collect_settings(args) if training else {}),
             **({"changed_on_resume": "; ".join(changes)} if changes else {}),
@@ -448,10 +449,14 @@ def collect_results(
 
 def _initial_weights(model_args: FineTunedModelArguments) -> dict[str, Any]:
     weights: dict[str, Any] = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
-    if model_args.num_student_layers is not None:
-        weights["--num_student_layers"] = model_args.num_student_layers
-        weights["--student_layers"] = model_args.student_layers
-    return weights
+    return weights | {f"--{name}": value for name, value in _student_settings(model_args).items()}
+
+
+def _student_settings(model_args: FineTunedModelArguments) -> dict[str, Any]:
+    """Returns which layers of the checkpoint the model starts from. Empty: all."""
+    if model_args.num_student_layers is None:
+        return {}
+    return {"num_student_layers": model_args.num_student_layers, "student_layers": model_args.student_layers}
 
 
 def _compared_settings(

@@ -51,7 +51,6 @@ class SoftTargetCollator:
     def __init__(self, collate: Callable[[Any], Any], targets: SoftTargets):
         self.collate = collate
         self.targets = targets
-        self.tokenizer = getattr(collate, "tokenizer", None)  # Trainer saves it
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
         """Returns the batch. Features of an evaluation have no column `ROW` and get no logits."""
@@ -59,8 +58,14 @@ class SoftTargetCollator:
             return self.collate(features)
         batch = self.collate([{name: feature[name] for name in feature if name != ROW} for feature in features])
         first, logits = self.targets.first_items, self.targets.logits
-        parts = [logits[first[row] : first[row + 1]] for row in (feature[ROW] for feature in features)]
-        batch[TEACHER_LOGITS] = torch.from_numpy(np.concatenate(parts))
+        rows = [feature[ROW] for feature in features]
+        parts = [torch.from_numpy(logits[first[row] : first[row + 1]]) for row in rows]
+        questions = "start_positions" in batch
+        batch[TEACHER_LOGITS] = (
+            nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=OUTSIDE)
+            if questions  # the classes are the positions of a window
+            else torch.cat(parts)
+        )
         return batch
 
 
@@ -104,7 +109,7 @@ class DistillationTrainer(FineTuningTrainer):
         if "start_positions" in inputs:
             positions = [inputs.pop(name) for name in ("start_positions", "end_positions")]
             outputs = model(**inputs)
-            total = self._question_loss(outputs, positions, teacher, inputs)
+            total = self._question_loss(outputs, positions, teacher, inputs.get("cu_seq_lens_q"))
             items: Any = (positions[0] != IGNORE_INDEX).sum()
         else:
             labels, indices = inputs.pop("labels"), inputs.pop("label_indices", None)
@@ -124,19 +129,15 @@ class DistillationTrainer(FineTuningTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _question_loss(
-        self, outputs: Any, positions: list[torch.Tensor], teacher: torch.Tensor, inputs: Mapping[str, Any]
+        self, outputs: Any, positions: list[torch.Tensor], teacher: torch.Tensor, offsets: torch.Tensor | None
     ) -> torch.Tensor:
-        """The mean of the losses of start and end. The classes are the positions of a window."""
+        """The mean of the losses of start and end. The batch is packed with these `offsets`, or padded."""
         student = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
-        if "cu_seq_lens_q" in inputs:
-            lengths, student = inputs["cu_seq_lens_q"].diff().tolist(), student[0]
-        else:
-            mask = inputs["attention_mask"].bool()
-            lengths, student = mask.sum(1).tolist(), student[mask]
-        student, teacher = (
-            nn.utils.rnn.pad_sequence(list(tokens.split(lengths)), batch_first=True, padding_value=OUTSIDE)
-            for tokens in (student, teacher)
-        )
+        length = teacher.shape[1]  # of the longest window
+        if offsets is not None:
+            indices = offsets[:-1, None] + torch.arange(length, device=offsets.device)
+            student = student[0][indices.clamp(max=student.shape[1] - 1)]
+        student = student[:, :length].masked_fill(teacher == OUTSIDE, OUTSIDE)
         start, end = (self._sum_losses(student[..., side], teacher[..., side], positions[side]) for side in (0, 1))
         return (start + end) / 2
 

@@ -25,7 +25,7 @@ from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.guidance import describe_wide_intervals
-from snugbert.trainers.finetuning.intervals import Interval, interval_of_mean
+from snugbert.trainers.finetuning.intervals import Interval, estimate_mean_interval
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, format_summary, write_atomically, write_results
 from snugbert.trainers.finetuning.run import choose_metric, fine_tune
@@ -161,13 +161,13 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
 
 
 def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
-    """Returns arguments with enough epochs for `least_steps`."""
+    """Returns arguments with enough epochs for `min_steps`."""
     batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    needed = math.ceil(args.least_steps / max(1, math.ceil(examples / batch)))
+    needed = math.ceil(args.min_steps / max(1, math.ceil(examples / batch)))
     if needed > args.num_train_epochs:
         args = copy.copy(args)
         args.num_train_epochs = float(needed)
-        logger.info("%d epochs, because fewer have less than %d steps", needed, args.least_steps)
+        logger.info("training for %d epochs, to take at least %d steps", needed, args.min_steps)
     return args
 
 
@@ -221,11 +221,13 @@ def _finish(
     output_dir = Path(str(args.output_dir))
     best = _best(runs, task, args)
     if best.failed:
-        raise InputError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
+        raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
     summary = summarize_sweep(runs, task, args)
-    of_means = {name: {m: row["interval"] for m, row in rows.items()} for name, rows in summary["metrics"].items()}
+    mean_intervals = {
+        name: {m: row["interval"] for m, row in rows.items()} for name, rows in summary["metrics"].items()
+    }
     if summary["best_setting"]["seeds"] > 1:  # a single run gave its own warning
-        for sentence in describe_wide_intervals(task, of_means, "Add seeds (--seeds)."):
+        for sentence in describe_wide_intervals(task, mean_intervals, "Add seeds (--seeds)."):
             logger.warning("mean over the seeds, %s", sentence)
     tables = sweep_tables(summary, Setting._fields, task.perfect_score)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
@@ -289,9 +291,9 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
     failures = [run.results["failure"] for run in runs if run.failed]
     runs = [run for run in runs if not run.failed]
     for setting in dict.fromkeys(run.setting for run in runs):
-        of_setting = [run for run in runs if run.setting == setting]
-        scores = [run.score(metric, set_name) for run in of_setting]
-        spread = _summarize_seeds(of_setting, metric, set_name)
+        setting_runs = [run for run in runs if run.setting == setting]
+        scores = [run.score(metric, set_name) for run in setting_runs]
+        spread = _summarize_seeds(setting_runs, metric, set_name)
         settings.append({**setting._asdict(), "seeds": len(scores), "scores": scores, **spread})
     sign = 1 if args.greater_is_better else -1
     best = max(settings, key=lambda row: np.nan_to_num(sign * row["mean"], nan=-np.inf))
@@ -315,7 +317,7 @@ def _summarize_seeds(runs: list[FinishedRun], metric: str, set_name: str) -> dic
         "mean": float(np.mean(values)),
         # The standard deviation of a sample, undefined for one seed.
         "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
-        "interval": interval_of_mean(values) if len(values) > 1 else runs[0].interval(metric, set_name),
+        "interval": estimate_mean_interval(values) if len(values) > 1 else runs[0].interval(metric, set_name),
     }
 
 

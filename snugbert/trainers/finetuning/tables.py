@@ -12,7 +12,7 @@ import numpy as np
 
 from snugbert.card_snugbert import escape
 from snugbert.trainers.card import table
-from snugbert.trainers.finetuning.intervals import METHOD, METHOD_OF_MEANS, Interval, interval_of_average
+from snugbert.trainers.finetuning.intervals import METHOD, METHOD_FOR_MEANS, Interval, combine_intervals
 
 T = TypeVar("T")
 # Columns of table 1 of Devlin et al. (2018), in its order, and WNLI: task, evaluation set, metric.
@@ -105,7 +105,9 @@ def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping
     rows = []
     for set_name, sources in data.items():
         title = "training" if set_name == "train" else set_title(set_name)
-        rows += [(title, source["name"], source["num_examples"]) for source in sources]
+        for source in sources:
+            unlabeled = ", unlabeled" if source["split"] == "unlabeled" else ""
+            rows.append((title + unlabeled, source["name"], source["num_examples"]))
         for part in ("HasAns", "NoAns"):
             if (count := metrics.get(set_name, {}).get(f"{part}_total")) is not None:
                 rows.append((f"{title} {part}", sources[0]["name"], count))
@@ -184,7 +186,7 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
     best = ", ".join(f"{name.replace('_', ' ')} {summary['best_setting'][name]:g}" for name in setting_columns)
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
     title = "mean ± standard deviation"
-    note = f" In parentheses: {METHOD_OF_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
+    note = f" In parentheses: {METHOD_FOR_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
     return (
         f"Settings and runs are compared by {summary['chosen_by']}.{note}\n\n"
         f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"
@@ -216,11 +218,12 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> s
     ]
     columns = ("model", metric.replace("_", " "), "% of the teacher", "million parameters", "MB", "examples/s")
     seeds = max(row["seeds"] for row in rows)
+    start = " Both students start from the same weights." if len(rows) > 2 else ""
     students = f"Students: mean ± standard deviation of {seeds} seeds. " if seeds > 1 else ""
     return (
         f"{table(columns, cells)}\n\nScored on the validation examples. {students}In parentheses: "
-        f"{METHOD_OF_MEANS if seeds > 1 else METHOD} Examples per second were measured in this run, on the first "
-        "validation examples."
+        f"{METHOD_FOR_MEANS if seeds > 1 else METHOD} Examples per second: measured in this run, on the first "
+        f"validation examples.{start}"
     )
 
 
@@ -256,7 +259,7 @@ def suite_table(
         metrics: task as in `snugbert glue` -> evaluation set -> metric -> fraction of 1. Missing tasks are listed
             below the table.
         intervals: task -> evaluation set -> metric -> low and high, for a second row. The interval of the average
-            combines them, see [`interval_of_average`].
+            combines them, see [`combine_intervals`].
         method: the method of the intervals.
     """
     scores = {
@@ -281,7 +284,7 @@ def suite_table(
     if ends:
         averaged = [column for column in counting if column in scores]
         if averaged and ends.keys() >= set(averaged):
-            ends["average"] = list(interval_of_average(values, [tuple(ends[column]) for column in averaged]))  # type: ignore[misc]
+            ends["average"] = list(combine_intervals(values, [tuple(ends[column]) for column in averaged]))  # type: ignore[misc]
         rows.append({column: "{:.1f} to {:.1f}".format(*ends[column]) if column in ends else "" for column in cells})
         note = f" Second row: {method}"
     without = f" Missing here: {', '.join(missing)}." if missing else ""

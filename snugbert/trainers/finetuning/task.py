@@ -142,17 +142,17 @@ def model_maker(
         trained: the checkpoint must contain all weights, because the run does not train.
 
     Raises:
-        InputError: the checkpoint does not have these layers.
+        InputError: the checkpoint does not have these layers, or the run does not train.
     """
     layers = None
     if model_args.num_student_layers is not None:
+        if trained:
+            raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
         layers = choose_student_layers(
             config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers
         )
 
     def make_model() -> PreTrainedModel:
-        if trained and layers is not None:
-            raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
         model = load_model(
             auto_class,
             model_args,
@@ -181,10 +181,11 @@ def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_ca
     same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}
     if len(found) == len(expected or [""]) and (unnamed or same):
         if unnamed and expected is not None:
-            logger.warning("--teacher_name_or_path: it stores no label names. Assumed order: %s.", ", ".join(expected))
+            names = ", ".join(expected)
+            logger.warning("--teacher_name_or_path: the teacher stores no label names. Assuming the order %s.", names)
         return
-    needed = "numbers" if expected is None else f"the labels {', '.join(expected)}"
+    needed = "numbers" if expected is None else ", ".join(expected)
     raise InputError(
-        f"--teacher_name_or_path: this model predicts {', '.join(found)}, but the data have {needed}. Choose a model "
-        "that was fine-tuned for this task."
+        f"--teacher_name_or_path: the labels do not match. The teacher predicts {', '.join(found)}. The data contain "
+        f"{needed}. Choose a teacher that was fine-tuned for this task."
     )

@@ -50,7 +50,7 @@ def compute_items(
 
 
 def compute_logits(trainer: FineTuningTrainer, features: Dataset, teacher: str, cache_dir: str | None) -> Logits:
-    """Returns the logits of the trainer's model for all features, from the cache as far as possible.
+    """Returns the logits of the trainer's model for all features. Reads them from the cache if they are there.
 
     Every process must call this. The first one reads and writes the cache, because machines may share no disk.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.intervals import METHOD_OF_MEANS
+from snugbert.trainers.finetuning.intervals import METHOD_FOR_MEANS
 from snugbert.trainers.finetuning.plan import make_plan, prepare_folders
 from snugbert.trainers.finetuning.results import RESULTS, write_atomically
 from snugbert.trainers.finetuning.sweep import run_task
@@ -105,7 +105,7 @@ def write_table(output_dir: Path, names: list[str]) -> None:
         )
         table = (
             f"The best run of each task on the validation examples:\n\n{table}\n\n"
-            f"Means over the seeds of its best setting:\n\n{suite_table(means, intervals, METHOD_OF_MEANS)}"
+            f"Means over the seeds of its best setting:\n\n{suite_table(means, intervals, METHOD_FOR_MEANS)}"
         )
     write_atomically(output_dir / "results.md", f"{table}\n")
     write_atomically(output_dir / RESULTS, json.dumps(metrics, indent=1))

@@ -92,7 +92,7 @@ def make_task(
     if teacher is not None:
         checkpoint_labels = teacher.labels or ["LABEL_0"]
     labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression)
-    if labels is not None and (model_args.is_teacher or teacher is not None):
+    if data_args.task is None and labels is not None and (model_args.is_teacher or teacher is not None):
         labels = checkpoint_labels if set(labels) < set(checkpoint_labels) else labels  # the data may lack some
     if model_args.is_teacher:
         check_teacher_labels(checkpoint_labels, labels)

@@ -127,7 +127,8 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
     if one_word_per_line:
         sentences = list(read_conll(lines, source, data_args, labeled))
     else:
-        sentences = list(read_records(data, source, data_args, labeled))
+        columns = () if name == "unlabeled" else tag_columns(data_args)
+        sentences = list(read_records(data, source, data_args, columns, labeled))
     empty = [sentence.row for sentence in sentences if not sentence.words]
     if empty:
         logger.warning("%s: skipped sentences without words: %d, the first in row %d.", source, len(empty), empty[0])
@@ -256,13 +257,16 @@ def _column_number(flag: str, value: str | None) -> int | None:
     return None if value is None else int(value)
 
 
-def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
+def read_records(
+    data: Path | Dataset, source: str, data_args: NerDataArguments, columns: tuple[str, ...], labeled: bool
+) -> Iterator[Sentence]:
     """Reads sentences from JSON lines or a dataset. A row has a list of words and a list of tags or class ids.
 
     Args:
         data: a .json or .jsonl file, or a dataset.
         source: its name in messages.
-        data_args: the names of the columns.
+        data_args: the names of the other columns.
+        columns: the possible columns of tags. The first of them in a row is used. Empty: tags are not read.
         labeled: whether every sentence must have tags.
 
     Raises:
@@ -273,7 +277,7 @@ def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments,
     for row, values in read_rows(data):
         where = f"{source}, row {row}"
         text = _choose_column("text_column_name", data_args.text_column_name, ("tokens",), values, where)
-        label = _choose_column("label_column_name", None, tag_columns(data_args), values, where, labeled)
+        label = _choose_column("label_column_name", None, columns, values, where, labeled)
         document = _choose_column(
             "document_column_name", data_args.document_column_name, DOCUMENT_COLUMNS, values, where, required=False
         )
@@ -300,7 +304,7 @@ def read_records(data: Path | Dataset, source: str, data_args: NerDataArguments,
 
 
 def tag_columns(data_args: NerDataArguments) -> tuple[str, ...]:
-    """Returns the possible columns of tags in JSON files and datasets. The first of them in a row is used."""
+    """Returns the possible columns of tags in JSON files and datasets."""
     given = data_args.label_column_name
     return (given,) if given else (f"{data_args.task_name}_tags", "tags")
 
@@ -401,13 +405,14 @@ def _find_invalid_tags(
 # --- labels -----------------------------------------------------------------------------------------------------
 
 
-def choose_labels(splits: dict[str, NerSplit], checkpoint_labels: list[str]) -> list[str]:
+def choose_labels(splits: dict[str, NerSplit], checkpoint_labels: list[str], distills: bool = False) -> list[str]:
     """Returns the labels in the order of their ids: O, and B- and I- for each entity type in the training data.
 
     Args:
         splits: the splits from [`load_splits`].
         checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, their order
             is kept, so that the checkpoint's classifier stays valid. Without training data, these labels are used.
+        distills: whether they are a teacher's labels. Then the training data may lack some of them.
 
     Raises:
         InputError: the training data have no entities, another split has an entity type that the labels lack, or there
@@ -418,12 +423,13 @@ def choose_labels(splits: dict[str, NerSplit], checkpoint_labels: list[str]) -> 
         labels = ["O", *(f"{mark}-{kind}" for kind in sorted(types) for mark in "BI")]
         if not types:
             raise InputError(f"{splits['train'].source}: no entities. All tags are O. Check --label_column_name.")
+        origin = splits["train"].source
         if set(labels) == set(checkpoint_labels):
             labels = checkpoint_labels
-        origin = splits["train"].source
+        elif distills and set(labels) < set(checkpoint_labels):
+            labels, types, origin = checkpoint_labels, _list_types(checkpoint_labels), "the teacher"
     else:
-        labels, origin = checkpoint_labels, "the checkpoint"
-        types = {label[2:] for label in labels if TAG.fullmatch(label)} - {""}
+        labels, types, origin = checkpoint_labels, _list_types(checkpoint_labels), "the checkpoint"
         if not types or "O" not in labels:
             found = ", ".join(labels)
             raise InputError(
@@ -437,3 +443,8 @@ def choose_labels(splits: dict[str, NerSplit], checkpoint_labels: list[str]) -> 
                     expected = f"Expected a type in {origin}: {', '.join(sorted(types))}"
                     raise InputError(f"{place}: unknown entity type {tag[2:]!r}. {expected}.")
     return labels
+
+
+def _list_types(labels: list[str]) -> set[str]:
+    """Returns the entity types of labels such as B-LOC."""
+    return {label[2:] for label in labels if TAG.fullmatch(label)} - {""}

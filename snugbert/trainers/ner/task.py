@@ -67,9 +67,7 @@ def make_task(
     checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
     if teacher is not None and teacher.labels is not None:
         checkpoint_labels = teacher.labels
-    labels = choose_labels(splits, checkpoint_labels)
-    if model_args.is_teacher or teacher is not None:
-        labels = checkpoint_labels if set(labels) < set(checkpoint_labels) else labels  # the data may lack some
+    labels = choose_labels(splits, checkpoint_labels, distills=model_args.is_teacher or teacher is not None)
     if model_args.is_teacher:
         check_teacher_labels(checkpoint_labels, labels, ignore_case=False)
     config.id2label = dict(enumerate(labels))

@@ -48,10 +48,11 @@ def load_questions(
     for split in wanted:
         names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
         sources = zip(found[split], names, strict=True)
-        questions = [question for source, name in sources for question in read_questions(source, name)]
+        answered = split != "unlabeled"
+        questions = [question for source, name in sources for question in read_questions(source, name, answered)]
         questions = questions[: data_args.max_samples.get(split)]
-        if split == "unlabeled":
-            splits[split] = [question._replace(answers=(), answer_starts=()) for question in questions]
+        if not answered:
+            splits[split] = questions
             continue
         if split != "train":
             _check_ids(questions)
@@ -73,7 +74,7 @@ def _load_dataset_splits(data_args: SquadDataArguments, **download: Any) -> Mapp
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def read_questions(source: Path | Dataset, name: str) -> list[Question]:
+def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> list[Question]:
     """Reads the questions of a file or a dataset, with unchecked answers.
 
     JSON is nested, as in SQuAD, or flat. Nested:
@@ -91,13 +92,15 @@ def read_questions(source: Path | Dataset, name: str) -> list[Question]:
     Args:
         source: a file, also .gz or .zst, or a dataset with the columns of the flat form.
         name: the source, for messages.
+        answered: whether to read answers.
 
     Raises:
         InputError: the source is not JSON, has another structure, or has no questions. The message names source and
             row.
     """
     rows = enumerate(_read_rows(source, name), start=1)
-    questions = [_make_question(values, name, where, number) for number, (where, values) in rows]
+    dropped = {} if answered else {"answers": None, "is_impossible": False}
+    questions = [_make_question({**values, **dropped}, name, where, number) for number, (where, values) in rows]
     if not questions:
         raise InputError(f"{name}: no questions.")
     empty = [question for question in questions if not (question.question.strip() and question.context.strip())]

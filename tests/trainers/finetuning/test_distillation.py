@@ -1,9 +1,11 @@
 """Distillation in the commands: a table of teacher and student, the cache, resuming, unlabeled text, errors."""
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
+from unittest.mock import patch
 
 import forked
 import pytest
@@ -58,7 +60,7 @@ def student(folder: Path, output_dir: Path, **changes: object) -> list[str]:
 
 @pytest.fixture
 def predicted(monkeypatch) -> list[int]:
-    """The numbers of examples that were predicted since the last look."""
+    """The sizes of the datasets passed to `predict`. Tests clear it."""
     numbers: list[int] = []
     predict = FineTuningTrainer.predict
 
@@ -97,14 +99,17 @@ def test_a_command_compares_teacher_and_student(folder, tmp_path, capsys):
     card = (tmp_path / "run/README.md").read_text()
     for text in (printed, (tmp_path / "run/results.md").read_text(), card):
         assert table in text
-    assert "It also learned from the predictions of teacher." in card and "| teacher | teacher |" in card
-    assert "train.csv (160 examples) and unlabeled.csv (80 examples)" in card
+    assert "It was distilled from teacher." in card and "| teacher | teacher |" in card
+    assert "train.csv (160 examples) and unlabeled.csv (80 examples without labels)" in card
+    assert "starting from 2 layers of teacher." in card and "| student layers | first |" in card
+    assert "| training, unlabeled | unlabeled.csv | 80 |" in card
     # Without the teacher, the student learned from the labeled examples only.
     assert results["training"]["train_samples"] == 240 and without["training"]["train_samples"] == 160
 
 
 def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
-    assert snugbert_cli.main(["glue", *student(folder, tmp_path / "run", seeds=2)]) == 0
+    teacher = shutil.copytree(folder / "teacher", tmp_path / "teacher")
+    assert snugbert_cli.main(["glue", *student(folder, tmp_path / "run", seeds=2, teacher_name_or_path=teacher)]) == 0
     results, without = (
         json.loads((path / "results.json").read_text())
         for path in (tmp_path / "run", tmp_path / "run/without_teacher")
@@ -113,7 +118,32 @@ def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
         score = found["sweep"]["metrics"]["eval"]["accuracy"]
         assert (row["mean"], row["std"], row["interval"], row["seeds"]) == (*score.values(), 2)
     printed = capsys.readouterr().out
-    assert "Students: mean ± standard deviation of 2 seeds. In parentheses: 95 % intervals, Student's t" in printed
+    assert "Students: mean ± standard deviation of 2 seeds. In parentheses: 95 % intervals: Student's t" in printed
+    change_weights(teacher)
+    with pytest.raises(InputError, match="teacher weights"):
+        glue.main(student(folder, tmp_path / "run", seeds=2, teacher_name_or_path=teacher))
+
+
+def change_weights(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    save_file({name: weight * 1.01 for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
+
+
+def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
+    """From layers of the teacher or of another checkpoint. So does the student without the teacher."""
+    settings = {"learning_rate": 0.0, "max_steps": 1, "num_student_layers": 1, "student_layers": "last"}
+    other = shutil.copytree(folder / "teacher", tmp_path / "other/teacher")
+    change_weights(other)
+    for start, changes in ((folder / "teacher", {}), (other, {"model_name_or_path": other})):
+        output_dir = tmp_path / f"from-{start.parent.name}"
+        glue.main(student(folder, output_dir, **settings, **changes))
+        expected = load_file(start / "model.safetensors")
+        for path in (output_dir, output_dir / "without_teacher"):
+            weights = load_file(path / "model.safetensors")
+            layers = {name for name in expected if ".layer.0." in name or ".layer.1." in name}
+            assert weights.keys() | layers == {name.replace(".layer.2.", ".layer.0.") for name in expected} | layers
+            for name in weights:
+                assert torch.equal(weights[name], expected[name.replace(".layer.0.", ".layer.2.")]), name
 
 
 def test_two_processes_equal_one(folder, tmp_path):
@@ -139,7 +169,7 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
 
     def run(name: str, **changes: object) -> None:
         predicted.clear()
-        settings = {"compare_without_teacher": False, "cache_dir": tmp_path / "cache"}
+        settings = {"compare_without_teacher": False, "cache_dir": tmp_path / "cache", "max_steps": 1}
         glue.main(student(folder, tmp_path / name, **settings | changes))
 
     measured = [60] * 9  # the student's score, and the speed of both models in a warmup and three rounds
@@ -151,10 +181,7 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
     copy = shutil.copytree(folder / "teacher", tmp_path / "copy")
     run("copied", teacher_name_or_path=copy)
     assert predicted == measured
-    weights = load_file(copy / "model.safetensors")
-    save_file(
-        weights | {"classifier.bias": weights["classifier.bias"] + 1}, copy / "model.safetensors", {"format": "pt"}
-    )
+    change_weights(copy)
     run("other-teacher", teacher_name_or_path=copy)
     assert sorted(predicted) == [*measured, 60, 160]
     write_csv(tmp_path / "other.csv", [*sentences(159, seed=1), *sentences(1, seed=9)])
@@ -167,26 +194,30 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
     assert sorted(predicted) == [*measured, 60, 160]
 
 
-def test_a_stopped_run_ends_with_identical_bits(folder, tmp_path, monkeypatch, caplog):
+def train_until(argv: list[str], step: int, number: signal.Signals) -> None:
+    """Runs the command. The student with the teacher gets a signal after a step."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == step and "without" not in args.output_dir:
+                os.kill(os.getpid(), number)
+
+    init = FineTuningTrainer.__init__
+
+    def init_with_callback(self, **kwargs):
+        init(self, **kwargs | {"callbacks": [*kwargs["callbacks"], Stop()]})
+
+    with patch.object(FineTuningTrainer, "__init__", init_with_callback):
+        glue.main(argv)
+
+
+def test_a_stopped_and_killed_run_ends_with_identical_bits(folder, tmp_path, monkeypatch):
     def run(name: str, **changes: object) -> None:
         glue.main(student(folder, tmp_path / name, save_strategy=None, **changes))
 
     run("straight")
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 5 and "without" not in args.output_dir:
-                signal.raise_signal(signal.SIGTERM)
-
-    init = FineTuningTrainer.__init__
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            FineTuningTrainer,
-            "__init__",
-            lambda self, **kwargs: init(self, **kwargs | {"callbacks": [*kwargs["callbacks"], Stop()]}),
-        )
-        with pytest.raises(RunStopped):
-            run("stopped")
+    with pytest.raises(RunStopped):
+        train_until(student(folder, tmp_path / "stopped", save_strategy=None), 5, signal.SIGTERM)
     for changes, message in (
         ({"distillation_temperature": 3.0}, "--distillation_temperature was 2.0 and is 3.0"),
         ({"student_layers": "spread"}, '--student_layers was "first" and is "spread"'),
@@ -194,17 +225,22 @@ def test_a_stopped_run_ends_with_identical_bits(folder, tmp_path, monkeypatch, c
         with pytest.raises(InputError, match=message):
             run("stopped", resume_from_checkpoint="true", compare_without_teacher=False, **changes)
     other = shutil.copytree(folder / "teacher", tmp_path / "other/teacher")
-    weights = load_file(other / "model.safetensors")
-    save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    change_weights(other)
     with pytest.raises(InputError, match="the teacher has changed"):
         run("stopped", resume_from_checkpoint="true", compare_without_teacher=False, teacher_name_or_path=other)
+    settings = {"resume_from_checkpoint": "true", "save_strategy": None}
+    process = forked.run(
+        train_until, student(folder, tmp_path / "stopped", save_steps=2, **settings), 9, signal.SIGKILL
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert (tmp_path / "stopped/checkpoint-8").exists()
     run("stopped", resume_from_checkpoint="true")
     straight, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "stopped"))
     assert all(torch.equal(straight[name], stopped[name]) for name in straight)
-    # When it is finished, the same command computes nothing.
+    # The same command computes nothing for a finished run.
     monkeypatch.setattr(FineTuningTrainer, "train", None)
     monkeypatch.setattr(FineTuningTrainer, "predict", None)
-    run("stopped", resume_from_checkpoint="true")
+    run("straight", resume_from_checkpoint="true")
 
 
 def test_unlabeled_text_alone(folder, tmp_path, capsys):
@@ -289,7 +325,7 @@ def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
     ("changes", "message"),
     [
         ({"num_student_layers": None}, "--num_student_layers is missing"),
-        ({"num_student_layers": 4}, "--num_student_layers 4 must be between 1 and"),
+        ({"num_student_layers": 4}, "--num_student_layers 4: expected 1 to 3"),
         ({"student_layers": "middle"}, "--student_layers: expected spread, first, last"),
         ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),
         ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),
@@ -302,16 +338,17 @@ def test_errors(changes, message, folder, tmp_path):
         glue.main(student(folder, tmp_path / "run", **changes))
 
 
-def test_unlabeled_text_needs_a_teacher(folder, tmp_path):
-    with pytest.raises(InputError, match="--unlabeled_file needs a teacher"):
-        glue.main(arguments(folder, tmp_path / "run", unlabeled_file=folder / "unlabeled.csv"))
+@pytest.mark.parametrize("changes", [{"unlabeled_file": "unlabeled.csv"}, {"distillation_weight": 1.0}])
+def test_some_flags_need_a_teacher(changes, folder, tmp_path):
+    if "unlabeled_file" in changes:
+        changes = {"unlabeled_file": folder / "unlabeled.csv"}
+    with pytest.raises(InputError, match=r"--(unlabeled_file|distillation_weight) needs .*--teacher_name_or_path"):
+        glue.main(arguments(folder, tmp_path / "run", **changes))
 
 
 def test_a_teacher_with_other_labels(folder, tmp_path):
     rows = [{**row, "label": row["label"].replace("gloomy", "sad")} for row in sentences(40, seed=1)]
     write_csv(tmp_path / "train.csv", rows)
     files = {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "train.csv"}
-    with pytest.raises(
-        InputError, match="this model predicts cheerful, gloomy, but the data have the labels cheerful, sad"
-    ):
+    with pytest.raises(InputError, match="The data contain cheerful, sad"):
         glue.main(student(folder, tmp_path / "run", **files))

@@ -9,7 +9,7 @@ from scipy.stats import ttest_1samp
 
 from snugbert.entity_tags import convert_tags
 from snugbert.trainers.finetuning import intervals
-from snugbert.trainers.finetuning.intervals import SEED, TAILS, bootstrap, interval_of_average, interval_of_mean
+from snugbert.trainers.finetuning.intervals import SEED, TAILS, bootstrap, combine_intervals, estimate_mean_interval
 from snugbert.trainers.glue.task import estimate_intervals, make_score
 from snugbert.trainers.ner.data import NerSplit, Sentence
 from snugbert.trainers.ner.metric import estimate_intervals as estimate_entity_intervals
@@ -166,10 +166,10 @@ def test_questions(share_without_answer):
 
 def test_means_and_averages():
     values = [0.71, 0.74, 0.69, 0.8, 0.73]
-    assert interval_of_mean(values) == pytest.approx(tuple(ttest_1samp(values, 0).confidence_interval(0.95)))
-    assert interval_of_mean([0.7]) is None and interval_of_mean([0.7, np.nan]) is None
+    assert estimate_mean_interval(values) == pytest.approx(tuple(ttest_1samp(values, 0).confidence_interval(0.95)))
+    assert estimate_mean_interval([0.7]) is None and estimate_mean_interval([0.7, np.nan]) is None
     # Symmetric intervals of independent scores: variances add up.
-    assert interval_of_average([0.5, 0.7], [(0.2, 0.8), (0.3, 1.1)]) == pytest.approx((0.35, 0.85))
+    assert combine_intervals([0.5, 0.7], [(0.2, 0.8), (0.3, 1.1)]) == pytest.approx((0.35, 0.85))
 
 
 def test_intervals_agree_with_scipy_are_repeatable_and_fast():

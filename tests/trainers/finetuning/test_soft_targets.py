@@ -3,21 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from finetuning_examples import HEADS, examples, new_model, new_trainer
+from finetuning_examples import HEADS, TAGS, examples, new_distillation_trainer, new_model, new_trainer
 from parity import assert_same_gradients
 from transformers import TrainerCallback
 
-from snugbert.students import hash_model
+from snugbert.trainers.finetuning import teacher as teacher_module
 from snugbert.trainers.finetuning.soft_targets import (
     UNLABELED,
-    DistillationTrainer,
-    SoftTargets,
     distillation_loss,
 )
-from snugbert.trainers.finetuning.teacher import compute_items, count_items
+from snugbert.trainers.finetuning.teacher import compute_items, compute_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TAGS = dict(zip(HEADS, ("text-classification", "token-classification", "question-answering"), strict=True))
 
 
 def reference(student, teacher, labels, kind, temperature, weight):
@@ -62,32 +59,43 @@ def test_the_loss_equals_a_reference(kind, columns):
 
 def distill(head, tokenizer, folder, teacher, weight=0.5, temperature=2.0, data=None, **settings):
     """Returns the student and its gradients in one step with the soft targets of `teacher`."""
-    data = examples(head, 45) if data is None else data
-    plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
-    logits = compute_items(plain, data, hash_model(teacher), TAGS[head], str(folder / "cache"))
-    first_items = np.concatenate([[0], np.cumsum(count_items(data, TAGS[head]))])
-    targets = SoftTargets(logits, first_items, "single_label_classification")
-    plain.args.distillation_temperature, plain.args.distillation_weight = temperature, weight
     gradients = {}
 
     class Keeper(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
             gradients.update({p: p.grad.clone() for p in model.parameters() if p.grad is not None})
 
-    trainer = DistillationTrainer(
-        model=new_model(head),
-        args=plain.args,
-        targets=targets,
-        train_dataset=data,
-        data_collator=plain.data_collator.collate,
-        token_outputs=head != HEADS[0],
-        callbacks=[Keeper()],
-    )
-    trainer.args.max_steps, trainer.args.max_grad_norm = 1, 0
+    settings |= {"distillation_temperature": temperature, "distillation_weight": weight}
+    settings |= {"max_steps": 1, "max_grad_norm": 0.0}
+    trainer = new_distillation_trainer(head, tokenizer, folder, data, teacher, [Keeper()], **settings)
     trainer.train()
     for parameter in trainer.model.parameters():
         parameter.grad = gradients.get(parameter)
     return trainer.model
+
+
+def plain_student(head, teacher, data, temperature, weight):
+    """Returns a student with the gradients of the reference, one unpadded example at a time."""
+    student, total, items = new_model(head).train(), 0, 0
+    for row in data:
+        inputs = {name: torch.tensor([row[name]]) for name in ("input_ids", "token_type_ids", "attention_mask")}
+        with torch.no_grad():
+            expected = teacher.eval()(**inputs)
+        found = student(**inputs)
+        if head == "ForQuestionAnswering":
+            sides = [
+                (found[f"{side}_logits"], expected[f"{side}_logits"], torch.tensor([row[f"{side}_positions"]]))
+                for side in ("start", "end")
+            ]
+        else:
+            labels = torch.tensor(row["labels"] if head == "ForTokenClassification" else [row["label"]])
+            rows = [outputs.logits.flatten(0, -2)[labels != -100] for outputs in (found, expected)]
+            sides = [(*rows, labels[labels != -100])]
+        for side in sides:
+            total += reference(*side, "single_label_classification", temperature, weight) / len(sides)
+        items += len(sides[0][2])
+    (total / items).backward()
+    return student
 
 
 def largest_gradient(model):
@@ -108,7 +116,7 @@ def test_a_student_that_equals_its_teacher_has_no_gradients(head, padded, tokeni
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_one_batch_equals_accumulated_and_padded_batches(head, tokenizer, tmp_path):
+def test_one_batch_equals_accumulated_and_padded_batches_and_a_reference(head, tokenizer, tmp_path):
     teacher = new_model(head)
     with torch.no_grad():
         for parameter in teacher.parameters():
@@ -130,8 +138,37 @@ def test_one_batch_equals_accumulated_and_padded_batches(head, tokenizer, tmp_pa
         )
     )
     assert largest_gradient(first) > 1e-4
-    for other in others:
+    for other in (*others, plain_student(head, teacher, data, temperature=2.0, weight=0.5)):
         assert_same_gradients(other, first)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_killed_teacher_computes_only_the_missing_parts(head, tokenizer, tmp_path, monkeypatch):
+    """The parts may be padded to different lengths."""
+    data = examples(head, 45)
+    trainer = new_trainer(head, tokenizer, tmp_path, data=data, per_device_eval_batch_size=7)
+
+    def compute(cache):
+        items = compute_items(trainer, data, "digest", TAGS[head], str(tmp_path / cache))
+        logits = compute_logits(trainer, data, "digest", str(tmp_path / cache))
+        return [items, *(logits if isinstance(logits, tuple) else (logits,))]
+
+    whole = compute("whole")
+    sizes, predict = [], trainer.predict
+
+    def predict_until_killed(part):
+        sizes.append(len(part))
+        if len(sizes) == 2:
+            raise KeyboardInterrupt
+        return predict(part)
+
+    monkeypatch.setattr(teacher_module, "PART", 16)
+    monkeypatch.setattr(trainer, "predict", predict_until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        compute("parts")
+    for found, expected in zip(compute("parts"), whole, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert sizes == [16, 16, 16, 13, 16, 16, 13]  # the first part of the items was in the cache
 
 
 @pytest.mark.parametrize("head", HEADS)

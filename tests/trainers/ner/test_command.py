@@ -181,12 +181,17 @@ def test_a_metric_of_one_type_selects_the_best_model(workshop, tmp_path):
 
 @pytest.mark.slow
 def test_a_student_learns_from_a_teacher_with_another_tokenizer(run, workshop, tmp_path):
-    """8 sentences have tags. The teacher tags the others, which come without."""
+    """8 sentences have tags, all of one type. The teacher tags the others. Their own tags are not read."""
     tokens = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
     SnugBertTokenizer(vocab={word: i for i, word in enumerate(tokens)}).save_pretrained(tmp_path / "tokenizer")
-    (tmp_path / "unlabeled.txt").write_text(re.sub(" [IO].*", "", tagged_text(160, seed=4)))
-    files = {"unlabeled_file": tmp_path / "unlabeled.txt", "tokenizer_name": tmp_path / "tokenizer"}
-    main(arguments(workshop, tmp_path / "out", teacher_name_or_path=run, max_train_samples=8, **files))
+    untagged = re.sub(" [IO].*|-DOCSTART- O", "", tagged_text(160, seed=4)).split("\n\n")
+    rows = [json.dumps({"tokens": sentence.split(), "ner_tags": [7]}) for sentence in untagged]
+    (tmp_path / "unlabeled.jsonl").write_text("\n".join(rows))
+    sentences = (workshop / "train.txt").read_text().split("\n\n")
+    (tmp_path / "people.txt").write_text("\n\n".join(text for text in sentences if "I-LOC" not in text))
+    files = {"train_file": tmp_path / "people.txt", "unlabeled_file": tmp_path / "unlabeled.jsonl"}
+    files |= {"tokenizer_name": tmp_path / "tokenizer", "max_train_samples": 8}
+    main(arguments(workshop, tmp_path / "out", teacher_name_or_path=run, **files))
     rows = {row["model"]: row["mean"] for row in json.loads((tmp_path / "out/results.json").read_text())["comparison"]}
     assert rows["teacher"] == 1 and rows["student"] > 0.95 > rows["student without teacher"]
 
