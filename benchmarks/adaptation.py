@@ -29,6 +29,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_seeds, format_table, run_snugbert
@@ -37,6 +38,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 import snugbert  # noqa: F401  registers the tokenizer
 from snugbert.errors import InputError
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.trainers.finetuning.results import write_atomically
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from demo import write_text_and_task
@@ -50,10 +52,11 @@ COMPARED = (
     "new_tokens",
     "max_eval_samples",
     "bf16",
+    "use_cpu",
 )
 VARIANTS = ("none", "pretraining", "vocabulary")
 DOMAINS = ("new", "old")
-# Half a million tokens are little text, so there are several passes over it.
+# The text has only half a million tokens, so training passes over it several times.
 PRETRAINING: dict[str, Any] = {
     "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
     "per_device_train_batch_size": 64,
@@ -104,7 +107,7 @@ def check_heads(name: str) -> None:
 
 
 def write_data(output_dir: Path) -> None:
-    """Writes the text and the task of the new domain, or nothing."""
+    """Writes the new domain's text and task. If interrupted, the next call starts again."""
     unfinished = output_dir / "_data"
     shutil.rmtree(unfinished, ignore_errors=True)
     write_text_and_task(unfinished)
@@ -150,9 +153,10 @@ def run_seed(variant: str, seed: int, args: argparse.Namespace) -> None:
         **{f"{domain}_loss": losses[domain]["eval_mlm_loss"] / sizes[domain] for domain in DOMAINS},
         **{f"{domain}_accuracy": 100 * losses[domain]["eval_mlm_accuracy"] for domain in DOMAINS},
         "characters_per_token": sizes["new"],
-        "machine": describe_machine("cpu") | ({"threads": args.threads} if args.threads else {}),
+        "machine": describe_machine("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
+        | ({"threads": args.threads} if args.threads else {}),
     }
-    (folder / "result.json").write_text(json.dumps(result))
+    write_atomically(folder / "result.json", json.dumps(result))
 
 
 def run(command: list[str], folder: Path, result: str) -> None:
@@ -191,6 +195,8 @@ def report(output_dir: Path) -> str:
             machines += [", ".join(f"{name} {value}" for name, value in one["machine"].items()) for one in results]
             cells = [format_seeds([one[name] for one in results], digits) for name, digits in columns.values()]
             rows.append([variant, str(len(results)), *cells])
+    if not machines:
+        raise SystemExit(f"error: --report: {output_dir} has no finished seed.")
     with (output_dir / "task/validation.csv").open(encoding="utf-8", newline="") as stream:
         examples = len(list(csv.DictReader(stream)))
     return "\n".join(

@@ -129,7 +129,7 @@ def write_start(args: argparse.Namespace) -> None:
     unfinished = folder.with_name(f"_{os.getpid()}")
     make_student(teacher, layers).save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
-    with suppress(OSError):  # another process was faster
+    with suppress(OSError):  # another process has already written it
         unfinished.rename(folder)
 
 

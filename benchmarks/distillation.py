@@ -12,8 +12,8 @@ The command reports scores and speeds. Teachers and students of a task train for
 and all students have the same settings.
 
 The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
-Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--distillation_weight`, go to
-the command of the students with a teacher.
+Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--learning_rate`, go to the
+commands of all students, and `--distillation_weight` to those that have a teacher.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import torch
 from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_table, run_snugbert
@@ -46,9 +47,11 @@ COMPARED = (
     "num_student_layers",
     "student_layers",
     "bf16",
+    "use_cpu",
     "max_train_samples",
     "max_eval_samples",
 )
+NEED_TEACHER = ("--distillation_temperature", "--distillation_weight", "--unlabeled_file")
 COLUMNS = (
     "task",
     "model",
@@ -91,17 +94,27 @@ def run_task(task: str, args: argparse.Namespace, student_flags: list[str]) -> N
     command += as_flags({name: getattr(args, name) for name in names if getattr(args, name)})
     teacher, student, alone = (args.output_dir / task / name for name in ("teacher", "student", "alone"))
     start = ["--model_name_or_path", args.model_name_or_path]
-    run([*command, *start, "--resume_from_checkpoint", "true"], teacher)
+    run([*command, *start, "--resume_from_checkpoint", "true"], teacher, args.use_cpu)
     command += as_flags({name: getattr(args, name) for name in ("num_student_layers", "student_layers", "seeds")})
     command += ["--sweep", "fixed"]  # so that one seed can continue, too
-    run([*command, *start], alone)
-    run([*command, "--teacher_name_or_path", str(teacher), *student_flags], student)
+    run([*command, *start, *drop_flags(student_flags, NEED_TEACHER)], alone, args.use_cpu)
+    run([*command, "--teacher_name_or_path", str(teacher), *student_flags], student, args.use_cpu)
 
 
-def run(command: list[str], folder: Path) -> None:
-    """Runs a command. Its output goes to a log next to its output folder, which also gets the machine."""
+def drop_flags(command: list[str], names: tuple[str, ...]) -> list[str]:
+    """Returns a command without some flags and their values."""
+    kept, keeps = [], True
+    for part in command:
+        keeps = part.partition("=")[0] not in names if part.startswith("--") else keeps
+        kept += [part] if keeps else []
+    return kept
+
+
+def run(command: list[str], folder: Path, use_cpu: bool) -> None:
+    """Runs a command. Writes its output to NAME.log and the machine to NAME.machine, next to its output folder."""
     run_snugbert([*command, "--output_dir", str(folder)], folder.with_name(f"{folder.name}.log"))
-    machine = ", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items())
+    device = "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
+    machine = ", ".join(f"{name} {value}" for name, value in describe_machine(device).items())
     folder.with_name(f"{folder.name}.machine").write_text(machine)
 
 

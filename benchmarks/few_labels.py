@@ -1,4 +1,4 @@
-r"""Five seeds of several ways to train a classifier from few labels: scores, their spread, and collapsed runs.
+r"""Compares ways to train a classifier from few labels: scores, their spread over seeds, and collapsed runs.
 
     python benchmarks/few_labels.py --model_name_or_path minilm --data_dir data --bf16 --output_dir few
 
@@ -7,17 +7,18 @@ Methods (`METHODS`):
 - `default`: `snugbert glue` with its defaults
 - `stable`: `snugbert glue --sweep stable`
 - `reinit`: the same with `--reinit_layers`, by default 2
-- `embeddings`: scikit-learn's logistic regression on mean embeddings of the checkpoint with length 1, as they are. A
-  pair (u, v) has the features u, v, |u - v| and u * v, as in Conneau et al. (2017), "InferSent", section 3.1.
+- `embeddings`: scikit-learn's logistic regression on the checkpoint's mean embeddings, normalized. The checkpoint is
+  not fine-tuned. A pair (u, v) has the features u, v, |u - v| and u * v, as in Conneau et al. (2017), "InferSent",
+  section 3.1.
 - `setfit`: the package setfit with its defaults, except for 20 pairs of each kind per label, as in Tunstall et al.
   (2022), "Efficient Few-Shot Learning Without Prompts". It trains in float32.
 
 Tasks (`TASKS`):
 
-- CoLA, MRPC and RTE with all training examples. `reinit` and `setfit` leave them out.
+- CoLA, MRPC and RTE with all training examples. `reinit` and `setfit` do not run on these.
 - 16, 64 and 256 labels of SST-2 and of `articles`: which of ten Wikipedia articles is a question about? They are the
   ten articles with the most questions in the dev set of SQuAD v1.1. Every second paragraph of an article is for
-  testing, with at most 150 questions per article, without questions that its training paragraphs also have.
+  testing, with at most 150 questions per article. Questions that also occur in a training paragraph are removed.
 
 The numbers of labels are totals: 16 labels of ten classes are one or two of each. Every seed draws its own labels,
 evenly over the classes, and all methods get the same ones. Scores are on the dev sets and on the test questions.
@@ -234,13 +235,10 @@ def run_steps(args: argparse.Namespace) -> None:
     Raises:
         SystemExit: a step failed or was stopped.
     """
-    if args.threads:
-        os.environ["OMP_NUM_THREADS"] = str(args.threads)
-        torch.set_num_threads(args.threads)
     for method, task, seed in list_steps(args):
         name = step_folder(method, task, seed)
         folder = args.output_dir / name
-        if (folder / "results.json").exists():
+        if is_finished(folder, method, seed, args):
             continue
         start = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
@@ -248,9 +246,17 @@ def run_steps(args: argparse.Namespace) -> None:
             run_command(method, task, seed, folder, args)
         else:
             score = train_on_embeddings if method == "embeddings" else train_setfit
-            result = score(TASKS[task], seed or FIRST_SEED, args) | {"machine": describe_machine("cpu")}
-            write_atomically(folder / "results.json", json.dumps(result))
+            write_atomically(folder / "results.json", json.dumps(score(TASKS[task], seed or FIRST_SEED, args)))
         print(f"{name}: finished after {(time.monotonic() - start) / 60:.1f} minutes", file=sys.stderr, flush=True)
+
+
+def is_finished(folder: Path, method: str, seed: int | None, args: argparse.Namespace) -> bool:
+    """Whether a step is finished. A step for all seeds is not, if there are more seeds than before."""
+    file = folder / "results.json"
+    if not file.exists() or seed is not None or method not in COMMANDS:
+        return file.exists()
+    result = json.loads(file.read_text())
+    return args.seeds <= (result["diverged"] if "diverged" in result else len(list(folder.glob("runs/*"))))
 
 
 def run_command(method: str, name: str, seed: int | None, folder: Path, args: argparse.Namespace) -> None:
@@ -258,7 +264,8 @@ def run_command(method: str, name: str, seed: int | None, folder: Path, args: ar
     task = TASKS[name]
     settings: dict[str, Any] = {"model_name_or_path": args.model_name_or_path}
     if seed is None:
-        settings |= {"task_name": task.source, "data_dir": f"{args.data_dir}/glue", "seeds": args.seeds}
+        settings |= {"task_name": task.source, "data_dir": f"{args.data_dir}/glue"}
+        settings |= {"seeds": args.seeds, "sweep": "fixed"}
     else:
         files = {"train_file": folder / "train.jsonl", "validation_file": args.output_dir / f"{task.source}.jsonl"}
         for file, examples in zip(files.values(), prepare_examples(task, seed, args), strict=True):
@@ -273,8 +280,9 @@ def run_command(method: str, name: str, seed: int | None, folder: Path, args: ar
     settings |= {"bf16": args.bf16, "use_cpu": True, "output_dir": folder}
     try:
         run_snugbert(["glue", *as_flags(settings)], folder / "log.txt")
-    except SystemExit:
-        if not write_divergence(folder, task, seed, args):
+    except SystemExit as error:
+        was_stopped = isinstance(error.code, int)  # see `run_logged`
+        if was_stopped or not write_divergence(folder, task, seed, args):
             raise
     for weights in folder.glob("*.safetensors"):  # 90 models would fill a disk
         weights.unlink()
@@ -283,7 +291,7 @@ def run_command(method: str, name: str, seed: int | None, folder: Path, args: ar
 def write_divergence(folder: Path, task: Task, seed: int | None, args: argparse.Namespace) -> bool:
     """Writes a result without a score if all runs of a step diverged. Returns whether they did."""
     runs = [json.loads(file.read_text()) for file in folder.glob("runs/*/results.json")]
-    if not runs or not all("failure" in run for run in runs):
+    if len(runs) < (args.seeds if seed is None else 1) or not all("failure" in run for run in runs):
         return False
     _, test = prepare_examples(task, seed or FIRST_SEED, args)
     most_frequent = Counter(test.labels).most_common(1)[0][0]
@@ -404,8 +412,11 @@ def report(output_dir: Path) -> str:
     if not rows:
         raise SystemExit(f"error: --report: {output_dir} has no finished step.")
     header = ["task", "method", "seeds", "score", "lowest", "collapsed", "baseline", "minutes"]
+    machine = json.loads((output_dir / "settings.json").read_text())["machine"]
     return "\n".join(
         [
+            ", ".join(f"{name} {value}" for name, value in machine.items()),
+            "",
             format_table([header, *rows]),
             "",
             "Scores in percent: mean ± standard deviation over the seeds (95 % interval of the mean, Student's t). A "
@@ -457,7 +468,11 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     try:
         if not args.report:
-            check_settings(args.output_dir, {name: getattr(args, name) for name in SETTINGS})
+            if args.threads:
+                os.environ["OMP_NUM_THREADS"] = str(args.threads)
+                torch.set_num_threads(args.threads)
+            settings = {name: getattr(args, name) for name in SETTINGS}
+            check_settings(args.output_dir, settings | {"machine": describe_machine("cpu")})
             run_steps(args)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error

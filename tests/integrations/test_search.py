@@ -78,6 +78,8 @@ def test_training_equals_stock_bert(sides):
     retriever, reranker = SentenceTransformer(str(ours.folder / "retriever")), ours.reranker
     assert type(retriever[0].model) is snugbert.SnugBertModel
     assert type(reranker[0].model) is snugbert.SnugBertForSequenceClassification
+    assert type(SentenceTransformer(str(stock.folder / "retriever"))[0].model) is transformers.BertModel
+    assert type(stock.reranker[0].model) is transformers.BertForSequenceClassification
     assert len(ours.losses) == 2
     assert ours.losses == pytest.approx(stock.losses, rel=1e-4)
     torch.testing.assert_close(ours.paragraph_embeddings, stock.paragraph_embeddings, atol=1e-4, rtol=0)
@@ -94,11 +96,15 @@ def test_scores_equal_stock_bert(sides):
     assert 0.5 < ours.retrieval["cosine_recall@1"] <= ours.retrieval["cosine_recall@10"] <= 1
 
 
-def test_training_changes_the_retriever(sides):
-    """Without this, equal embeddings would show nothing about training."""
+def test_training_changes_both_models(sides):
+    """Without this, equal embeddings and scores would show nothing about training."""
     ours = sides["ours"]
     before = SentenceTransformer(str(ours.folder / "my-snugbert")).encode(ours.paragraphs, convert_to_tensor=True)
     assert (before - ours.paragraph_embeddings).abs().max() > 1e-2
+    pairs = list(zip(ours.dev["question"], ours.dev["context"], strict=True))
+    trained, untrained = ours.reranker, CrossEncoder(str(ours.folder / "reranker"))
+    untrained[0].model.bert = snugbert.SnugBertModel.from_pretrained(ours.folder / "my-snugbert")
+    assert np.abs(trained.predict(pairs) - untrained.predict(pairs)).max() > 1e-3
 
 
 def test_saved_models_are_the_same(sides):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -145,12 +146,14 @@ def test_retrieval(data_dir, minilm, tmp_path, capsys):
     import retrieval
 
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 96}
+    torch.manual_seed(0)  # for the same scores in every run
     BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "bert")
     BertTokenizer.from_pretrained(minilm).save_pretrained(tmp_path / "bert")
     command = ["--train_file", str(data_dir / "squad/train-v1.1-first44.jsonl.gz")]
     command += ["--dev_file", str(data_dir / "squad/dev-v1.1.jsonl.gz"), "--checkpoint", str(tmp_path / "bert")]
     command += ["--max_pairs", "48", "--max_questions", "40", "--rerank_questions", "12", "--batch_size", "16"]
-    command += ["--learning_rate", "1e-3", "--output_dir", str(tmp_path / "results")]
+    command += ["--learning_rate", "1e-3", "--reranker_learning_rate", "1e-3", "--num_train_epochs", "2"]
+    command += ["--output_dir", str(tmp_path / "results")]
     retrieval.main([*command, "--rounds", "2"])
     out = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
@@ -159,10 +162,9 @@ def test_retrieval(data_dir, minilm, tmp_path, capsys):
     }
     times = {row[0]: row[1:] for row in rows if len(row) == 4 and re.match(r"\d", row[1])}
     assert len(scores) == 10 and len(times) == 5
-    assert scores["recall@10, trained"][0] > 0
+    assert scores["recall@10, trained"][0] > scores["recall@10, untrained"][0]
     for name, (ours, stock) in scores.items():
         assert ours == pytest.approx(stock, abs=1e-3 if "loss" in name else 0.03), name
-    assert scores["training loss, retriever"][0] < 3
     trained = json.loads((tmp_path / "results/train-retriever-ours.json").read_text())["seconds"]
     assert times["training, retriever"][0] == f"{trained:.1f}"
 
@@ -535,7 +537,7 @@ def test_electra_comparison(data_dir, tmp_path, capsys, monkeypatch):
         electra_comparison.main([*argv, "--share", "0.2"])
 
 
-def test_distillation(data_dir, minilm, tmp_path, capsys, monkeypatch):
+def test_distillation(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     """A teacher and its students. When all is finished, only speeds are measured again."""
     import distillation
 
@@ -547,9 +549,9 @@ def test_distillation(data_dir, minilm, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr("pretraining_ladder.run_process", run)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    argv = ["--model_name_or_path", str(minilm), "--data_dir", str(data_dir), "--tasks", "mrpc", "--seeds", "2"]
-    argv += ["--max_train_samples", "16", "--max_eval_samples", "8", "--use_cpu"]
-    argv += ["--output_dir", str(tmp_path / "out"), "--num_train_epochs", "1"]
+    argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--tasks", "mrpc", "--seeds", "2"]
+    argv += ["--num_student_layers", "1", "--max_train_samples", "16", "--max_eval_samples", "8", "--use_cpu"]
+    argv += ["--output_dir", str(tmp_path / "out"), "--num_train_epochs", "1", "--distillation_weight", "0.9"]
     distillation.main(argv)
     table = capsys.readouterr().out[-1200:]
     results = json.loads((tmp_path / "out/mrpc/student/results.json").read_text())
@@ -560,9 +562,21 @@ def test_distillation(data_dir, minilm, tmp_path, capsys, monkeypatch):
     assert f" | {student['examples_per_second']:.0f} | {ratio:.2f} |" in table
     alone = json.loads((tmp_path / "out/mrpc/alone/results.json").read_text())["sweep"]["metrics"]["eval"]["f1"]
     assert f"| mrpc | student without any teacher | f1 | {100 * alone['mean']:.2f} ± " in table
-    assert len(commands) == 3 and "--teacher_name_or_path" in commands[2]
+    flags = {
+        name: [name in command for command in commands] for name in ("--num_train_epochs", "--distillation_weight")
+    }
+    assert flags == {"--num_train_epochs": [True] * 3, "--distillation_weight": [False, False, True]}
+    assert [command[-1].rpartition("/")[2] for command in commands] == ["teacher", "alone", "student"]
     distillation.main([*argv, "--report"])
     assert capsys.readouterr().out.splitlines()[-7:] == table.splitlines()[-7:] and len(commands) == 3
+    monkeypatch.setattr("snugbert.trainers.finetuning.trainer.FineTuningTrainer.train", None)
+    distillation.main(argv)
+    without_speeds = [
+        [line.split(" | ")[:7] for line in text.splitlines()] for text in (table, capsys.readouterr().out)
+    ]
+    assert without_speeds[1][-7:] == without_speeds[0][-7:] and len(commands) == 6
+    with pytest.raises(SystemExit, match=r"--num_student_layers: steps in .* have other values"):
+        distillation.main([*argv, "--num_student_layers", "2"])
 
 
 def test_adaptation(minilm, tmp_path, capsys, monkeypatch):
@@ -690,6 +704,9 @@ def test_few_labels(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     few_labels.main(argv)
     table = capsys.readouterr().out.partition("| task | method |")[2]
     assert steps == ["stable/sst2-16/42", "reinit/articles-16/42", "reinit/articles-16/43", "default/rte"]
+    labels = few_labels.draw_labels(few_labels.read_examples("articles", str(data_dir))[0], 16, seed=43).labels
+    rows = (tmp_path / "out/reinit/articles-16/43/train.jsonl").read_text().splitlines()
+    assert [json.loads(row)["label"] for row in rows] == labels
     results = json.loads((tmp_path / "out/reinit/articles-16/43/results.json").read_text())
     assert results["settings"]["reinit_layers"] == 1 and results["settings"]["seed"] == 43
     assert results["training"]["train_steps"] == 100 and results["training"]["train_samples"] == 16
@@ -706,6 +723,17 @@ def test_few_labels(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     assert len(steps) == 4 and capsys.readouterr().out.partition("| task | method |")[2] == table
     with pytest.raises(SystemExit, match=r"--bf16: steps in .* have other values"):
         few_labels.main([*argv, "--bf16"])
+    # A step whose runs all diverged counts with the baseline. A step that was stopped does not count.
+    (folder,) = (tmp_path / "out/default").iterdir()
+    for file in folder.glob("**/results.json"):
+        file.write_text(json.dumps({"failure": "the loss is NaN"}))
+    (folder / "results.json").unlink()
+    monkeypatch.setattr("pretraining_ladder.run_process", lambda command, log: 128 + signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        few_labels.main(argv)
+    monkeypatch.setattr("pretraining_ladder.run_process", lambda command, log: 1)
+    few_labels.main(argv)
+    assert re.search(r"\| RTE \| default \| 2 \| (\S+) \| \1 \| 2 \| \1 \|", capsys.readouterr().out)
 
 
 def test_the_labels_that_few_labels_draws(data_dir):
