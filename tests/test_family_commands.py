@@ -76,6 +76,17 @@ def test_glue_scores_pairs_as_stock_does_and_trains(family, data, tmp_path):
     model, tokenizer = open_result(tmp_path / "trained", transformers.AutoModelForSequenceClassification)
     assert model.config.id2label == labels["id2label"] and tokenizer.model_max_length == 512
 
+    del flags["model_name_or_path"]
+    flags |= {"output_dir": tmp_path / "student", "compare_without_teacher": False}
+    assert run_command("glue", **flags, **teacher(tmp_path), **SHORT_RUN) == 0
+    model, _ = open_result(tmp_path / "student", transformers.AutoModelForSequenceClassification)
+    assert model.config.num_hidden_layers == 1
+
+
+def teacher(folder: Path) -> dict[str, object]:
+    """Flags that distill the model in `trained` into one layer."""
+    return {"teacher_name_or_path": folder / "trained", "num_student_layers": 1, "cache_dir": folder}
+
 
 def open_result(folder: Path, auto_class: type) -> tuple:
     """Opens the result of a command as users do. No weight is missing, and the model runs."""
@@ -136,6 +147,10 @@ def test_pretrain_continues_and_evaluate_scores_the_result(family, data, tmp_pat
     flags = {"model_name_or_path": folder, "cache_dir": tmp_path, "train_file": data / "text.txt", **text}
     assert run_command("pretrain", **flags, objective="mlm", output_dir=tmp_path / "trained", **SHORT_RUN) == 0
     open_result(tmp_path / "trained", transformers.AutoModelForMaskedLM)
+    flags = {"train_file": data / "text.txt", **text, "objective": "mlm", "output_dir": tmp_path / "student"}
+    assert run_command("pretrain", **flags, **teacher(tmp_path), **SHORT_RUN) == 0
+    model, _ = open_result(tmp_path / "student", transformers.AutoModelForMaskedLM)
+    assert model.config.num_hidden_layers == 1
     scored = {"model_name_or_path": tmp_path / "trained", "cache_dir": tmp_path, "output_dir": tmp_path / "scores"}
     assert run_command("evaluate", **scored, **text) == 0
     metrics = json.loads((tmp_path / "scores/results.json").read_text())["held_out_text"]["metrics"]
