@@ -46,7 +46,7 @@ def test_shortfalls(metric, score, baseline, told, tmp_path):
 
 @pytest.mark.parametrize(("perfect_score", "metric"), [(1, "accuracy"), (100, "f1")])
 def test_wide_intervals(perfect_score, metric):
-    """Only of the main metric, on the scale up to 100."""
+    """Warnings cover only the main metric, in points out of 100."""
     task = make_task(make_tokenizer(), 3)
     task.main_metric, task.perfect_score = metric, perfect_score
     ends = {"eval": (0.4, 0.5), "eval_mm": (0.4, 0.625), "predict": (1.0, 1.0), "predict_ax": None}
@@ -55,7 +55,7 @@ def test_wide_intervals(perfect_score, metric):
     }
     assert describe_wide_intervals(task, {**intervals, "predict_mm": {}}, "Score more examples.") == [
         f"validation mismatched {metric}: the 95 % interval is 22 points wide. Score more examples.",
-        f"test {metric}: the 95 % interval has width 0, which is too narrow. Score more examples.",
+        f"test {metric}: the 95 % interval has width 0. It is too narrow. Score more examples.",
     ]
     task.main_metric = "mse"
     assert describe_wide_intervals(task, {"eval": {"mse": (0.0, 50.0)}}, "") == []

@@ -16,7 +16,7 @@ def test_results_files(tmp_path):
         "metrics": {"eval": {"matthews_correlation": 0.52}},
         "intervals": {"eval": {"matthews_correlation": [0.471, 0.5649]}},
         "perfect_score": 1,
-        "data": {"eval": [{"name": "dev.tsv", "num_examples": 1043}]},
+        "data": {"eval": [{"name": "dev.tsv", "split": "validation", "num_examples": 1043}]},
         "baselines": {"eval": {"answer": "always 'acceptable'", "matthews_correlation": 0.0}},
         "sweep": {"std": float("nan"), "name": "Zürich"},
     }

@@ -32,14 +32,17 @@ def test_scores_have_one_scale_and_are_apart_from_counts():
     baselines["eval"]["exact"] = 50.0
     assert results_tables(percent, baselines, 100) == fractions
     data = {
-        "train": [{"name": "a.json", "num_examples": 1000}, {"name": "b.json", "num_examples": 1}],
-        "eval": [{"name": "dev.json", "num_examples": 1500}],
-        "predict_mm": [{"name": "test.json", "num_examples": 7}],
+        "train": [
+            {"name": "a.json", "split": "train", "num_examples": 1000},
+            {"name": "b.json", "split": "unlabeled", "num_examples": 1},
+        ],
+        "eval": [{"name": "dev.json", "split": "validation", "num_examples": 1500}],
+        "predict_mm": [{"name": "test.json", "split": "test", "num_examples": 7}],
     }
     assert cells(data_table(data, sets)) == [
         ["set", "data", "examples"],
         ["training", "a.json", "1,000"],
-        ["training", "b.json", "1"],
+        ["training, unlabeled", "b.json", "1"],
         ["validation", "dev.json", "1,500"],
         ["validation HasAns", "dev.json", "900"],
         ["validation NoAns", "dev.json", "600"],
@@ -140,7 +143,7 @@ def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
     assert r"Failed: seed-7: \*nan\*" in text and "In parentheses" not in text
     settings[0]["interval"], metrics["f1"]["interval"] = (0.41, 0.5904), (0.25, 0.75)
     with_intervals = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting), 1)
-    assert "by eval_f1. In parentheses: 95 % intervals, Student's t over the seeds (one seed" in with_intervals
+    assert "by eval_f1. In parentheses: 95 % intervals: Student's t over the seeds" in with_intervals
     assert {"50.00 ± 1.00 (41.0 to 59.0)", "50.00 ± 12.50 (25.0 to 75.0)"} <= {
         row[-1] for row in cells(with_intervals)
     }
