@@ -90,6 +90,7 @@ def run_command(
     if teacher.validation_set is not None and teacher.validation_set.score is not None:
         without = _train_without_teacher(make_task, model_args, data_args, args, teacher)
         task.compare = functools.partial(measure_models, teacher, task, trainer, without, model_args.cache_dir)
+    logger.info("training the student with the teacher")
     run_task(task, model_args, args)
 
 
@@ -124,6 +125,7 @@ def _train_without_teacher(
     if str(args.resume_from_checkpoint or "false").lower() != "false":
         args.resume_from_checkpoint = "true"  # a named checkpoint belongs to the student with the teacher
     model_args = dataclasses.replace(model_args, teacher_name_or_path=None)
+    logger.info("training the student without the teacher, for comparison. --compare_without_teacher false skips it.")
     task = make_task(model_args, dataclasses.replace(data_args, unlabeled_file=None), args, teacher)
     try:
         run_task(task, model_args, args)
