@@ -191,7 +191,7 @@ class FineTuningArguments(DeviceArguments):
     sweep: str | None = field(
         default=None,
         metadata={
-            "help": "Several runs: paper (the BERT paper's grid), fixed (one setting) or stable (20 epochs, 5 seeds)."
+            "help": "Several runs: paper (BERT's grid), fixed (one setting) or stable (20 epochs, 5 seeds)."
         },
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
