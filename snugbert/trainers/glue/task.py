@@ -176,7 +176,7 @@ def describe_split(data_args: GlueDataArguments, name: str, split: GlueSplit, nu
 
     Args:
         data_args: the data that were read.
-        name: "train" or a key of `NAMES`.
+        name: "train", "unlabeled" or a key of `NAMES`.
         split: the split.
         num_examples: number of examples used.
     """

@@ -171,8 +171,7 @@ def load_teacher_config(
         tokenizer: tokenizer of the student.
 
     Raises:
-        InputError: there is no such teacher, the vocabularies differ, or `config` differs from
-            the teacher's.
+        InputError: the teacher does not exist, the vocabularies differ, or `config` differs from the teacher's.
     """
     teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
