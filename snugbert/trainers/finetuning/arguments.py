@@ -190,9 +190,7 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={
-            "help": "Several runs: paper (BERT's grid), fixed (one setting) or stable (20 epochs, 5 seeds)."
-        },
+        metadata={"help": "Several runs: paper (BERT's grid), fixed (one setting) or stable (20 epochs, 5 seeds)."},
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
         default=None,

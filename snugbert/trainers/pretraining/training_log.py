@@ -158,7 +158,7 @@ class TrainingLog:
             `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`; with ELECTRA's
             discriminator `disc_loss` (not yet multiplied by its weight of 50), `disc_accuracy` over all tokens, and
             `replaced`, the share of tokens that the generator replaced; with a teacher `soft_loss` and `cos_loss`, not
-            yet multiplied by their weights; with a `frequency_loss` `mlm_gain`, which is `frequency_loss` - `mlm_loss`;
+            yet multiplied by their weights; with a `frequency_loss`, `mlm_gain` = `frequency_loss` - `mlm_loss`;
             `tokens` of the run so far; `tokens_per_second`; `padding`, the share of padding in padded batches, or the
             share that packing saves; `mfu`, the share of `peak_flops` that the model's FLOPs take.
         """
