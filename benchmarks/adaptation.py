@@ -29,10 +29,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
-from steps import check_settings, format_seeds, format_table, run_snugbert
+from steps import check_settings, choose_device, format_seeds, format_table, run_snugbert
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import snugbert  # noqa: F401  registers the tokenizer
@@ -153,8 +152,7 @@ def run_seed(variant: str, seed: int, args: argparse.Namespace) -> None:
         **{f"{domain}_loss": losses[domain]["eval_mlm_loss"] / sizes[domain] for domain in DOMAINS},
         **{f"{domain}_accuracy": 100 * losses[domain]["eval_mlm_accuracy"] for domain in DOMAINS},
         "characters_per_token": sizes["new"],
-        "machine": describe_machine("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
-        | ({"threads": args.threads} if args.threads else {}),
+        "machine": describe_machine(choose_device(args.use_cpu)) | ({"threads": args.threads} if args.threads else {}),
     }
     write_atomically(folder / "result.json", json.dumps(result))
 

@@ -12,8 +12,8 @@ The command reports scores and speeds. Teachers and students of a task train for
 and all students have the same settings.
 
 The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
-Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--learning_rate`, go to the
-commands of all students, and `--distillation_weight` to those that have a teacher.
+Nothing else may run then. `--report` only prints the tables. All students also get the other arguments, such as
+`--learning_rate`. Arguments of distillation, such as `--distillation_weight`, are used only with a teacher.
 """
 
 import argparse
@@ -22,10 +22,9 @@ import shlex
 import sys
 from pathlib import Path
 
-import torch
 from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
-from steps import check_settings, format_table, run_snugbert
+from steps import check_settings, choose_device, format_table, run_snugbert
 
 from snugbert.errors import InputError
 
@@ -106,15 +105,15 @@ def drop_flags(command: list[str], names: tuple[str, ...]) -> list[str]:
     kept, keeps = [], True
     for part in command:
         keeps = part.partition("=")[0] not in names if part.startswith("--") else keeps
-        kept += [part] if keeps else []
+        if keeps:
+            kept.append(part)
     return kept
 
 
 def run(command: list[str], folder: Path, use_cpu: bool) -> None:
     """Runs a command. Writes its output to NAME.log and the machine to NAME.machine, next to its output folder."""
     run_snugbert([*command, "--output_dir", str(folder)], folder.with_name(f"{folder.name}.log"))
-    device = "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
-    machine = ", ".join(f"{name} {value}" for name, value in describe_machine(device).items())
+    machine = ", ".join(f"{name} {value}" for name, value in describe_machine(choose_device(use_cpu)).items())
     folder.with_name(f"{folder.name}.machine").write_text(machine)
 
 

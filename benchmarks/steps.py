@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import torch
 from pretraining_ladder import run_logged
 
 from snugbert.errors import InputError
@@ -32,6 +33,11 @@ def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
     if not file.exists():
         output_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(current))
+
+
+def choose_device(use_cpu: bool) -> str:
+    """Returns the device on which a `snugbert` command trains: "cpu" or "cuda"."""
+    return "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
 
 
 def run_snugbert(command: Sequence[str], log: Path) -> None:

@@ -60,12 +60,10 @@ class SoftTargetCollator:
         first, logits = self.targets.first_items, self.targets.logits
         rows = [feature[ROW] for feature in features]
         parts = [torch.from_numpy(logits[first[row] : first[row + 1]]) for row in rows]
-        questions = "start_positions" in batch
-        batch[TEACHER_LOGITS] = (
-            nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=OUTSIDE)
-            if questions  # the classes are the positions of a window
-            else torch.cat(parts)
-        )
+        if "start_positions" in batch:  # the classes are the positions of a window
+            batch[TEACHER_LOGITS] = nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=OUTSIDE)
+        else:
+            batch[TEACHER_LOGITS] = torch.cat(parts)
         return batch
 
 
