@@ -21,9 +21,9 @@ if sys.platform != "win32":
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = "_lock"  # uploads skip names that begin with "_"
-SECONDS = 10  # the data workers of a killed run hold its lock for up to 5 seconds
+SECONDS = 10  # a killed process holds its lock until its memory is freed
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
-_held: set[Path] = set()
+_held: dict[Path, int] = {}  # the locked files and their descriptors
 
 
 @contextmanager
@@ -31,8 +31,8 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
     Only processes that write take the lock. A process can take it again inside the block. The operating system
-    releases the lock when the process ends, even if it is killed. A new folder that stays empty is removed. If the
-    file system has no locks, the run continues with a warning.
+    releases the lock when the process ends, even if it is killed and its data workers live on. A new folder that
+    stays empty is removed. If the file system has no locks, the run continues with a warning.
 
     Raises:
         InputError: in all processes: another process runs in the folder, or the folder cannot be written.
@@ -45,19 +45,30 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     if descriptor is None:
         yield
         return
-    _held.add(file)
+    _held[file] = descriptor
     try:
         yield
     finally:
-        _held.remove(file)
+        del _held[file]
         with suppress(OSError):
             if is_new and os.listdir(output_dir) == [LOCK_NAME]:  # the run failed before it wrote anything
                 file.unlink()
                 output_dir.rmdir()
-        if sys.platform != "win32":
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked data workers share the descriptor
         os.close(descriptor)
+
+
+def _close_in_child() -> None:
+    """Closes the descriptors that a forked process, such as a data worker, shares with the run.
+
+    PyTorch's workers notice after 5 seconds that the run was killed, and never if it was killed while they started.
+    """
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _lock(output_dir: Path, file: Path) -> int:

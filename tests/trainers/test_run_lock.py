@@ -6,6 +6,8 @@ import platform
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,42 +27,51 @@ def settings(folder: Path, should_save: bool = True) -> SimpleNamespace:
     return SimpleNamespace(output_dir=str(folder), should_save=should_save)
 
 
-def run_with_a_worker(folder: Path) -> None:
-    """Locks the folder. Its child process, such as a data worker, outlives it."""
+def lock_and_start_a_worker(folder: Path) -> None:
     with lock_output_dir(settings(folder)):
-        if os.fork() == 0:
-            time.sleep(3)
-            os._exit(0)
-        (folder / "ready").touch()
-        time.sleep(60)
+        if os.fork() != 0:
+            (folder / "ready").touch()
+        time.sleep(300)
+
+
+@contextmanager
+def run_with_a_worker(folder: Path) -> Iterator[forked.ForkedProcess]:
+    """A process that holds the lock. Its child process, such as a data worker, lives until the end of the block."""
+    process = forked.start(lock_and_start_a_worker, folder)
+    try:
+        while not (folder / "ready").exists():
+            time.sleep(0.01)
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "new/run"
-    process = forked.start(run_with_a_worker, folder)
-    while not (folder / "ready").exists():
-        time.sleep(0.01)
     make_tokenizer().save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "train.txt").write_text("w1 w2\nw3\n\nw4\nw5\n")
     (tmp_path / "train.json").write_text('{"data": []}')
     model = f"--config_name tiny --tokenizer_name {tmp_path / 'tokenizer'}"
-    message = f"--output_dir: process {process.pid} on {platform.node()} is running in {folder}. Wait until it ends"
-    with monkeypatch.context() as patch:
-        patch.setattr(run_lock, "SECONDS", 0)
-        for command, suffix in (("pretrain", "txt"), ("ner", "txt"), ("squad", "json"), ("glue", "json")):
-            files = f"--train_file {tmp_path / 'train'}.{suffix} --output_dir {folder} --use_cpu true"
-            assert snugbert_command([command, *model.split(), *files.split()]) == 2
-            assert message in capsys.readouterr().err, command
-        trainer = new_trainer(HEADS[0], make_tokenizer(), folder, max_steps=1)
-        for refused in (trainer, make_trainer(folder)):
-            with pytest.raises(InputError, match="is running in"):
-                refused.train()
-        assert not (folder / "metrics.jsonl").exists()
-        with lock_output_dir(settings(folder, should_save=False)):  # a process that does not write
-            pass
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    trainer.train()
+    with run_with_a_worker(folder) as process:
+        message = (
+            f"--output_dir: process {process.pid} on {platform.node()} is running in {folder}. Wait until it ends"
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(run_lock, "SECONDS", 0)
+            for command, suffix in (("pretrain", "txt"), ("ner", "txt"), ("squad", "json"), ("glue", "json")):
+                files = f"--train_file {tmp_path / 'train'}.{suffix} --output_dir {folder} --use_cpu true"
+                assert snugbert_command([command, *model.split(), *files.split()]) == 2
+                assert message in capsys.readouterr().err, command
+            trainer = new_trainer(HEADS[0], make_tokenizer(), folder, max_steps=1)
+            for refused in (trainer, make_trainer(folder)):
+                with pytest.raises(InputError, match="is running in"):
+                    refused.train()
+            assert not (folder / "metrics.jsonl").exists()
+            with lock_output_dir(settings(folder, should_save=False)):  # a process that does not write
+                pass
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        trainer.train()
     assert sorted(file.name for file in folder.iterdir()) == ["_lock", "ready"]
 
 
@@ -68,10 +79,8 @@ def test_a_run_may_take_its_lock_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with lock_output_dir(settings(tmp_path / "run")), lock_output_dir(settings(Path("run"))):
         pass
-    process = forked.start(run_with_a_worker, tmp_path / "run")  # both were released
-    while not (tmp_path / "run/ready").exists():
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
+    with run_with_a_worker(tmp_path / "run"):  # both were released
+        pass
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
