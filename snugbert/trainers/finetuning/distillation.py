@@ -19,10 +19,11 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.students import hash_model
 from snugbert.trainers.finetuning.arguments import ExampleLimits, FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.plan import check_plan
 from snugbert.trainers.finetuning.results import RESULTS
 from snugbert.trainers.finetuning.run import make_trainer
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
-from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.finetuning.sweep import plan_sweep, run_task
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.finetuning.teacher import (
     compute_items,
@@ -86,6 +87,9 @@ def run_command(
         "distillation_temperature": args.distillation_temperature,
         "distillation_weight": args.distillation_weight,
     }
+    if args.sweeps:  # a single run was checked by `make_task`
+        args_of_sweep, plan = plan_sweep(task, model_args, args)
+        check_plan(plan, args_of_sweep, [Path(str(args.output_dir))])
     _move(trainer, "cpu")  # the student needs the memory of the GPU
     if teacher.validation_set is not None and teacher.validation_set.score is not None:
         without = _train_without_teacher(make_task, model_args, data_args, args, teacher)

@@ -126,16 +126,14 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         InputError: see [`fine_tune`] and [`check_plan`]; a batch size of the grid does not fit the processes; or every
             run diverged.
     """
-    choose_metric(task, args)
-    if args.metric_for_best_model == "loss":
-        raise InputError(f"--metric_for_best_model: a sweep needs a metric such as {task.main_metric}, not the loss.")
-    if task.train_features is None:
-        raise InputError("--sweep and --seeds need training examples.")
-    args = lengthen(args, len(task.train_features))
+    given, (args, plan) = args, plan_sweep(task, model_args, args)
+    if args.num_train_epochs > given.num_train_epochs:
+        steps = args.min_steps
+        logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, steps)
     output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(task, args)
     seeds = range(args.seed, args.seed + args.seeds)
     runs = [PlannedRun(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
-    prepare_folders({**make_plan(model_args, args, task.settings), **digest_examples(task)}, args, [output_dir])
+    prepare_folders(plan, args, [output_dir])
     single = dataclasses.replace(task, compare=None)  # the comparison is made once, at the end
     for index, run in enumerate(runs, start=1):
         if not run.is_finished:
@@ -160,6 +158,23 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         _finish(task, model_args, args, [run.finished for run in runs], compare)
 
 
+def plan_sweep(
+    task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
+) -> tuple[FineTuningArguments, dict[str, Any]]:
+    """Returns the arguments with the number of epochs, and the plan of the output folder.
+
+    Raises:
+        InputError: see [`choose_metric`]; the metric is the loss; or there are no training examples.
+    """
+    choose_metric(task, args)
+    if args.metric_for_best_model == "loss":
+        raise InputError(f"--metric_for_best_model: a sweep needs a metric such as {task.main_metric}, not the loss.")
+    if task.train_features is None:
+        raise InputError("--sweep and --seeds need training examples.")
+    args = lengthen(args, len(task.train_features))
+    return args, {**make_plan(model_args, args, task.settings), **digest_examples(task)}
+
+
 def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
     """Returns arguments with enough epochs for `min_steps`."""
     batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -167,7 +182,6 @@ def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
     if needed > args.num_train_epochs:
         args = copy.copy(args)
         args.num_train_epochs = float(needed)
-        logger.info("training for %d epochs, to take at least %d steps", needed, args.min_steps)
     return args
 
 

@@ -17,7 +17,11 @@ MAX_LISTED_LABELS = 10  # in a message
 
 
 def choose_labels(
-    task: GlueTask | None, splits: dict[str, GlueSplit], checkpoint_labels: list[str], regression: bool | None = None
+    task: GlueTask | None,
+    splits: dict[str, GlueSplit],
+    checkpoint_labels: list[str],
+    regression: bool | None = None,
+    distills: bool = False,
 ) -> list[str] | None:
     """Returns the labels in the order of their ids, or None for regression.
 
@@ -31,10 +35,11 @@ def choose_labels(
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels.
 
     Raises:
-        InputError: the training examples have fewer than two labels; a regression has lists of labels; or the labels
-            seem to be numbers, but some have a decimal comma or are not numbers.
+        InputError: the training examples have fewer than two labels (with a teacher: none); a regression has lists of
+            labels; or the labels seem to be numbers, but some have a decimal comma or are not numbers.
     """
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
@@ -57,11 +62,14 @@ def choose_labels(
             labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
         elif regression is None and not train.multi_label and _are_numbers(train, values):
             return None
-        if len(labels) < 2:
+        if len(labels) < (1 if distills else 2):
             only = f"the label {labels[0]!r}" if labels else "no label"
             raise InputError(f"{train.source}: all examples have {only}. At least two labels are needed.")
     ids = {label.lower(): i for i, label in enumerate(checkpoint_labels)}
-    if ids.keys() == {label.lower() for label in labels}:
+    ours = {label.lower(): label for label in labels}
+    if task is None and distills and ours.keys() < ids.keys():
+        return [ours.get(label.lower(), label) for label in checkpoint_labels]
+    if ids.keys() == ours.keys():
         labels.sort(key=lambda label: ids[label.lower()])
     return labels or None
 

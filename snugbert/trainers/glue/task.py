@@ -91,9 +91,8 @@ def make_task(
     checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
     if teacher is not None:
         checkpoint_labels = teacher.labels or ["LABEL_0"]
-    labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression)
-    if data_args.task is None and labels is not None and (model_args.is_teacher or teacher is not None):
-        labels = checkpoint_labels if set(labels) < set(checkpoint_labels) else labels  # the data may lack some
+    distills = model_args.is_teacher or teacher is not None
+    labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression, distills)
     if model_args.is_teacher:
         check_teacher_labels(checkpoint_labels, labels)
     logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))

@@ -227,9 +227,9 @@ def load_student(
     """
     source_config = copy.deepcopy(teacher_config)
     source_config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
-    source = load_model(auto_class, model_args.as_teacher(), source_config)
     for name in DROPOUTS:
-        setattr(source.config, name, getattr(config, name))
+        setattr(source_config, name, getattr(config, name))
+    source = load_model(auto_class, model_args.as_teacher(), source_config)
     layers = list_student_layers(model_args, teacher_config.num_hidden_layers)
     logger.info("student: layers %s of the teacher's %d", layers, teacher_config.num_hidden_layers)
     return make_student(source, layers)

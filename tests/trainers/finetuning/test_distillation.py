@@ -294,25 +294,30 @@ def test_nothing_is_compared_without_validation_examples(folder, tmp_path):
     assert "comparison" not in json.loads((tmp_path / "run/results.json").read_text())
 
 
-def test_the_output_folder_is_checked_first(folder, tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"seeds": 2}])
+def test_the_output_folder_is_checked_first(folder, tmp_path, settings):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/results.json").write_text("{}")
     with pytest.raises(InputError, match="already contains a run"):
-        glue.main(student(folder, tmp_path / "run"))
+        glue.main(student(folder, tmp_path / "run", **settings))
     assert not (tmp_path / "run/without_teacher").exists()
 
 
 def test_a_teacher_with_more_labels(folder, tmp_path):
-    """The data may lack some of the teacher's labels."""
-    three = [
-        {**row, "label": ("neutral" if i % 5 == 0 else row["label"])} for i, row in enumerate(sentences(60, seed=1))
-    ]
-    write_csv(tmp_path / "three.csv", three)
+    """The data may lack some of the teacher's labels, or write them in another case."""
+    rows = list(enumerate(sentences(60, seed=1)))
+    write_csv(tmp_path / "three.csv", [{**row, "label": row["label"] if i % 5 else "neutral"} for i, row in rows])
+    write_csv(tmp_path / "one.csv", [{**row, "label": "Gloomy"} for _, row in rows if row["label"] == "gloomy"])
     files = {"train_file": tmp_path / "three.csv", "validation_file": tmp_path / "three.csv"}
     glue.main(arguments(folder, tmp_path / "teacher", num_train_epochs=1, save_strategy="no", **files))
-    glue.main(student(folder, tmp_path / "run", teacher_name_or_path=tmp_path / "teacher", num_student_layers=1))
+    teacher = {"teacher_name_or_path": tmp_path / "teacher", "num_student_layers": 1}
+    glue.main(student(folder, tmp_path / "run", **teacher))
     labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
     assert labels == {"0": "cheerful", "1": "gloomy", "2": "neutral"}
+    files = {"train_file": tmp_path / "one.csv", "validation_file": tmp_path / "one.csv"}
+    glue.main(student(folder, tmp_path / "one", **teacher, **files))
+    labels = json.loads((tmp_path / "one/config.json").read_text())["id2label"]
+    assert labels == {"0": "cheerful", "1": "Gloomy", "2": "neutral"}
 
 
 def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):

@@ -9,6 +9,7 @@ import torch
 from pretraining_command import run
 from safetensors.torch import load_file
 from synthetic import VOCAB_SIZE, RandomExamples, make_teacher, make_trainer, packed, tiny_model
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertConfig, BertForPreTraining
@@ -16,7 +17,8 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertConf
 import snugbert
 from snugbert.packed_batches import pack
 from snugbert.students import hash_model
-from snugbert.trainers.pretraining.distillation import distill, sum_cosine_losses, sum_soft_losses
+from snugbert.trainers.pretraining.arguments import PretrainingModelArguments
+from snugbert.trainers.pretraining.distillation import distill, load_student, sum_cosine_losses, sum_soft_losses
 from snugbert.trainers.pretraining.throughput import training_flops
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -239,6 +241,16 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
         capsys.readouterr()
         assert run(more | change) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_student_has_its_own_dropout(teacher_run):
+    teacher_config = snugbert.SnugBertConfig.from_pretrained(teacher_run)
+    config = snugbert.SnugBertConfig.from_pretrained(teacher_run, hidden_dropout_prob=0.0)
+    assert teacher_config.hidden_dropout_prob == 0.1
+    model_args = PretrainingModelArguments(teacher_name_or_path=str(teacher_run), num_student_layers=2)
+    student = load_student(AutoModelForPreTraining, model_args, config, teacher_config)
+    assert student.config.hidden_dropout_prob == 0.0
+    assert {module.p for module in student.modules() if isinstance(module, nn.Dropout)} == {0.0}
 
 
 def test_a_narrower_student_of_the_same_vocabulary(student_run, small_run, tmp_path):
