@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from pretraining_ladder import as_flags
-from side_by_side import describe_machine, positive
-from steps import check_settings, choose_device, format_seeds, format_table, run_snugbert
+from side_by_side import choose_device, describe_machine, positive
+from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import snugbert  # noqa: F401  registers the tokenizer

@@ -6,7 +6,7 @@ For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains studen
 
 - with the teacher, from layers of the teacher
 - without the teacher, from the same layers of the teacher
-- without any teacher, from the same layers of MODEL
+- the same, from MODEL's layers
 
 The command reports scores and speeds. Teachers and students of a task train for the same number of epochs (`TASKS`),
 and all students have the same settings.
@@ -23,8 +23,8 @@ import sys
 from pathlib import Path
 
 from pretraining_ladder import as_flags
-from side_by_side import describe_machine, positive
-from steps import check_settings, choose_device, format_table, run_snugbert
+from side_by_side import choose_device, describe_machine, positive
+from steps import check_settings, format_table, run_snugbert
 
 from snugbert.errors import InputError
 
@@ -124,7 +124,7 @@ def make_rows(task: str, folder: Path) -> list[list[str]]:
     teacher, student, *others = results["comparison"]
     alone = json.loads((folder / "alone/results.json").read_text())["sweep"]["best_setting"]
     rows = []
-    for row in (teacher, student, *others, {**student, **alone, "model": "student without any teacher"}):
+    for row in (teacher, student, *others, {**student, **alone, "model": "the same, from MODEL's layers"}):
         spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
         low, high = (f"{scale * end:.1f}" for end in row["interval"])
         rows.append(

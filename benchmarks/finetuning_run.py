@@ -26,8 +26,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import torch
-from side_by_side import SIDES, default_checkpoint, describe_machine, positive
+from side_by_side import SIDES, choose_device, default_checkpoint, describe_machine, positive
 
 FIRST_SEED = 42
 HEADER = (
@@ -225,7 +224,7 @@ def main(argv: list[str]) -> None:
     """Runs all missing jobs, and prints the table."""
     args = parse_arguments(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    machine = describe_machine("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
+    machine = describe_machine(choose_device(args.use_cpu))
     machine["threads"] = args.threads or machine["threads"]
     text = ", ".join(f"{name} {value}" for name, value in machine.items())
     text += f"\n\n    python benchmarks/finetuning_run.py {shlex.join(argv)}\n\n{HEADER}\n"

@@ -33,12 +33,11 @@ from statistics import mean
 from typing import Any
 
 import pretraining_run
-import torch
 import transformers
 import yaml
 from ladder_costs import read_costs, read_stock_costs
 from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
-from side_by_side import describe_machine, positive
+from side_by_side import choose_device, describe_machine, positive
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
 
 from snugbert.command_line import parse_arguments as parse_command
@@ -163,7 +162,7 @@ def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
         run = {"recipe": recipe.name, "model": recipe.model, "seed": seed, "about": recipe.about}
         run |= measure(recipe, output_dir, task, args)
         run |= {"settings": recipe.settings, "command": shlex.join(argv)}
-        run["machine"] = describe_machine(find_device(args))
+        run["machine"] = describe_machine(choose_device(args.use_cpu))
         with (args.output_dir / RUNS_NAME).open("a") as runs:
             runs.write(json.dumps(run) + "\n")
         for checkpoint in find_checkpoints(recipe, output_dir)[:-1]:
@@ -376,13 +375,8 @@ def evaluate(
     """Returns the metrics of a checkpoint, as `snugbert evaluate` does. Stock BERT's weights have the same names."""
     model_args = ModelArguments(model_name_or_path=str(checkpoint))
     auto_class = AutoModelForMaskedLM if dataset.objective == "mlm" else AutoModelForPreTraining
-    model = load_model(auto_class, model_args, load_config(model_args, tokenizer)).to(find_device(args))
+    model = load_model(auto_class, model_args, load_config(model_args, tokenizer)).to(choose_device(args.use_cpu))
     return score_examples(model, tokenizer, dataset, min(len(dataset), args.max_eval_samples), EVAL_BATCH_SIZE)
-
-
-def find_device(args: argparse.Namespace) -> str:
-    """Returns "cuda" or "cpu"."""
-    return "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
 
 
 def check_measure(args: argparse.Namespace) -> None:

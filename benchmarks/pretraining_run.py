@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from side_by_side import SIDES, describe_machine, positive
+from side_by_side import SIDES, choose_device, describe_machine, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from snugbert.configuration_snugbert import SIZES
@@ -287,7 +287,7 @@ def report(argv: list[str]) -> str:
         SystemExit: a log is missing, or initial weights or examples differ.
     """
     args, logs = parse_arguments(argv), {}
-    device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
+    device = choose_device(args.use_cpu)
     for side in SIDES:
         file = args.output_dir / f"{side}.jsonl"
         if not file.exists():

@@ -54,8 +54,10 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from side_by_side import DTYPES, SIDES, autocast, default_checkpoint, describe_machine, positive
+from steps import check_settings
 
 import snugbert
+from snugbert.errors import InputError
 
 MAX_LENGTH = 256  # MiniLM's
 RELATIVE_MARGIN = 0.05  # sentence-transformers' example: closer paragraphs could be right, too
@@ -103,24 +105,6 @@ def load_or_run(args: argparse.Namespace, name: str, run: Callable[[], Result]) 
         part.write_text(json.dumps(result, indent=2))
         part.rename(file)
     return json.loads(file.read_text())
-
-
-def check_settings(args: argparse.Namespace) -> None:
-    """Stores the settings, or checks that they equal the stored settings.
-
-    Raises:
-        SystemExit: they differ.
-    """
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    settings = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED}
-    settings["machine"] = describe_machine(args.device)  # times of several machines cannot be compared
-    stored = load_or_run(args, "settings", lambda: settings)
-    different = sorted(name for name in settings if stored.get(name) != settings[name])
-    if different:
-        raise SystemExit(
-            f"--output_dir: {args.output_dir} has results with other settings ({', '.join(different)}). "
-            "Choose another folder."
-        )
 
 
 # --- data and initial models ------------------------------------------------------------------------------------
@@ -280,7 +264,8 @@ def search(args: argparse.Namespace, questions: Dataset, trained: bool) -> Resul
     }
 
     for model in models.values():  # warmup
-        model.encode(questions["question"][: args.batch_size])
+        with autocast(args, args.dtype):
+            model.encode(questions["question"][: args.batch_size])
 
     def run(side: str) -> Result:
         evaluator = TimedRetrieval(questions, args.batch_size)
@@ -309,7 +294,8 @@ def rerank(args: argparse.Namespace, questions: Dataset, found: dict[str, list[l
     }
 
     for model in models.values():  # warmup
-        model.predict([(row["question"], row["context"]) for row in questions.select(range(2))])
+        with autocast(args, args.dtype):
+            model.predict([(row["question"], row["context"]) for row in questions.select(range(2))])
 
     def run(side: str) -> Result:
         samples = [
@@ -394,11 +380,16 @@ def measure(args: argparse.Namespace) -> Iterator[str]:
 def main(argv: list[str]) -> None:
     """Prints versions, command and both tables."""
     args = parse_arguments(argv)
-    check_settings(args)
+    machine = describe_machine(args.device)
+    settings = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED}
+    try:  # times of several machines cannot be compared
+        check_settings(Path(args.output_dir), settings | {"machine": machine})
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from error
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    machine = {**describe_machine(args.device), "sentence-transformers": sentence_transformers.__version__}
+    machine["sentence-transformers"] = sentence_transformers.__version__
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(f"\n    python benchmarks/retrieval.py {shlex.join(argv)}\n")
     for line in measure(args):

@@ -513,6 +513,11 @@ def _line(row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def choose_device(use_cpu: bool) -> str:
+    """Returns the device on which a `snugbert` command trains: "cpu" or "cuda"."""
+    return "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
+
+
 def describe_machine(device: str) -> dict[str, Any]:
     """Returns the hardware and the versions."""
     return {

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import torch
 from pretraining_ladder import run_logged
 
 from snugbert.errors import InputError
@@ -28,16 +27,13 @@ def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
     file = output_dir / "settings.json"
     current = json.loads(json.dumps(dict(settings), default=str))
     recorded = json.loads(file.read_text()) if file.exists() else current
-    if changed := [f"--{name}" for name in current if current[name] != recorded.get(name)]:
-        raise InputError(f"{', '.join(changed)}: steps in {output_dir} have other values. Choose another folder.")
+    if changed := [name for name in current if current[name] != recorded.get(name)]:
+        raise InputError(
+            f"{output_dir} has results with other settings ({', '.join(changed)}). Choose another folder."
+        )
     if not file.exists():
         output_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(current))
-
-
-def choose_device(use_cpu: bool) -> str:
-    """Returns the device on which a `snugbert` command trains: "cpu" or "cuda"."""
-    return "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
 
 
 def run_snugbert(command: Sequence[str], log: Path) -> None:

@@ -13,7 +13,7 @@ from snugbert.trainers.run_setup import is_terminal
 
 SWEEPS = ("paper", "fixed", "stable")
 STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
-# With 16 labels, an epoch is one step. They score higher with 100 epochs than with 20 (`benchmarks/few_labels.py`).
+# With 16 labels, an epoch is one step, and 20 steps are too few.
 STABLE_STEPS = 100
 STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task
@@ -170,7 +170,7 @@ class FineTuningArguments(DeviceArguments):
         default=True,
         metadata={
             "advanced": True,
-            "help": "Also train the student without the teacher, for comparison. This doubles the training time.",
+            "help": "Also train the student without the teacher, for comparison. This can double the training time.",
         },
     )
     class_weights: str | None = field(
