@@ -88,8 +88,8 @@ def run_command(
         "distillation_weight": args.distillation_weight,
     }
     if args.sweeps:  # a single run was checked by `make_task`
-        args_of_sweep, plan = plan_sweep(task, model_args, args)
-        check_plan(plan, args_of_sweep, [Path(str(args.output_dir))])
+        _, plan = plan_sweep(task, model_args, args)
+        check_plan(plan, args, [Path(str(args.output_dir))])
     _move(trainer, "cpu")  # the student needs the memory of the GPU
     if teacher.validation_set is not None and teacher.validation_set.score is not None:
         without = _train_without_teacher(make_task, model_args, data_args, args, teacher)

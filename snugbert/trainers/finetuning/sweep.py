@@ -126,10 +126,10 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         InputError: see [`fine_tune`] and [`check_plan`]; a batch size of the grid does not fit the processes; or every
             run diverged.
     """
-    given, (args, plan) = args, plan_sweep(task, model_args, args)
-    if args.num_train_epochs > given.num_train_epochs:
-        steps = args.min_steps
-        logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, steps)
+    epochs = args.num_train_epochs
+    args, plan = plan_sweep(task, model_args, args)
+    if args.num_train_epochs > epochs:
+        logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
     output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(task, args)
     seeds = range(args.seed, args.seed + args.seeds)
     runs = [PlannedRun(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
