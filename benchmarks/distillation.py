@@ -156,8 +156,7 @@ def report(output_dir: Path) -> str:
             "",
             "Scores are on the dev sets, in percent. Students: mean ± standard deviation over the seeds (95 % "
             "interval of the mean, Student's t). Teacher: one seed (95 % interval from a bootstrap over the "
-            "examples). The student without teacher also starts from the teacher's layers. The student without any "
-            "teacher starts from the pretrained model's layers.",
+            "examples). The student without teacher also starts from the teacher's layers.",
             "",
         ]
     )

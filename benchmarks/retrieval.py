@@ -382,8 +382,9 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     machine = describe_machine(args.device)
     settings = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED}
-    try:  # times of several machines cannot be compared
-        check_settings(Path(args.output_dir), settings | {"machine": machine})
+    settings["machine"] = machine  # times of several machines cannot be compared
+    try:
+        check_settings(Path(args.output_dir), settings)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
     datasets.disable_progress_bars()

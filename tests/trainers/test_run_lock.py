@@ -38,8 +38,10 @@ def lock_and_start_a_worker(folder: Path) -> None:
 def run_with_a_worker(folder: Path) -> Iterator[forked.ForkedProcess]:
     """A process that holds the lock. Its child process, such as a data worker, lives until the end of the block."""
     process = forked.start(lock_and_start_a_worker, folder)
+    deadline = time.monotonic() + forked.PATIENCE
     try:
         while not (folder / "ready").exists():
+            assert time.monotonic() < deadline, process.stderr
             time.sleep(0.01)
         yield process
     finally:

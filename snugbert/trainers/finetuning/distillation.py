@@ -81,7 +81,6 @@ def run_command(
     task = make_task(model_args, data_args, args, teacher)
     trainer = _make_teacher_trainer(teacher, args)
     task.teacher_digest = hash_model(trainer.model)  # type: ignore[arg-type]
-    task.soft_targets = make_soft_targets(teacher, task, trainer, model_args.cache_dir)
     task.settings |= {
         "teacher": find_base_model(model_args.teacher_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
@@ -90,6 +89,7 @@ def run_command(
     if args.sweeps:  # a single run was checked by `make_task`
         _, plan = plan_sweep(task, model_args, args)
         check_plan(plan, args, [Path(str(args.output_dir))])
+    task.soft_targets = make_soft_targets(teacher, task, trainer, model_args.cache_dir)
     _move(trainer, "cpu")  # the student needs the memory of the GPU
     if teacher.validation_set is not None and teacher.validation_set.score is not None:
         without = _train_without_teacher(make_task, model_args, data_args, args, teacher)

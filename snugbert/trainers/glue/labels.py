@@ -35,11 +35,12 @@ def choose_labels(
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
-        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The others keep
+            the spelling of the data.
 
     Raises:
-        InputError: the training examples have fewer than two labels (with a teacher: none); a regression has lists of
-            labels; or the labels seem to be numbers, but some have a decimal comma or are not numbers.
+        InputError: the training examples have fewer than two labels (none, if a teacher has two or more); a regression
+            has lists of labels; or the labels seem to be numbers, but some have a decimal comma or are not numbers.
     """
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
@@ -51,27 +52,40 @@ def choose_labels(
     if task is not None:
         labels = list(task.labels)
     elif "train" not in splits:
-        return checkpoint_labels if len(checkpoint_labels) > 1 else None
+        if len(checkpoint_labels) < 2:
+            return None
+        labels = list(checkpoint_labels)
     elif splits["train"].class_names:
         labels = list(splits["train"].class_names)
     else:
         train = splits["train"]
         values = train.data["label"][:]
-        labels = sorted({label for value in values for label in value} if train.multi_label else set(values))
+        labels = sorted(_distinct_labels(train))
         if all(INTEGER.fullmatch(label) for label in labels):
             labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
         elif regression is None and not train.multi_label and _are_numbers(train, values):
             return None
-        if len(labels) < (1 if distills else 2):
+        one_is_enough = distills and len(checkpoint_labels) > 1
+        if len(labels) < (1 if one_is_enough else 2):
             only = f"the label {labels[0]!r}" if labels else "no label"
-            raise InputError(f"{train.source}: all examples have {only}. At least two labels are needed.")
-    ids = {label.lower(): i for i, label in enumerate(checkpoint_labels)}
-    ours = {label.lower(): label for label in labels}
-    if task is None and distills and ours.keys() < ids.keys():
-        return [ours.get(label.lower(), label) for label in checkpoint_labels]
-    if ids.keys() == ours.keys():
-        labels.sort(key=lambda label: ids[label.lower()])
+            needed = "one label is" if one_is_enough else "two labels are"
+            raise InputError(f"{train.source}: all examples have {only}. At least {needed} needed.")
+    lower = {label.lower() for label in checkpoint_labels}
+    fold = str.lower if len(lower) == len(checkpoint_labels) else str  # str: some of its labels differ only in case
+    ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
+    if task is None and distills and {fold(label) for label in labels} <= ids.keys():
+        labeled = [split for split in splits.values() if split.labeled]
+        spelling = {fold(label): label for split in labeled for label in _distinct_labels(split)}
+        return [spelling.get(fold(label), label) for label in checkpoint_labels]
+    if {fold(label) for label in labels} == ids.keys():
+        labels.sort(key=lambda label: ids[fold(label)])
     return labels or None
+
+
+def _distinct_labels(split: GlueSplit) -> set[str]:
+    """Returns the labels of a labeled split."""
+    values = split.data["label"][:]
+    return {label for value in values for label in value} if split.multi_label else set(values)
 
 
 def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:

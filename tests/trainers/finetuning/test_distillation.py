@@ -304,7 +304,7 @@ def test_the_output_folder_is_checked_first(folder, tmp_path, settings):
 
 
 def test_a_teacher_with_more_labels(folder, tmp_path):
-    """The data may lack some of the teacher's labels, or write them in another case."""
+    """The training data may lack some of the teacher's labels, or all. All splits may write them in another case."""
     rows = list(enumerate(sentences(60, seed=1)))
     write_csv(tmp_path / "three.csv", [{**row, "label": row["label"] if i % 5 else "neutral"} for i, row in rows])
     write_csv(tmp_path / "one.csv", [{**row, "label": "Gloomy"} for _, row in rows if row["label"] == "gloomy"])
@@ -314,10 +314,12 @@ def test_a_teacher_with_more_labels(folder, tmp_path):
     glue.main(student(folder, tmp_path / "run", **teacher))
     labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
     assert labels == {"0": "cheerful", "1": "gloomy", "2": "neutral"}
-    files = {"train_file": tmp_path / "one.csv", "validation_file": tmp_path / "one.csv"}
-    glue.main(student(folder, tmp_path / "one", **teacher, **files))
-    labels = json.loads((tmp_path / "one/config.json").read_text())["id2label"]
-    assert labels == {"0": "cheerful", "1": "Gloomy", "2": "neutral"}
+    write_csv(tmp_path / "two.csv", [{**row, "label": row["label"].capitalize()} for _, row in rows])
+    for source in ({"train_file": tmp_path / "one.csv"}, {"train_file": None, "unlabeled_file": tmp_path / "one.csv"}):
+        shutil.rmtree(tmp_path / "run")
+        glue.main(student(folder, tmp_path / "run", **teacher, **source, validation_file=tmp_path / "two.csv"))
+        labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
+        assert labels == {"0": "Cheerful", "1": "Gloomy", "2": "neutral"}
 
 
 def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):

@@ -12,12 +12,15 @@ from snugbert.trainers.glue.labels import choose_labels, choose_problem, encode_
 
 def test_labels_of_your_own_data(tmp_path):
     def labels(
-        values: list[object], checkpoint: tuple[str, ...] = ("LABEL_0", "LABEL_1"), regression: bool | None = None
+        values: list[object],
+        checkpoint: tuple[str, ...] = ("LABEL_0", "LABEL_1"),
+        regression: bool | None = None,
+        distills: bool = False,
     ) -> tuple:
         file = tmp_path / "train.jsonl"
         file.write_text("\n".join(json.dumps({"sentence": "a", "label": value}) for value in values))
         splits = load_splits(GlueDataArguments(train_file=str(file)), ("train",))
-        names = choose_labels(None, splits, list(checkpoint), regression)
+        names = choose_labels(None, splits, list(checkpoint), regression, distills)
         return names, encode_labels(splits["train"], names)
 
     assert labels([10, 9, 10]) == (["9", "10"], [1, 0, 1])
@@ -25,6 +28,10 @@ def test_labels_of_your_own_data(tmp_path):
     assert labels(["b", "a"]) == (["a", "b"], [1, 0])
     assert labels(["b", "a"], checkpoint=("B", "A")) == (["b", "a"], [0, 1])  # the checkpoint's order
     assert labels(["b", "a"], checkpoint=("b", "c")) == (["a", "b"], [1, 0])
+    assert labels(["A"], checkpoint=("b", "a"), distills=True) == (["b", "A"], [1])
+    assert labels(["a"], checkpoint=("A", "b", "a"), distills=True) == (["A", "b", "a"], [2])
+    with pytest.raises(InputError, match=r"the label '5'\. At least two"):  # the teacher predicts numbers
+        labels([5, 5], checkpoint=("LABEL_0",), distills=True)
     assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
     assert labels([1, 5, 3], regression=True) == (None, [1.0, 5.0, 3.0])
     assert labels([0.5, 2.25, 0.5], regression=False) == (["0.5", "2.25"], [0, 1, 0])
