@@ -35,8 +35,8 @@ def choose_labels(
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
-        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The others keep
-            the spelling of the data.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The
+            labels in the data keep the data's spelling.
 
     Raises:
         InputError: the training examples have fewer than two labels (none, if a teacher has two or more); a regression
@@ -59,11 +59,10 @@ def choose_labels(
         labels = list(splits["train"].class_names)
     else:
         train = splits["train"]
-        values = train.data["label"][:]
         labels = sorted(_distinct_labels(train))
         if all(INTEGER.fullmatch(label) for label in labels):
             labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
-        elif regression is None and not train.multi_label and _are_numbers(train, values):
+        elif regression is None and not train.multi_label and _are_numbers(train, train.data["label"][:]):
             return None
         one_is_enough = distills and len(checkpoint_labels) > 1
         if len(labels) < (1 if one_is_enough else 2):
@@ -73,11 +72,12 @@ def choose_labels(
     lower = {label.lower() for label in checkpoint_labels}
     fold = str.lower if len(lower) == len(checkpoint_labels) else str  # str: some of its labels differ only in case
     ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
-    if task is None and distills and {fold(label) for label in labels} <= ids.keys():
+    ours = {fold(label) for label in labels}
+    if task is None and distills and ours <= ids.keys():
         labeled = [split for split in splits.values() if split.labeled]
         spelling = {fold(label): label for split in labeled for label in _distinct_labels(split)}
         return [spelling.get(fold(label), label) for label in checkpoint_labels]
-    if {fold(label) for label in labels} == ids.keys():
+    if ours == ids.keys():
         labels.sort(key=lambda label: ids[fold(label)])
     return labels or None
 
