@@ -151,7 +151,7 @@ def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
 
 def test_two_processes_equal_one(folder, tmp_path):
     """Also in a sweep, where only the first process writes the results."""
-    settings = {"seeds": 2, "compare_without_teacher": False, "learning_rate": 1e-3}
+    settings = {"seeds": 2, "compare_without_teacher": False, "learning_rate": 1e-3, "use_cpu": True}
     glue.main(student(folder, tmp_path / "one", cache_dir=tmp_path / "cache-1", **settings))
     changes = {"per_device_train_batch_size": 8, "cache_dir": tmp_path / "cache-2"}
     process = forked.run(glue.main, student(folder, tmp_path / "two", **settings | changes), processes=2)
