@@ -669,7 +669,7 @@ def profile_steps(task: str, dtype: str, args: argparse.Namespace) -> dict[str, 
     Returns:
         `waits`: the places where the CPU waited for the GPU, and how often per step; `attention`: the attention
         kernels; `within`: whether these are the expected kernels; `kernels`: the slowest kernels, in ms per step;
-        `busy`: the share of the time in which the GPU ran kernels.
+        `busy`: the time of the kernels with the profiler / the time of a round without it.
     """
     sizes, rng = args.sizes, np.random.default_rng(0)
     size, length = sizes.fine_tuning_batch, sizes.shapes[0][1]
@@ -798,7 +798,9 @@ def format_row(row: dict[str, Any], rows: dict[str, Any], best: float, datasheet
         rate = f"{row['tokens_per_second']:,.0f}; " if "tokens_per_second" in row else ""
         training = f", training {row['training_seconds']:.0f} s" if "training_seconds" in row else ""
         cells = [f"{rate}job {row['job_seconds']:.0f} s{training}"]
-        mfu = format_mfu(row["mfu"] * best, best, datasheet) if "mfu" in row else ""
+        # The job's MFU refers to the product that the job measured. The piece's own is closest to it.
+        own = next((other["bfloat16_flops"] for other in rows["pretrain"] if other["row"] == "device"), best)
+        mfu = format_mfu(row["mfu"] * own, best, datasheet) if "mfu" in row else ""
         speed = f"{stock['training_seconds'] / row['training_seconds']:.2f}" if stock else ""
         return "| " + " | ".join([work, side, *cells, mfu, "", speed, ""]) + " |"
     rates = sorted(row["tokens"] / seconds for seconds in row["seconds"])

@@ -17,6 +17,7 @@ from transformers.utils import CONFIG_NAME
 from snugbert.errors import InputError
 from snugbert.trainers.manifest import check_checkpoint, publish
 from snugbert.trainers.output_folder import UNFINISHED
+from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_settings import read_state
 from snugbert.writing import writing
 
@@ -71,7 +72,7 @@ class CheckpointTrainer(Trainer):
             if self.args.should_save:
                 _forget_best(folder / checkpoint.name)
                 publish(folder / checkpoint.name, checkpoint)
-            self.accelerator.wait_for_everyone()
+            wait_for_all()
 
     @contextmanager
     def _unfinished(self, folder: Path) -> Iterator[Path]:
@@ -82,7 +83,7 @@ class CheckpointTrainer(Trainer):
                 shutil.rmtree(folder, ignore_errors=True)
 
         clear()
-        self.accelerator.wait_for_everyone()
+        wait_for_all()
         self.writes_checkpoint = True
         try:
             yield folder

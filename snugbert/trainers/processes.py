@@ -1,4 +1,4 @@
-"""Errors in one of several processes."""
+"""Several processes that wait for each other or fail together."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -8,6 +8,15 @@ from accelerate.utils import gather_object
 from snugbert.errors import InputError
 
 T = TypeVar("T")
+
+
+def wait_for_all() -> None:
+    """Waits until every process is here.
+
+    accelerate's `wait_for_everyone` asks torch for a GPU per process, even if the processes run on the CPU. That fails
+    on a machine with fewer GPUs than processes.
+    """
+    gather_object([None])
 
 
 def raise_together(function: Callable[[], T]) -> T:

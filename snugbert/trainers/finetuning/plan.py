@@ -13,8 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
@@ -23,6 +21,7 @@ from snugbert.trainers.finetuning.results import write_atomically
 from snugbert.trainers.finetuning.run import OUTCOME_SETTINGS, collect_settings, digest_features
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_run_files, remove_run
+from snugbert.trainers.processes import wait_for_all
 
 PLAN = "plan.json"  # in the output folder
 RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", re.ASCII)  # see `PlannedRun.name`
@@ -100,7 +99,7 @@ def prepare_folders(plan: dict[str, Any], args: FineTuningArguments, folders: li
     Only files that runs write are removed. See [`check_plan`] for arguments and errors.
     """
     continues = check_plan(plan, args, folders)
-    PartialState().wait_for_everyone()  # every process checks before the main process changes the folder
+    wait_for_all()  # every process checks before the main process changes the folder
     if args.should_save:
         if not continues:
             for folder in folders:
@@ -108,7 +107,7 @@ def prepare_folders(plan: dict[str, Any], args: FineTuningArguments, folders: li
         output_dir = Path(str(args.output_dir))
         output_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(output_dir / PLAN, json.dumps(plan, indent=1))
-    PartialState().wait_for_everyone()
+    wait_for_all()
 
 
 def list_run_folders(output_dir: Path) -> list[Path]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from accelerate import PartialState
 from huggingface_hub import HfApi
 
 from snugbert.errors import InputError
@@ -32,6 +31,7 @@ from snugbert.trainers.finetuning.run import choose_metric, fine_tune
 from snugbert.trainers.finetuning.tables import format_with_interval, sweep_tables
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_lock import LOCK_NAME
 from snugbert.trainers.shared_trainer import NOT_UPLOADED
 from snugbert.trainers.stopping import DivergedError
@@ -149,7 +149,7 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
                 logger.warning("%s: %s", run.name, error)
                 if args.should_save:
                     _write_failure(run, str(error))
-            PartialState().wait_for_everyone()  # the main process writes the results, every process reads them
+            wait_for_all()  # the main process writes the results, every process reads them
             if args.should_save:
                 # A continued sweep may have finished runs after this one.
                 _keep_best_weights(output_dir, _best([r.finished for r in runs if r.is_finished], task, args))

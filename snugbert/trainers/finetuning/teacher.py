@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from safetensors import SafetensorError
@@ -25,6 +24,7 @@ from snugbert.trainers.corpus.digests import hash_json
 from snugbert.trainers.finetuning.run import digest_features
 from snugbert.trainers.finetuning.task import Logits
 from snugbert.trainers.finetuning.trainer import PADDING, FineTuningTrainer
+from snugbert.trainers.processes import wait_for_all
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _compute_parts(
             if trainer.is_world_process_zero():
                 _write(file, known)
         results.append(known)
-    PartialState().wait_for_everyone()
+    wait_for_all()
     cached = len(features) - computed
     logger.info("teacher: logits of %d examples, %d from the cache (%s)", len(features), cached, folder)
     return results

@@ -149,12 +149,23 @@ def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
                 assert torch.equal(weights[name], expected[name]), name
 
 
+def distill_on_one_gpu(argv: list[str]) -> None:
+    """On a machine with one GPU, torch's barrier fails for the second GPU, even with --use_cpu."""
+
+    def barrier(*args: object, device_ids: list[int] | None = None, **kwargs: object) -> None:
+        if device_ids and device_ids[0] > 0:
+            raise RuntimeError("invalid device ordinal")
+
+    with patch("torch.distributed.barrier", barrier):
+        glue.main(argv)
+
+
 def test_two_processes_equal_one(folder, tmp_path):
     """Also in a sweep, where only the first process writes the results."""
-    settings = {"seeds": 2, "compare_without_teacher": False, "learning_rate": 1e-3, "use_cpu": True}
+    settings = {"seeds": 2, "compare_without_teacher": False, "learning_rate": 1e-3}
     glue.main(student(folder, tmp_path / "one", cache_dir=tmp_path / "cache-1", **settings))
     changes = {"per_device_train_batch_size": 8, "cache_dir": tmp_path / "cache-2"}
-    process = forked.run(glue.main, student(folder, tmp_path / "two", **settings | changes), processes=2)
+    process = forked.run(distill_on_one_gpu, student(folder, tmp_path / "two", **settings | changes), processes=2)
     assert process.returncode == 0, process.stderr
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name in one:
