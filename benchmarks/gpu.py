@@ -798,9 +798,10 @@ def format_row(row: dict[str, Any], rows: dict[str, Any], best: float, datasheet
         rate = f"{row['tokens_per_second']:,.0f}; " if "tokens_per_second" in row else ""
         training = f", training {row['training_seconds']:.0f} s" if "training_seconds" in row else ""
         cells = [f"{rate}job {row['job_seconds']:.0f} s{training}"]
-        # The job's MFU refers to the product that the job measured. The piece's own is closest to it.
-        own = next((other["bfloat16_flops"] for other in rows["pretrain"] if other["row"] == "device"), best)
-        mfu = format_mfu(row["mfu"] * own, best, datasheet) if "mfu" in row else ""
+        mfu = ""
+        if "mfu" in row:  # a share of the rate that the job measured; the rate of its piece is closest to it
+            rate_of_piece = next(other["bfloat16_flops"] for other in rows["pretrain"] if other["row"] == "device")
+            mfu = format_mfu(row["mfu"] * rate_of_piece, best, datasheet)
         speed = f"{stock['training_seconds'] / row['training_seconds']:.2f}" if stock else ""
         return "| " + " | ".join([work, side, *cells, mfu, "", speed, ""]) + " |"
     rates = sorted(row["tokens"] / seconds for seconds in row["seconds"])

@@ -35,8 +35,8 @@ def choose_labels(
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
-        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The
-            labels in the data keep the data's spelling.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The labels
+            in the data keep the data's spelling.
 
     Raises:
         InputError: the training examples have fewer than two labels (none, if a teacher has two or more); a regression

@@ -150,7 +150,7 @@ def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
 
 
 def distill_on_one_gpu(argv: list[str]) -> None:
-    """On a machine with one GPU, torch's barrier fails for the second GPU, even with --use_cpu."""
+    """As on a machine with one GPU: torch's barrier fails for the second process, even with --use_cpu."""
 
     def barrier(*args: object, device_ids: list[int] | None = None, **kwargs: object) -> None:
         if device_ids and device_ids[0] > 0:
