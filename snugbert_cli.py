@@ -31,6 +31,7 @@ COMMANDS = {
     "ner": Command("snugbert.trainers.ner.command", "train", "fine-tune and score named-entity recognition"),
     "evaluate": Command("snugbert.evaluation.command", "train", "score a masked language model without fine-tuning"),
     "convert": Command("snugbert.convert", "train", "convert checkpoints of BERT and its relatives, and back"),
+    "export": Command("snugbert.export.command", "train", "export a model to ONNX, OpenVINO, CTranslate2 or BERT"),
     "demo": Command("snugbert.demo", "demo", "try a checkpoint on a web page"),
 }
 

@@ -27,6 +27,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.json_files import read_json
 from snugbert.models import check_vocabulary, check_words
+from snugbert.sentence_transformers_files import FILES, copy_files, find_model_folder
 from snugbert.stock_models import express, keep_encoder
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import is_uncased, write_vocab_txt
@@ -62,6 +63,7 @@ MODEL_FILES = (
     "pytorch_model-*-of-*.bin",
     "pytorch_model.bin.index.json",
     *TOKENIZER_FILES,
+    *FILES,
     *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
 )
 # Tokenizer classes equivalent to BertTokenizer, which is also the default.
@@ -183,7 +185,8 @@ def convert(
     """Converts a checkpoint to SnugBERT, or to a stock model of transformers.
 
     Args:
-        source: a folder, or the prefix of TensorFlow files, see [`read_checkpoint`].
+        source: a folder, or the prefix of TensorFlow files, see [`read_checkpoint`]. The files of
+            sentence-transformers are copied: modules, pooling, normalization, prompts and a reranker's activation.
         output_dir: the folder to write. Other files in it are kept.
         to: one of `TARGETS`. A SnugBERT folder contains SnugBERT's code, and loads with `trust_remote_code=True`. The
             others need transformers only.
@@ -200,8 +203,8 @@ def convert(
         InputError: the source is not supported, the target cannot express the model, `output_dir` is the source or
             contains a model or cannot be written, or the outputs differ. Nothing is written.
     """
-    _check_output_dir(source, output_dir, overwrite_output_dir)
-    checkpoint = read_checkpoint(source)
+    check_output_dir(source, output_dir, overwrite_output_dir)
+    checkpoint = read_checkpoint(find_model_folder(source))
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
         del checkpoint.config.tokenizer_class  # tokenizer_config.json declares the new class
     tensors = [tensor for tensor in checkpoint.weights.values() if tensor.is_floating_point()]
@@ -225,6 +228,7 @@ def convert(
         model = build_model(model_class, config, weights, dtype, options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
         tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case)
+        checkpoint.notes += copy_files(source, written)
         done = Conversion(
             source=checkpoint.kind,
             to=to,
@@ -237,11 +241,16 @@ def convert(
             difference=_difference(checkpoint, to, written, dtype),
             notes=checkpoint.notes,
         )
-        _put_in_place(written, output_dir)
+        put_in_place(written, output_dir)
     return done
 
 
-def _check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
+def check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
+    """Checks that a model can be written to a folder.
+
+    Raises:
+        InputError: the folder is a file, is the source's, or contains a model and `overwrite` is False.
+    """
     folder = source if source.is_dir() else source.parent
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"{output_dir}: the output is a file. Choose a folder.")
@@ -255,13 +264,18 @@ def _check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
         )
 
 
-def _put_in_place(written: Path, output_dir: Path) -> None:
-    """Replaces the model in the output folder. Until the last file is moved, the folder has no config.json."""
+def put_in_place(written: Path, output_dir: Path) -> None:
+    """Moves a model into the output folder, and replaces the one in it.
+
+    Until the last file is moved, the folder has no config.json.
+    """
     output_dir.mkdir(exist_ok=True)
     for pattern in MODEL_FILES:
         for file in output_dir.glob(pattern):
             file.unlink()
     for file in sorted(written.iterdir(), key=lambda file: file.name == "config.json"):
+        if file.is_dir():
+            shutil.rmtree(output_dir / file.name, ignore_errors=True)
         shutil.move(file, output_dir / file.name)
 
 

@@ -106,12 +106,28 @@ def _deberta_fields(checkpoint: Checkpoint) -> dict[str, Any]:
     return fields
 
 
+def choose_family(checkpoint: Checkpoint) -> str:
+    """Returns the first family that can express the model, BERT before the others.
+
+    Raises:
+        InputError: there is none.
+    """
+    families = _find_families(checkpoint)
+    if not families:
+        raise InputError(f"{checkpoint.folder}: no stock model can express it. {_find_obstacle(checkpoint, 'bert')}")
+    return families[0]
+
+
+def _find_families(checkpoint: Checkpoint) -> list[str]:
+    return [kind for kind in ("bert", *FAMILY_TYPES) if _find_obstacle(checkpoint, kind) is None]
+
+
 def _check_layers(checkpoint: Checkpoint, to: str) -> None:
     """Refuses a model with layers or activations that the family does not have."""
     obstacle = _find_obstacle(checkpoint, to)
     if obstacle is not None:
-        others = [kind for kind in ("bert", *FAMILY_TYPES) if _find_obstacle(checkpoint, kind) is None]
-        remedy = f"Use --to {others[0]}." if others else "No stock model can express it."
+        others = _find_families(checkpoint)
+        remedy = f"Use `snugbert convert --to {others[0]}`." if others else "No stock model can express it."
         raise InputError(f"{checkpoint.folder}: {obstacle} {remedy}")
 
 

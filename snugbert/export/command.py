@@ -1,0 +1,76 @@
+"""`snugbert export`: writes a model for another engine, runs it there, and reports the difference.
+
+snugbert export sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv
+snugbert export sentence-encoder sentence-encoder-openvino --to openvino
+"""
+
+from pathlib import Path
+
+from transformers.utils import logging as transformers_logging
+
+from snugbert.checkpoints import fetch_checkpoint
+from snugbert.command_line import ArgumentParser
+from snugbert.export.engine import DTYPES
+from snugbert.export.export import ENGINES, export
+
+
+def main(argv: list[str]) -> None:
+    """Runs `snugbert export`, and prints a summary.
+
+    Raises:
+        InputError: bad arguments, files or folders, see [`export`].
+    """
+    parser = ArgumentParser(
+        prog="snugbert export",
+        usage="[arguments] input output",
+        description="Exports a model to ONNX Runtime, OpenVINO, CTranslate2 or stock BERT, and runs it there.",
+        example="snugbert export sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv",
+    )
+    parser.add_argument("input", help="Checkpoint: a folder or a Hub name.")
+    parser.add_argument("output", help="Folder to write.")
+    parser.add_argument("--to", required=True, choices=ENGINES, help="Target engine.")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="Dtype of the weights. Default: float32.")
+    parser.add_argument(
+        "--calibration_file", help="Text to calibrate int8 activations on, a text per line. Default: no calibration."
+    )
+    parser.add_argument(
+        "--text_file", help="More text to compare the outputs on, a text per line. Default: only built-in text."
+    )
+    parser.add_argument(
+        "--validation_file",
+        help="Labeled examples to score the model and its export on, as in snugbert glue, ner and squad. For an "
+        "embedding model: sentence1, sentence2, score.",
+    )
+    parser.add_argument("--task_name", help="GLUE task of --validation_file. Default: your own data.")
+    parser.add_argument(
+        "--version_2_with_negative", action="store_true", help="--validation_file has questions without an answer."
+    )
+    parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace the model in the output folder.")
+    parser.add_argument("--model_revision", default="main", help="Hub branch, tag or commit. Default: main.")
+    parser.add_argument("--token", help="Hub token. Default: the token of `hf auth login`.")
+    parser.add_argument("--cache_dir", help="Folder for downloads. Default: in HF_HOME.")
+    args = parser.parse_args(argv)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    hub = {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
+    files = {
+        name: None if getattr(args, name) is None else Path(getattr(args, name))
+        for name in ("calibration_file", "text_file", "validation_file")
+    }
+    done = export(
+        fetch_checkpoint(args.input, **hub),
+        Path(args.output),
+        args.to,
+        dtype=args.dtype,
+        overwrite_output_dir=args.overwrite_output_dir,
+        task_name=args.task_name,
+        version_2_with_negative=args.version_2_with_negative,
+        **files,
+    )
+    print(f"Exported {args.input} to {args.output} for {done.engine}")
+    print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
+    for note in done.notes:
+        print(f"Note: {note}")
+    print(f"Check: outputs differ by at most {done.difference:.1e} on {done.num_texts:,} texts")
+    for metric, (before, after) in done.scores.items():
+        print(f"Score: {metric} {after:.4f}, before export {before:.4f}")

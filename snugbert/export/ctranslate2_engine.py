@@ -1,0 +1,110 @@
+"""CTranslate2: writes `ctranslate2/model.bin` with its BERT converter in float32, float16 or int8, and runs it.
+
+CTranslate2 runs the encoder and the pooler. Heads of one linear layer are written to `ctranslate2/head.safetensors`.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import ctranslate2
+import numpy as np
+from ctranslate2.converters import TransformersConverter
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from snugbert.errors import InputError
+from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+
+FOLDER = "ctranslate2"
+HEAD = "head.safetensors"
+# Head -> its layer, the encoder's output that it reads, and the outputs of the model.
+LAYERS = {
+    "ForSequenceClassification": ("classifier", "pooler_output", ["logits"]),
+    "ForMultipleChoice": ("classifier", "pooler_output", ["logits"]),
+    "ForNextSentencePrediction": ("cls.seq_relationship", "pooler_output", ["logits"]),
+    "ForTokenClassification": ("classifier", "last_hidden_state", ["logits"]),
+    "ForQuestionAnswering": ("qa_outputs", "last_hidden_state", ["start_logits", "end_logits"]),
+}
+
+
+def describe() -> str:
+    """Returns the engine's name and version."""
+    return f"CTranslate2 {ctranslate2.__version__}"
+
+
+def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Batch]) -> None:
+    """Writes the model. In int8, activations are quantized at run time.
+
+    Args:
+        source: the model.
+        folder: the folder of the exported model.
+        dtype: dtype of the weights.
+        calibration: must be empty.
+
+    Raises:
+        InputError: the head has more than one layer, or the converter does not support the model.
+    """
+    if calibration:
+        raise InputError("--calibration_file: CTranslate2 quantizes activations at run time. Remove it.")
+    head = source.head
+    if head not in ("Model", *LAYERS):
+        raise InputError(
+            f"--to ctranslate2: CTranslate2 runs the encoder only, and the head {head} has several layers. Use --to "
+            "onnx or --to openvino."
+        )
+    # The converter reads a field that transformers 5 no longer writes.
+    copy = folder / "source"
+    shutil.copytree(source.stock, copy)
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    (copy / "config.json").write_text(json.dumps(config | {"position_embedding_type": "absolute"}), encoding="utf-8")
+    try:
+        TransformersConverter(str(copy)).convert(str(folder / FOLDER), quantization=dtype)
+    except (KeyError, ValueError, AssertionError) as error:
+        raise InputError(f"--to ctranslate2: CTranslate2 cannot convert this model ({error}).") from error
+    shutil.rmtree(copy)
+    if head in LAYERS:
+        name, reads, outputs = LAYERS[head]
+        layer = source.model.get_submodule(name)
+        weights = {key: tensor.detach().numpy() for key, tensor in layer.named_parameters()}
+        save_file(weights, folder / FOLDER / HEAD, {"input": reads, "outputs": ",".join(outputs)})
+
+
+def load(folder: Path, threads: int | None = None) -> Run:
+    """Opens an exported model.
+
+    Args:
+        folder: the folder of the exported model.
+        threads: number of threads. None: the engine chooses.
+    """
+    encoder = ctranslate2.Encoder(str(folder / FOLDER), inter_threads=1, intra_threads=threads or 0)
+    file = folder / FOLDER / HEAD
+    if not file.exists():
+        return lambda batch: _encode(encoder, batch)
+    with safe_open(file, "numpy") as tensors:
+        weight, bias = tensors.get_tensor("weight"), tensors.get_tensor("bias")
+        reads, outputs = tensors.metadata()["input"], tensors.metadata()["outputs"].split(",")
+
+    def run(batch: Batch) -> dict[str, np.ndarray]:
+        shape = batch["input_ids"].shape
+        states = _encode(encoder, {name: values.reshape(-1, shape[-1]) for name, values in batch.items()})
+        logits = states[reads] @ weight.T + bias
+        if len(shape) == 3:  # one logit per choice
+            logits = logits.reshape(shape[:2])
+        if len(outputs) == 1:
+            return {outputs[0]: logits}
+        return {name: logits[..., index] for index, name in enumerate(outputs)}
+
+    return run
+
+
+def _encode(encoder: ctranslate2.Encoder, batch: Batch) -> dict[str, np.ndarray]:
+    """Runs the encoder on padded inputs. It takes lists of token ids without padding."""
+    lengths = batch["attention_mask"].sum(axis=1).tolist()
+    lists = {
+        name: [row[:length] for row, length in zip(batch[name].tolist(), lengths, strict=True)]
+        for name in ("input_ids", "token_type_ids")
+        if name in batch
+    }
+    outputs = encoder.forward_batch(lists["input_ids"], token_type_ids=lists.get("token_type_ids"))
+    return {name: np.array(getattr(outputs, name)) for name in ("last_hidden_state", "pooler_output")}

@@ -1,0 +1,89 @@
+"""ONNX Runtime: writes `onnx/model.onnx` in float32, float16 or int8, and runs it.
+
+text-embeddings-inference, sentence-transformers, optimum and infinity look for this file.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.transformers.float16 import convert_float_to_float16
+
+from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.export.graph import OPSET, write_graph
+
+FOLDER = "onnx"
+FILE = "model.onnx"
+QUANTIZED = ["Gather", "MatMul", "Gemm"]  # embeddings and linear layers
+
+
+def describe() -> str:
+    """Returns the engine's name and version, and the opset of its files."""
+    return f"ONNX Runtime {onnxruntime.__version__} (opset {OPSET})"
+
+
+def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Batch]) -> None:
+    """Writes the model.
+
+    In float16, inputs and outputs keep their types. In int8, weights have one scale per column. Activations are
+    quantized at run time, or with `calibration` by ranges that are measured once.
+
+    Args:
+        source: the model.
+        folder: the folder of the exported model.
+        dtype: dtype of the weights.
+        calibration: batches to measure ranges on, for int8. Empty: none.
+    """
+    file = folder / FOLDER / FILE
+    file.parent.mkdir()
+    write_graph(source.model, source.input_names, file)
+    if dtype == "float32":
+        return
+    graph = onnx.load(file)
+    for written in file.parent.iterdir():
+        written.unlink()
+    if dtype == "float16":
+        onnx.save(convert_float_to_float16(graph, keep_io_types=True), file)
+        return
+    del graph.graph.value_info[:]  # stale shapes would contradict the quantizer's: microsoft/onnxruntime issue 25890
+    # Products of two activations are not quantized: only their weights make a model smaller.
+    options = {
+        "op_types_to_quantize": QUANTIZED,
+        "per_channel": True,
+        "weight_type": QuantType.QInt8,
+        "extra_options": {"MatMulConstBOnly": True},
+    }
+    if calibration:
+        quantize_static(graph, file, _Batches(calibration), **options)
+    else:
+        quantize_dynamic(graph, file, **options)
+
+
+class _Batches(CalibrationDataReader):
+    def __init__(self, batches: list[Batch]):
+        self._batches: Iterator[Batch] = iter(batches)
+
+    def get_next(self) -> Batch | None:  # type: ignore[override]
+        return next(self._batches, None)
+
+
+def load(folder: Path, threads: int | None = None) -> Run:
+    """Opens an exported model.
+
+    Args:
+        folder: the folder of the exported model.
+        threads: number of threads. None: the engine chooses.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.log_severity_level = 3  # no warnings about initializers that no node uses
+    session = onnxruntime.InferenceSession(folder / FOLDER / FILE, options, providers=["CPUExecutionProvider"])
+    inputs, outputs = ([each.name for each in put] for put in (session.get_inputs(), session.get_outputs()))
+
+    def run(batch: Batch) -> dict[str, np.ndarray]:
+        return dict(zip(outputs, session.run(None, {name: batch[name] for name in inputs}), strict=True))
+
+    return run

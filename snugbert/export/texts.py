@@ -1,0 +1,127 @@
+"""Text of all lengths, on which an exported model is compared with the original.
+
+Shapes: B texts of at most L tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.errors import InputError
+from snugbert.export.engine import Batch
+from snugbert.trainers.text_lines import read_text_lines
+
+# Several languages and scripts, numbers, code and emoji. Every encoder sees some words it knows and some it does not.
+PASSAGE = """
+The kettle was still warm when Nora came home, so she made tea and read the letter again. It had taken nine days to
+reach her. "We open on the 3rd," her brother wrote, "and I have not slept since." Could she bring the blue chairs?
+Bread costs $4.75 in the shop on Mill Lane, but only 3.90 on Saturdays after 5 p.m.; most people wait.
+The committee's report (pp. 112-140) found that 62.5 % of the bridges built before 1975 need repairs.
+Der Zug nach Köln fährt um 7:42 Uhr ab, falls es nicht schneit. Où est passée la clé du grenier ?
+El año pasado llovió más que nunca; los niños jugaban en la plaza. Мы встретились возле старого моста весной.
+今日は朝から雨が降っています。北京的冬天很冷。 오늘은 시장에 갔다. القطار يصل في المساء. हम कल नदी के पास मिले।
+def area(radius): return 3.14159 * radius ** 2  # see https://example.org/geometry?unit=cm
+An enzyme called acetylcholinesterase breaks the signal down within a millisecond. Great news 🎉 the puppies are fine!
+She did not like the film at first, yet by the end she was crying and laughing, and so was everyone around her.
+"""
+SHORTEST = 12  # up to this many tokens, every length has a text
+GROWTH = 1.25  # then each length is this much longer than the last
+
+
+def make_texts(tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]:
+    """Cuts the passage into texts of 1 token up to more than `max_length` tokens, in an order that mixes lengths."""
+    offsets = tokenizer(PASSAGE, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
+        "offset_mapping"
+    ]
+    ends = [end for _, end in offsets]
+    lengths = list(range(1, SHORTEST + 1))
+    while lengths[-1] < max_length:
+        lengths.append(int(lengths[-1] * GROWTH))
+    texts = []
+    for index, length in enumerate([*lengths, *lengths]):
+        start = (37 * index) % len(offsets)  # other words each time
+        repeated = PASSAGE[offsets[start][0] :] + PASSAGE * (length // len(offsets) + 1)
+        rounds, last = divmod(start + length - 1, len(ends))
+        texts.append(repeated[: rounds * len(PASSAGE) + ends[last] - offsets[start][0]].strip())
+    return texts[::2] + texts[1::2]
+
+
+def read_texts(file: Path, limit: int | None = None) -> list[str]:
+    """Reads the lines of a text file that are not empty, also from .gz and .zst files.
+
+    Args:
+        file: the file.
+        limit: maximum number of lines. None: all.
+
+    Raises:
+        InputError: there is no such file, it is not UTF-8, or it has no text.
+    """
+    if not file.is_file():
+        raise InputError(f"there is no file {file}.")
+    texts: list[str] = []
+    for line in read_text_lines(file):
+        if line.strip():
+            texts.append(line.strip())
+        if len(texts) == limit:
+            break
+    if not texts:
+        raise InputError(f"{file}: no text. Expected a text per line.")
+    return texts
+
+
+def tokenize(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, head: str, max_length: int
+) -> list[dict[str, list[Any]]]:
+    """Makes the inputs of each text. Every second text of a head for pairs becomes a pair with the text after it.
+
+    Args:
+        texts: the texts.
+        tokenizer: the model's tokenizer.
+        head: the model's head. Multiple choice gets the next two texts as choices.
+        max_length: longer inputs are truncated to this many tokens.
+    """
+
+    def encode(first: str, second: str | None) -> dict[str, list[int]]:
+        return dict(tokenizer(first, second, truncation="longest_first", max_length=max_length))
+
+    features: list[dict[str, list[Any]]] = []
+    for index, text in enumerate(texts):
+        after = [texts[(index + step) % len(texts)] for step in (1, 2)]
+        if head == "ForMultipleChoice":
+            choices = [encode(text, choice) for choice in after]
+            features.append({name: [choice[name] for choice in choices] for name in choices[0]})
+        elif head in ("Model", "ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection"):
+            features.append(encode(text, None))
+        else:
+            features.append(encode(text, after[0] if index % 2 or head == "ForQuestionAnswering" else None))
+    return features
+
+
+def pad(features: Sequence[dict[str, list[Any]]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str]) -> Batch:
+    """Pads inputs on the right to the longest.
+
+    Args:
+        features: inputs with one value per token, or for multiple choice with a list per choice.
+        tokenizer: has the padding token.
+        names: the inputs to include.
+    """
+    has_choices = isinstance(features[0]["input_ids"][0], list)
+    rows = [
+        {name: feature[name][choice] if has_choices else feature[name] for name in names}
+        for feature in features
+        for choice in range(len(feature["input_ids"]) if has_choices else 1)
+    ]
+    padded = tokenizer.pad(rows, padding_side="right", return_tensors="np")
+    shape = (len(features), -1, padded["input_ids"].shape[-1]) if has_choices else padded["input_ids"].shape
+    return {name: np.asarray(padded[name], np.int64).reshape(shape) for name in names}
+
+
+def make_batches(
+    features: Sequence[dict[str, list[Any]]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str], size: int
+) -> Iterator[Batch]:
+    """Yields padded batches of `size` inputs, in order."""
+    for start in range(0, len(features), size):
+        yield pad(features[start : start + size], tokenizer, names)
