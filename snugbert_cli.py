@@ -29,6 +29,7 @@ COMMANDS = {
     "glue": Command("snugbert.trainers.glue.command", "train", "fine-tune and score a classifier for texts or pairs"),
     "squad": Command("snugbert.trainers.squad.command", "train", "fine-tune and score question answering"),
     "ner": Command("snugbert.trainers.ner.command", "train", "fine-tune and score named-entity recognition"),
+    "predict": Command("snugbert.prediction.command", "train", "predict every row of a file of any size"),
     "evaluate": Command("snugbert.evaluation.command", "train", "score a masked language model without fine-tuning"),
     "convert": Command("snugbert.convert", "train", "convert checkpoints of BERT and its relatives, and back"),
     "export": Command("snugbert.export.command", "train", "export a model to ONNX, OpenVINO, CTranslate2 or BERT"),

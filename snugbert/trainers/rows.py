@@ -33,7 +33,10 @@ NO_SEPARATOR = "\0"  # lines with this character are refused
 
 
 def read_rows(
-    source: Path | Dataset, headerless_columns: Sequence[str] = (), skip_torn_rows: bool = False
+    source: Path | Dataset,
+    headerless_columns: Sequence[str] = (),
+    skip_torn_rows: bool = False,
+    log: ReadingLog | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
@@ -47,6 +50,8 @@ def read_rows(
         headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
             contains the last of these names, or if none are given.
         skip_torn_rows: skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
+        log: follows the reading of a file, and decides about bad rows. By default they raise an error. CSV that breaks
+            off in a quoted cell always does.
 
     Yields:
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
@@ -59,20 +64,21 @@ def read_rows(
     """
     if isinstance(source, Dataset):
         return _read_dataset_rows(source)
-    file = source
+    file, log = source, log or ReadingLog()
     suffix = uncompressed_name(file).rpartition(".")[2]
     if suffix == "tsv":
         advice = "Tabs separate columns."
-        return _name_cells(file, _read_tsv_rows(file), advice, headerless_columns, skip_torn_rows)
+        return _name_cells(file, _read_tsv_rows(file, log), advice, headerless_columns, skip_torn_rows, log)
     if suffix == "csv":
         separator = _find_separator(file)
         advice = (
             f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain it. If it is "
             "wrong, name the right one in a first line such as sep=;"
         )
-        return _name_cells(file, _read_csv_rows(file, separator), advice, headerless_columns, skip_torn_rows)
+        rows = _read_csv_rows(file, separator, log)
+        return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
     if suffix in ("json", "jsonl"):
-        return read_json_rows(file)
+        return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
 
 
@@ -92,6 +98,7 @@ def _name_cells(
     advice: str,
     headerless_columns: Sequence[str],
     skip_torn_rows: bool,
+    log: ReadingLog,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     header: list[str] = []
     torn = []
@@ -106,14 +113,14 @@ def _name_cells(
             torn.append(row)
         else:
             columns = format_count(len(header), "column")
-            raise content_error(file, f", row {row}: expected {columns}, found {len(cells)}. {advice}")
+            log.leave_out(file, f"row {row}", f"expected {columns}, found {len(cells)}. {advice}")
     if torn:
         skipped = format_count(len(torn), "row")
         logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
 
 
-def _read_tsv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    for row, line in read_numbered_lines(file):
+def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
+    for row, line in read_numbered_lines(file, log=log):
         if line := line.rstrip("\r\n"):
             yield row, line.split("\t")
 
@@ -129,8 +136,8 @@ def _find_separator(file: Path) -> str:
     return found or ("," if '"' in unquoted else NO_SEPARATOR)
 
 
-def _read_csv_rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    lines = read_text_lines(file)
+def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
+    lines = (line for _, line in read_numbered_lines(file, log=log))
     first = next(lines, "")
     named = SEPARATOR_LINE.match(first) is not None
     row = int(named)

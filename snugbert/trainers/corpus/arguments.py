@@ -62,10 +62,19 @@ class OutputArguments:
     )
 
     def __post_init__(self):
-        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise InputError(f"--shard {self.shard!r} must be i/n with i from 1 to n, such as 1/4.")
-        self.shard_number, self.num_shards = int(match[1]), int(match[2])
+        self.shard_number, self.num_shards = parse_shard(self.shard)
+
+
+def parse_shard(shard: str) -> tuple[int, int]:
+    """Returns `i` and `n` of a shard "i/n".
+
+    Raises:
+        InputError: it has another form, or `i` is not from 1 to `n`.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise InputError(f"--shard {shard!r} must be i/n with i from 1 to n, such as 1/4.")
+    return int(match[1]), int(match[2])
 
 
 @dataclass(kw_only=True)

@@ -109,5 +109,6 @@ def find_text_columns(first_rows: list[Mapping[str, object]], label_column: str,
             f"{source}: no text column besides the label {label_column!r}. Columns: {', '.join(names)}. "
             "Set --text_column_names and --label_column_name."
         )
-    logger.info("%s: text column %s, label column %r", source, " and ".join(map(repr, text_columns)), label_column)
+    label = f", label column {label_column!r}" if label_column in names else ""
+    logger.info("%s: text column %s%s", source, " and ".join(map(repr, text_columns)), label)
     return tuple(text_columns)

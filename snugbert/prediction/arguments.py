@@ -1,0 +1,97 @@
+"""The arguments of `snugbert predict`.
+
+`--help` imports this module, so it does not import datasets or scikit-learn, which take seconds.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from snugbert.errors import InputError
+from snugbert.trainers.corpus.arguments import parse_shard
+from snugbert.trainers.device_arguments import choose_precision
+from snugbert.trainers.ranges import Range, check_ranges
+from snugbert.trainers.text_arguments import OnBadText
+
+
+@dataclass
+class PredictionArguments:
+    """Which rows to predict, where to write, and how.
+
+    Raises:
+        InputError: a file is missing, or a value is out of range.
+
+    Attributes:
+        shard_number, num_shards: `i` and `n` of `shard`.
+    """
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Fine-tuned model, or embedding model: a folder or Hub name."}
+    )
+    input_file: str | None = field(
+        default=None, metadata={"help": "Rows: .jsonl, .json, .csv or .tsv, also .gz or .zst."}
+    )
+    output_file: str | None = field(
+        default=None, metadata={"help": "File to write: a JSON object per row, with its columns and the predictions."}
+    )
+    text_column_names: str | None = field(
+        default=None,
+        metadata={"help": "Columns of the input, such as title,text. Default: by the model, see the documentation."},
+    )
+    max_seq_length: int | None = field(
+        default=None, metadata={"help": "Maximum tokens of a text or a window. Default: the model's limit."}
+    )
+    doc_stride: int = field(
+        default=128, metadata={"help": "Question answering: tokens that neighboring windows share."}
+    )
+    version_2_with_negative: bool = field(
+        default=False, metadata={"help": "Question answering: allow the empty answer, as in SQuAD v2.0."}
+    )
+    prompt_name: str | None = field(
+        default=None,
+        metadata={"help": "Embeddings: prompt of the model, such as query. Default: the model's default."},
+    )
+    on_bad_text: OnBadText = field(
+        default="error", metadata={"help": "Rows that cannot be read: error, skip, or replace bytes."}
+    )
+    shard: str = field(
+        default="1/1",
+        metadata={"help": "Predict only shard i of n, written i/n, to divide the work among machines."},
+    )
+    max_batch_tokens: int = field(default=4096, metadata={"help": "Maximum tokens of a batch."})
+    bf16: bool | None = field(
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Compute in bfloat16. Default: true on Ampere and newer GPUs.",
+        },
+    )
+    use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is a GPU."})
+    overwrite_output_file: bool = field(default=False, metadata={"help": "Replace --output_file and partial output."})
+    model_revision: str = field(
+        default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
+    )
+    token: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Token for the Hub. Default: the token of `hf auth login`."}
+    )
+    cache_dir: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Folder for downloads. Default: in HF_HOME."}
+    )
+
+    def __post_init__(self):
+        for name in ("model_name_or_path", "input_file", "output_file"):
+            if getattr(self, name) is None:
+                raise InputError(f"--{name} is missing.")
+        if not Path(str(self.input_file)).is_file():
+            raise InputError(f"--input_file: there is no file {self.input_file}.")
+        check_ranges(self, max_seq_length=Range(8), max_batch_tokens=Range(1))
+        self.shard_number, self.num_shards = parse_shard(self.shard)
+        self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The names in `text_column_names`; None if they were not given."""
+        names = self.text_column_names
+        return None if names is None else [name.strip() for name in names.split(",")]

@@ -1,0 +1,36 @@
+"""`snugbert predict`: predicts every row of a file of any size.
+
+snugbert predict --model_name_or_path sst2 --input_file rows.jsonl --output_file out.jsonl
+snugbert predict --model_name_or_path sentence-encoder --input_file texts.csv.gz --output_file out.jsonl --shard 1/4
+"""
+
+import logging
+import sys
+
+from transformers.utils import logging as transformers_logging
+
+from snugbert.command_line import parse_arguments
+from snugbert.prediction.arguments import PredictionArguments
+
+
+def main(argv: list[str]) -> None:
+    """Runs `snugbert predict` with the arguments `argv`.
+
+    Raises:
+        InputError: an argument, the model or the data cannot be used.
+    """
+    (args,) = parse_arguments(
+        (PredictionArguments,),
+        argv,
+        prog="snugbert predict",
+        description="Predicts every row of a file of any size, with a fine-tuned model or an embedding model.",
+        example="snugbert predict --model_name_or_path sst2 --input_file rows.jsonl --output_file out.jsonl",
+    )
+    # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets.
+    from snugbert.prediction.run import predict_file
+
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("snugbert").setLevel(logging.INFO)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # for reading weights
+    predict_file(args)

@@ -1,0 +1,463 @@
+"""One predictor for each kind of model: which columns it reads, and what it predicts.
+
+A predictor reads examples from rows (`read`), and predicts many at once (`predict`), so that texts of similar length
+share batches.
+
+Shapes: N sequences, T tokens in a batch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from transformers import AutoModel, PreTrainedModel
+
+from snugbert.checkpoints import CLASSES, HEADS
+from snugbert.entity_tags import TAG, decode_tags
+from snugbert.errors import InputError
+from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.packed_batches import pack
+from snugbert.prediction.arguments import PredictionArguments
+from snugbert.question_answering.answerer import QuestionAnswerer
+from snugbert.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
+from snugbert.trainers.glue.labels import Problem
+from snugbert.trainers.glue.layout import find_text_columns
+from snugbert.trainers.glue.task import decode_logits, name_answers
+from snugbert.trainers.ner.data import NerSplit, Sentence
+from snugbert.trainers.ner.windows import make_windows, put_space_before_words
+
+Prediction = dict[str, Any]
+BATCH_SIZE = 32  # of sentence-transformers and QuestionAnswerer, which do not take a token budget
+SHORT_TEXT = 200  # characters; a longer text has words
+
+
+class Predictor(ABC):
+    """Predicts rows.
+
+    Args:
+        args: the arguments of the command.
+        folder: folder of the model.
+        columns: the columns to read.
+
+    Attributes:
+        numbers_of_columns: how many columns it can read.
+        default_columns: names of columns to look for, by priority. Empty: the first columns with text.
+    """
+
+    numbers_of_columns: ClassVar[tuple[int, ...]] = (1,)
+    default_columns: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
+        self.args = args
+        self.columns = columns
+
+    @abstractmethod
+    def read(self, values: Mapping[str, Any]) -> Any:
+        """Returns the example of a row.
+
+        Raises:
+            InputError: a column is missing or has no text. The message does not name the row.
+        """
+
+    @abstractmethod
+    def predict(self, examples: list[Any]) -> list[Prediction]:
+        """Returns the prediction for each example: columns to add to its row."""
+
+
+def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]) -> Predictor:
+    """Returns the predictor of a model.
+
+    Args:
+        folder: a fine-tuned model, an embedding model or a CrossEncoder of sentence-transformers, or a plain encoder,
+            whose embeddings are means over tokens.
+        args: the arguments of the command.
+        first_rows: values of the first rows, to find the columns of text.
+
+    Raises:
+        InputError: the model cannot be used or has no fine-tuned head, the columns are missing, or a package is
+            missing.
+    """
+    if is_cross_encoder(folder):
+        kind: type[Predictor] = Reranker
+    elif read_modules(folder):
+        kind = Embedder
+    else:
+        args_of_model = ModelArguments(model_name_or_path=str(folder))
+        config = load_config(args_of_model, load_tokenizer(args_of_model))
+        name = (config.architectures or ["no class"])[0]
+        head = HEADS.get(name, name)
+        if head not in PREDICTORS:
+            raise InputError(
+                f"--model_name_or_path: {folder} is a {name}. Fine-tune it first, or give an embedding model."
+            )
+        kind = PREDICTORS[head]
+    return kind(args, folder, _choose_columns(kind, args, first_rows))
+
+
+def _choose_columns(
+    kind: type[Predictor], args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]
+) -> Sequence[str]:
+    given, source, numbers = args.columns, str(args.input_file), kind.numbers_of_columns
+    if given is not None:
+        if len(given) not in numbers:
+            raise InputError(
+                f"--text_column_names: expected {' or '.join(map(str, numbers))} columns, not {len(given)}."
+            )
+        return given
+    if not first_rows:
+        return ("text",) * numbers[0]
+    for names in kind.default_columns:
+        if all(name in first_rows[0] for name in names):
+            return names
+    if kind.default_columns:
+        expected = " or ".join(" and ".join(map(repr, names)) for names in kind.default_columns)
+        columns = ", ".join(first_rows[0])
+        raise InputError(f"{source}: no column {expected}. Columns: {columns}. Set --text_column_names.")
+    found = find_text_columns(list(first_rows), "label", source)
+    if len(found) < numbers[0]:
+        raise InputError(f"{source}: only one text column, {found[0]!r}. This model needs pairs.")
+    return found[: numbers[-1]]
+
+
+def _read_text(values: Mapping[str, Any], column: str) -> str:
+    value = values.get(column)
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
+        raise InputError(f"no text in column {column!r}. Columns: {', '.join(values)}.")
+    text = str(value)
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"column {column!r} is not valid Unicode (half of a character pair).")
+    return text
+
+
+def _read_texts(values: Mapping[str, Any], column: str) -> list[str]:
+    texts = values.get(column)
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"expected a list of texts in column {column!r}. Columns: {', '.join(values)}.")
+    return [_read_text({column: text}, column) for text in texts]
+
+
+def _choose_device(args: PredictionArguments) -> torch.device:
+    accelerator = None if args.use_cpu else torch.accelerator.current_accelerator(check_available=True)
+    return accelerator or torch.device("cpu")
+
+
+# --- heads ------------------------------------------------------------------------------------------------------
+
+
+class HeadPredictor(Predictor):
+    """A predictor with a SnugBERT model that has a fine-tuned head."""
+
+    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
+        super().__init__(args, folder, columns)
+        model_args = ModelArguments(model_name_or_path=str(folder))
+        self.tokenizer = load_tokenizer(model_args)
+        config = load_config(model_args, self.tokenizer)
+        head = HEADS[config.architectures[0]]  # type: ignore[index]  # see `make_predictor`
+        model = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
+        self.model: PreTrainedModel = model.to(_choose_device(args)).eval()  # type: ignore[arg-type]
+        limit = max_tokens(self.model, self.tokenizer)
+        self.max_length = min(limit, args.max_seq_length or max(512, self.model.config.max_position_embeddings))
+        self.labels = [label for _, label in sorted((config.id2label or {}).items())]
+
+    def tokenize(self, texts: list[str], second: list[str] | None = None) -> dict[str, list[list[int]]]:
+        """Tokenizes texts or pairs. Longer ones are truncated."""
+        return dict(
+            self.tokenizer(
+                texts, second, truncation="longest_first", max_length=self.max_length, return_attention_mask=False
+            )
+        )
+
+    def compute_logits(self, features: Mapping[str, Sequence[Sequence[int]]], **extra: Any) -> list[np.ndarray]:
+        """Computes the logits of each sequence.
+
+        Args:
+            features: `input_ids` and any other columns with one value per token.
+            extra: more arguments of the model.
+
+        Returns:
+            float32, *shape* (labels,) each, or (tokens, labels) for heads that label tokens.
+        """
+        columns = {name: [np.asarray(values) for values in column] for name, column in features.items()}
+        lengths = np.array([len(ids) for ids in columns["input_ids"]])
+        results: list[Any] = [None] * len(lengths)
+        for indices in split_by_tokens(lengths, self.args.max_batch_tokens):
+            batch = pack({name: [column[index] for index in indices] for name, column in columns.items()})
+            logits = self._run(batch | extra)
+            per_token = logits.shape[0] == 1 and logits.ndim == 3
+            parts = np.split(logits[0], np.cumsum(lengths[indices])[:-1]) if per_token else logits
+            for index, part in zip(indices.tolist(), parts, strict=True):
+                results[index] = part
+        return results
+
+    @torch.inference_mode()
+    def _run(self, batch: dict[str, Any]) -> np.ndarray:
+        device = self.model.device
+        batch = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
+            return self.model(**batch).logits.float().cpu().numpy()
+
+
+def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
+    """Groups sequences of similar length, the longest first, into batches of at most `max_tokens` tokens.
+
+    A longer sequence is a batch of its own. Yields the indices of the sequences.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    start = tokens = 0
+    for position, index in enumerate(order):
+        if position > start and tokens + lengths[index] > max_tokens:
+            yield order[start:position]
+            start, tokens = position, 0
+        tokens += lengths[index]
+    if len(order):
+        yield order[start:]
+
+
+class TextClassifier(HeadPredictor):
+    """Predicts the label, the labels or the number of a text or a pair."""
+
+    numbers_of_columns = (1, 2)
+
+    def read(self, values: Mapping[str, Any]) -> list[str]:
+        """Returns the text or the pair."""
+        return [_read_text(values, column) for column in self.columns]
+
+    def predict(self, examples: list[list[str]]) -> list[Prediction]:
+        """Returns `predicted_label`, and `probabilities` unless the model predicts numbers."""
+        logits = np.stack(self.compute_logits(self.tokenize(*map(list, zip(*examples, strict=True)))))
+        config: Any = self.model.config
+        problem: Problem = config.problem_type or (
+            "regression" if config.num_labels == 1 else "single_label_classification"
+        )
+        found = decode_logits(logits, problem)
+        answers = name_answers(found.answers, None if problem == "regression" else self.labels)
+        if found.probabilities is None:
+            return [{"predicted_label": answer} for answer in answers]
+        return [
+            {"predicted_label": answer, "probabilities": dict(zip(self.labels, row, strict=True))}
+            for answer, row in zip(answers, found.probabilities.tolist(), strict=True)
+        ]
+
+
+class WordTagger(HeadPredictor):
+    """Tags the words of a list, or the entities of a text."""
+
+    default_columns = (("tokens",), ("text",))
+
+    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
+        super().__init__(args, folder, columns)
+        put_space_before_words(self.tokenizer)
+        self.is_scheme = all(TAG.fullmatch(label) for label in self.labels)
+
+    def read(self, values: Mapping[str, Any]) -> list[str] | str:
+        """Returns the words, or the text."""
+        column = self.columns[0]
+        return _read_texts(values, column) if isinstance(values.get(column), list) else _read_text(values, column)
+
+    def predict(self, examples: list[list[str] | str]) -> list[Prediction]:
+        """Returns `predicted_tags` of words, or `entities` of a text: type, start and end character, text and score.
+
+        The score of an entity is the mean probability of the labels of its words, as in transformers' pipeline with
+        `aggregation_strategy="first"`.
+        """
+        spans = [None if isinstance(example, list) else self._find_words(example) for example in examples]
+        words = [
+            example if isinstance(example, list) else [example[start:end] for start, end in found or ()]
+            for example, found in zip(examples, spans, strict=True)
+        ]
+        probabilities = self._label(words)
+        results: list[Prediction] = []
+        for example, found, rows in zip(examples, spans, probabilities, strict=True):
+            tags = [self.labels[index] for index in rows.argmax(axis=-1)]
+            if found is None:
+                results.append({"predicted_tags": tags})
+            else:
+                scores = rows.max(axis=-1, initial=0)
+                results.append({"entities": self._list_entities(str(example), found, tags, scores)})
+        return results
+
+    def _find_words(self, text: str) -> list[tuple[int, int]]:
+        """Returns start and end character of each word, as the tokenizer separates them."""
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        words: dict[int, tuple[int, int]] = {}
+        for word, (start, end) in zip(encoding.word_ids(), encoding["offset_mapping"], strict=True):
+            if word is not None and end > start:
+                words[word] = (words.get(word, (start, end))[0], end)
+        # Some tokenizers count the space before a word.
+        return [(start + len(text[start:end]) - len(text[start:end].lstrip()), end) for start, end in words.values()]
+
+    def _label(self, words: list[list[str]]) -> list[np.ndarray]:
+        """Computes the probability of each label for the words of each example. *Shape:* (words, labels) each"""
+        sentences = [Sentence(each, None, row) for row, each in enumerate(words) if each]
+        results = [np.zeros((0, len(self.labels)))] * len(words)
+        if not sentences:
+            return results
+        split = NerSplit("", sentences, one_word_per_line=False)
+        windows = make_windows(split, self.labels, self.tokenizer, self.max_length)
+        features = {
+            name: windows.features[name][:] for name in windows.features.column_names if name != "attention_mask"
+        }
+        logits = self.compute_logits(features)
+        pairs = zip(windows.window_indices.tolist(), windows.token_indices.tolist(), strict=True)
+        probabilities = softmax(np.stack([logits[window][token] for window, token in pairs]), axis=-1)
+        ends = np.cumsum([len(sentence.words) for sentence in sentences])
+        for sentence, rows in zip(sentences, np.split(probabilities, ends[:-1]), strict=True):
+            results[sentence.row] = rows
+        return results
+
+    def _list_entities(
+        self, text: str, words: list[tuple[int, int]], tags: list[str], scores: np.ndarray
+    ) -> list[dict[str, Any]]:
+        if self.is_scheme:
+            found = decode_tags(tags)
+        else:  # each word by itself
+            found = [(tag, index, index) for index, tag in enumerate(tags) if tag != "O"]
+        entities = []
+        for kind, first, last in found:
+            start, end = words[first][0], words[last][1]
+            score = float(scores[first : last + 1].mean())
+            entities.append({"type": kind, "start": start, "end": end, "text": text[start:end], "score": score})
+        return entities
+
+
+class ChoicePredictor(HeadPredictor):
+    """Predicts which of several texts best fits a text."""
+
+    numbers_of_columns = (2,)
+    default_columns = (("text", "choices"),)
+
+    def read(self, values: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """Returns the text and its choices."""
+        return _read_text(values, self.columns[0]), _read_texts(values, self.columns[1])
+
+    def predict(self, examples: list[tuple[str, list[str]]]) -> list[Prediction]:
+        """Returns `predicted_choice`, counted from 0, and the `probabilities` of the choices."""
+        texts = [text for text, choices in examples for _ in choices]
+        features = self.tokenize(texts, [choice for _, choices in examples for choice in choices])
+        # One choice per example: the logit of a choice does not depend on the others.
+        logits = np.concatenate(self.compute_logits(features, num_choices=1))
+        ends = np.cumsum([len(choices) for _, choices in examples])
+        rows = [softmax(part.astype(np.float64)) for part in np.split(logits, ends[:-1])]
+        return [{"predicted_choice": int(row.argmax()), "probabilities": row.tolist()} for row in rows]
+
+
+class QuestionPredictor(HeadPredictor):
+    """Extracts the answers to questions from texts of any length."""
+
+    numbers_of_columns = (2,)
+    default_columns = (("question", "context"),)
+
+    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
+        super().__init__(args, folder, columns)
+        length = min(self.max_length, args.max_seq_length or 384)
+        self.answerer = QuestionAnswerer(
+            self.model,
+            self.tokenizer,
+            batch_size=max(1, args.max_batch_tokens // length),
+            max_seq_length=length,
+            doc_stride=min(args.doc_stride, length // 3),
+        )
+
+    def read(self, values: Mapping[str, Any]) -> tuple[str, str]:
+        """Returns the question and the text."""
+        question, context = (_read_text(values, column) for column in self.columns)
+        tokens, limit = len(self.tokenizer.tokenize(question)), self.answerer.max_query_length
+        if not 0 < tokens <= limit:
+            raise InputError(f"the question has {tokens} tokens. Expected 1 to {limit}.")
+        if not context.strip() or (len(context) < SHORT_TEXT and not self.tokenizer.tokenize(context)):
+            raise InputError(f"no words in column {self.columns[1]!r}.")
+        return question, context
+
+    def predict(self, examples: list[tuple[str, str]]) -> list[Prediction]:
+        """Returns `answer`, `score`, `start` and `end`, see [`QuestionAnswerer`]."""
+        questions, contexts = map(list, zip(*examples, strict=True))
+        device = self.model.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=bool(self.args.bf16)):
+            answers: Any = self.answerer(
+                questions, contexts, handle_impossible_answer=self.args.version_2_with_negative
+            )
+        return [dict(answer) for answer in answers]
+
+
+PREDICTORS: dict[str, type[Predictor]] = {
+    "ForSequenceClassification": TextClassifier,
+    "ForTokenClassification": WordTagger,
+    "ForQuestionAnswering": QuestionPredictor,
+    "ForMultipleChoice": ChoicePredictor,
+}
+
+
+# --- sentence-transformers --------------------------------------------------------------------------------------
+
+
+class Embedder(Predictor):
+    """Embeds texts with sentence-transformers. Its encoder is a SnugBERT model, which drops padding."""
+
+    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
+        super().__init__(args, folder, columns)
+        self.model = _load_sentence_transformer("SentenceTransformer", folder, args)
+        if args.prompt_name is not None and args.prompt_name not in self.model.prompts:
+            known = ", ".join(self.model.prompts) or "none"
+            raise InputError(f"--prompt_name: unknown prompt {args.prompt_name!r}. Prompts of the model: {known}.")
+
+    def read(self, values: Mapping[str, Any]) -> str:
+        """Returns the text."""
+        return _read_text(values, self.columns[0])
+
+    def predict(self, examples: list[str]) -> list[Prediction]:
+        """Returns the `embedding`, a list of numbers in float32."""
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
+            embeddings = self.model.encode(
+                examples, batch_size=BATCH_SIZE, prompt_name=self.args.prompt_name, show_progress_bar=False
+            )
+        # The shortest digits that give the same float32.
+        return [{"embedding": [float(number) for number in row]} for row in embeddings.astype(np.float32).astype(str)]
+
+
+class Reranker(Predictor):
+    """Scores pairs with a CrossEncoder of sentence-transformers. Its encoder is a SnugBERT model."""
+
+    numbers_of_columns = (2,)
+
+    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
+        super().__init__(args, folder, columns)
+        self.model = _load_sentence_transformer("CrossEncoder", folder, args)
+
+    def read(self, values: Mapping[str, Any]) -> tuple[str, str]:
+        """Returns the pair."""
+        first, second = (_read_text(values, column) for column in self.columns)
+        return first, second
+
+    def predict(self, examples: list[tuple[str, str]]) -> list[Prediction]:
+        """Returns the `score`, a number, or a list of numbers if the model has several labels."""
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
+            scores = self.model.predict(examples, batch_size=BATCH_SIZE, show_progress_bar=False)
+        return [{"score": score} for score in scores.tolist()]
+
+
+def _load_sentence_transformer(name: str, folder: Path, args: PredictionArguments) -> Any:
+    """Loads an embedding model or a CrossEncoder, and replaces its encoder by the same weights in SnugBERT."""
+    try:
+        import sentence_transformers
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "--model_name_or_path: this model needs sentence-transformers. Run: pip install 'snugbert[embeddings]'"
+        ) from error
+    model = getattr(sentence_transformers, name)(str(folder), device=str(_choose_device(args)), local_files_only=True)
+    model_args = ModelArguments(model_name_or_path=str(find_model_folder(folder)))
+    config = load_config(model_args, load_tokenizer(model_args))
+    is_reranker = name == "CrossEncoder"
+    auto_class: Any = CLASSES["snugbert"]["ForSequenceClassification"] if is_reranker else AutoModel
+    options = {} if is_reranker else {"add_pooling_layer": False}
+    encoder = load_model(auto_class, model_args, config, trained=True, **options)
+    model[0].model = encoder.to(model.device).eval()  # type: ignore[arg-type]
+    if args.max_seq_length is not None:
+        model.max_seq_length = min(args.max_seq_length, model.max_seq_length or args.max_seq_length)
+    return model
+
+
+PREDICTORS["Model"] = Embedder
