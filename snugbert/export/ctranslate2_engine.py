@@ -4,6 +4,7 @@ CTranslate2 runs the encoder and the pooler. Heads of one linear layer are writt
 """
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def load(folder: Path, threads: int | None = None) -> Run:
         folder: the folder of the exported model.
         threads: number of threads. None: the engine chooses.
     """
+    ctranslate2.set_log_level(logging.ERROR)  # CPUs without float16 compute in float32, which is fine
     encoder = ctranslate2.Encoder(str(folder / FOLDER), inter_threads=1, intra_threads=threads or 0)
     file = folder / FOLDER / HEAD
     if not file.exists():

@@ -3,6 +3,7 @@
 text-embeddings-inference, sentence-transformers, optimum and infinity look for this file.
 """
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Ba
         "weight_type": QuantType.QInt8,
         "extra_options": {"MatMulConstBOnly": True},
     }
+    logging.getLogger().setLevel(logging.ERROR)  # the quantizer recommends a step that BERT does not need
     if calibration:
         quantize_static(graph, file, _Batches(calibration), **options)
     else:

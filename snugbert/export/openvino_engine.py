@@ -3,6 +3,9 @@
 sentence-transformers and optimum-intel look for these files.
 """
 
+import contextlib
+import io
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,28 +39,33 @@ def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Ba
     with TemporaryDirectory(dir=folder) as temporary:
         graph = Path(temporary) / "model.onnx"
         write_graph(source.model, source.input_names, graph)
-        network = openvino.convert_model(graph)
-        nncf.set_log_level(30)  # warnings
-        if dtype == "int8" and calibration:
-            network = nncf.quantize(
-                network,
-                nncf.Dataset(calibration),
-                model_type=nncf.ModelType.TRANSFORMER,
-                subset_size=len(calibration),
-            )
-        elif dtype == "int8":
-            network = nncf.compress_weights(network, mode=nncf.CompressWeightsMode.INT8_SYM)
+        network = openvino.Core().read_model(graph)  # `convert_model` splits paths at commas
+        if dtype == "int8":
+            network = _quantize(network, calibration)
         openvino.save_model(network, folder / FOLDER / FILE, compress_to_fp16=dtype == "float16")
 
 
-def load(folder: Path, threads: int | None = None) -> Run:
-    """Opens an exported model. It computes in float32, because CPUs with bfloat16 use that by default.
+def _quantize(network: openvino.Model, calibration: list[Batch]) -> openvino.Model:
+    nncf.set_log_level(logging.WARNING)
+    with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws progress bars
+        if not calibration:
+            return nncf.compress_weights(network, mode=nncf.CompressWeightsMode.INT8_SYM)
+        return nncf.quantize(
+            network, nncf.Dataset(calibration), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(calibration)
+        )
+
+
+def load(folder: Path, threads: int | None = None, precision: str | None = "f32") -> Run:
+    """Opens an exported model.
 
     Args:
         folder: the folder of the exported model.
         threads: number of threads. None: the engine chooses.
+        precision: precision of the computation. None: the engine chooses, which is bfloat16 on CPUs that have it.
     """
-    options = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    options = {"PERFORMANCE_HINT": "LATENCY"}
+    if precision is not None:
+        options["INFERENCE_PRECISION_HINT"] = precision
     if threads is not None:
         options["INFERENCE_NUM_THREADS"] = str(threads)
     network = openvino.Core().compile_model(folder / FOLDER / FILE, "CPU", options)
