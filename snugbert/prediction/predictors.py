@@ -233,10 +233,12 @@ class TextClassifier(HeadPredictor):
         problem: Problem = config.problem_type or (
             "regression" if config.num_labels == 1 else "single_label_classification"
         )
+        if problem == "regression":  # one number, or a list of them
+            numbers = logits[:, 0] if logits.shape[1] == 1 else logits
+            return [{"predicted_label": number} for number in numbers.tolist()]
         found = decode_logits(logits, problem)
-        answers = name_answers(found.answers, None if problem == "regression" else self.labels)
-        if found.probabilities is None:
-            return [{"predicted_label": answer} for answer in answers]
+        answers = name_answers(found.answers, self.labels)
+        assert found.probabilities is not None
         return [
             {"predicted_label": answer, "probabilities": dict(zip(self.labels, row, strict=True))}
             for answer, row in zip(answers, found.probabilities.tolist(), strict=True)
