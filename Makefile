@@ -8,7 +8,7 @@ PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Every command and every required package, in a third of the time.
 FAST = -m "not slow"
 
-.PHONY: demo test test-fast test-lowest test-newest test-stock check docs release-check clean
+.PHONY: demo test test-fast test-lowest test-newest test-serve test-stock check docs release-check clean
 
 demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 7 to 11 minutes
 	$(BIN)/python examples/demo.py demo-output
@@ -28,6 +28,9 @@ test-newest: .venv-newest/installed  ## the fast half on the newest versions
 test-stock: .venv/installed-dev  ## transformers' own tests of BERT, on stock BERT and on SnugBERT
 	$(BIN)/$(PIP) --constraint constraints.txt --group stock-suite
 	$(BIN)/python tests/stock_suite.py $(STOCK_SUITE)
+
+test-serve: .venv/installed-dev .venv-serve/installed  ## exported models in servers, in an environment of their own
+	$(BIN)/pytest tests/serving
 
 check: .venv/installed-dev docs  ## lint, format, types, documentation, and the commands in the documentation
 	$(BIN)/ruff check .
@@ -77,5 +80,12 @@ release-check: .venv/installed-dev  ## build a release, check it, and use it in 
 	.venv-newest/bin/$(PIP) --upgrade $(DEV) --group minicons
 	touch $@
 
+.venv-serve/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-serve
+	.venv-serve/bin/$(PIP) 'pip>=25.1'
+	.venv-serve/bin/$(PIP) $$(grep '^torch==' constraints.txt)
+	.venv-serve/bin/$(PIP) --group serve
+	touch $@
+
 clean:
-	rm -rf .venv .venv-lowest .venv-newest .venv-release dist site demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-lowest .venv-newest .venv-serve .venv-release dist site demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info

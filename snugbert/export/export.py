@@ -104,6 +104,10 @@ def export(
     engine = _import_engine(to)
     if calibration_file is not None and (dtype != "int8" or to == "bert"):
         raise InputError("--calibration_file needs --dtype int8, and --to onnx or openvino.")
+    files = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
+    for name, file in files.items():
+        if file is not None and not file.is_file():
+            raise InputError(f"--{name}: there is no file {file}.")
     check_output_dir(source, output_dir, overwrite_output_dir)
     folder = find_model_folder(source)
     checkpoint = read_checkpoint(folder)

@@ -60,8 +60,6 @@ def make_score(
         InputError: the head has no score, or the examples cannot be used.
     """
     data = {name: value for name, value in data.items() if value}
-    if not file.is_file():
-        raise InputError(f"--validation_file: there is no file {file}.")
     if head == "Model":
         return _make_similarity_score(file, embed)
     if head not in TASKS:
@@ -78,10 +76,11 @@ def make_score(
     assert validation is not None
     if validation.score is None:
         raise InputError(f"--validation_file: {file} has no labels.")
-    score = validation.score
+    score, main_metrics = validation.score, validation.training_metrics
 
     def score_run(run: Run) -> dict[str, float]:
-        return score(validation.decode(_compute_logits(run, validation.features, tokenizer, names)))
+        metrics = score(validation.decode(_compute_logits(run, validation.features, tokenizer, names)))
+        return {name: metrics[name] for name in main_metrics or metrics}
 
     return score_run
 

@@ -57,10 +57,8 @@ def read_texts(file: Path, limit: int | None = None) -> list[str]:
         limit: maximum number of lines. None: all.
 
     Raises:
-        InputError: there is no such file, it is not UTF-8, or it has no text.
+        InputError: the file is not UTF-8, or it has no text.
     """
-    if not file.is_file():
-        raise InputError(f"there is no file {file}.")
     texts: list[str] = []
     for line in read_text_lines(file):
         if line.strip():

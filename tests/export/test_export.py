@@ -1,37 +1,175 @@
-"""`snugbert export`: every head and family in every engine, dtypes, scores and errors."""
+"""`snugbert export`: every head and family in every engine, dtypes, scores, cards and errors."""
 
+import json
+import shutil
 from pathlib import Path
 
 import family_checkpoints
+import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from parity import HEADS
+from transformers import AutoTokenizer
 
-from snugbert.export.check import TOLERANCE
+from snugbert.errors import InputError
+from snugbert.export import onnx_engine, stock_engine
+from snugbert.export.check import TOLERANCE, find_difference
 from snugbert.export.export import export
+from snugbert.export.texts import make_batches, make_texts, tokenize
+from snugbert_cli import main
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-CTRANSLATE2_HEADS = [head for head in HEADS if head not in ("ForPreTraining", "ForMaskedLM")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+ONE_LAYER_HEADS = [head for head in HEADS if head not in ("ForPreTraining", "ForMaskedLM")]
+TAGS = dict(enumerate(["O", "B-PER", "I-PER"]))
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """Returns a function that writes a tiny checkpoint of a family and head."""
+    """Returns a function that writes a tiny checkpoint of a head and family."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     def write(head: str, family: str = "bert", **fields) -> Path:
         folder = root / f"{family}-{head}-{len(fields)}"
         if not folder.exists():
-            family_checkpoints.write_checkpoint(folder, family, head, **fields)
+            family_checkpoints.write_checkpoint(folder, family, head, num_hidden_layers=1, **fields)
         return folder
 
     return write
 
 
 @pytest.mark.parametrize(
-    ("head", "to"),
-    [(head, to) for to in ("onnx", "openvino") for head in HEADS]
-    + [(head, "ctranslate2") for head in CTRANSLATE2_HEADS],
+    ("head", "family", "to"),
+    [
+        *((head, "bert", "onnx") for head in HEADS),
+        *((head, "bert", "openvino") for head in ("Model", "ForMultipleChoice", "ForQuestionAnswering")),
+        *((head, "bert", "ctranslate2") for head in ONE_LAYER_HEADS),
+        *(("ForSequenceClassification", "roberta", to) for to in ("onnx", "ctranslate2", "bert")),
+        ("ForPreTraining", "electra", "onnx"),
+        ("ForTokenClassification", "deberta-v2", "onnx"),
+    ],
 )
-def test_every_head_equals_the_original(checkpoint, tmp_path, head, to):
-    done = export(checkpoint(head), tmp_path / "out", to)
-    assert 0 < done.difference < TOLERANCE / 10
+def test_every_head_equals_the_original(checkpoint, tmp_path, head, family, to):
+    done = export(checkpoint(head, family), tmp_path / "out", to)
+    assert 0 < done.difference < TOLERANCE / 10 and done.num_texts > 50
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").is_fast
+
+
+def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
+    source = checkpoint("ForQuestionAnswering")
+    export(source, tmp_path / "out", "bert")
+    tokenizer, run = AutoTokenizer.from_pretrained(source), stock_engine.load(tmp_path / "out")
+    texts = make_texts(tokenizer, 512)
+    features = tokenize(texts, tokenizer, "ForQuestionAnswering", 512)
+    lengths = {len(tokenizer(text, verbose=False)["input_ids"]) - 2 for text in texts}
+    assert set(range(1, 13)) <= lengths and max(lengths) > 512 == max(len(row["input_ids"]) for row in features)
+    batches = list(make_batches(features, tokenizer, tokenizer.model_input_names, 16))
+    assert find_difference(run, run, batches, "ForQuestionAnswering")[0] == 0
+    for name in ("start_logits", "end_logits"):
+
+        def change(batch, name=name):
+            outputs = run(batch)
+            values = outputs[name].copy()
+            values[batch["attention_mask"] == 0] = np.nan  # padding is not compared
+            values[-1, 0] += 0.5
+            return outputs | {name: values}
+
+        assert find_difference(run, change, batches, "ForQuestionAnswering")[0] == pytest.approx(0.5, abs=1e-5)
+    broken = [run(batches[0]) | {"end_logits": np.full(batches[0]["input_ids"].shape, np.nan)}]
+    assert find_difference(run, lambda batch: broken[0], batches[:1], "ForQuestionAnswering")[0] == np.inf
+
+
+@pytest.mark.parametrize("to", ["onnx", "openvino", "ctranslate2"])
+def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, capsys):
+    labels = {label: index for index, label in TAGS.items()}
+    source = checkpoint("ForTokenClassification", id2label=TAGS, label2id=labels)
+    rows = tmp_path / "dev.jsonl"
+    words = family_checkpoints.WORDS[:40]
+    rows.write_text(json.dumps({"tokens": words, "ner_tags": ["B-PER", "I-PER", "O", "O"] * 10}) + "\n")
+    (tmp_path / "text.txt").write_text("\n".join(" ".join(words[start:]) for start in range(8)) + "\n")
+    sizes, scores = {}, {}
+    variants = ["float32", "float16", "int8"] + ["calibrated"] * (to != "ctranslate2")
+    for variant in variants:
+        dtype = "int8" if variant == "calibrated" else variant
+        calibration = ["--calibration_file", str(tmp_path / "text.txt")] if variant == "calibrated" else []
+        output = tmp_path / variant
+        arguments = ["--to", to, "--dtype", dtype, "--validation_file", str(rows), *calibration]
+        assert main(["export", str(source), str(output), *arguments]) == 0
+        printed = capsys.readouterr().out
+        scores[variant] = printed[printed.index("Score: ") :]
+        sizes[variant] = sum(file.stat().st_size for file in (output / to).iterdir())
+        card = ModelCard.load(output / "README.md")
+        assert card.data.library_name == to and card.data.pipeline_tag == "token-classification"
+        assert "largest difference" in card.text and f"exported, {dtype}" in card.text
+        assert ("calibrated on text" in card.text) == (variant == "calibrated")
+    assert "Score: f1 " in scores["float32"] and ", before export " in scores["float32"]
+    assert len({line.split(" ")[2].rstrip(",") for line in scores["float32"].splitlines()[:1]}) == 1
+    assert sizes["int8"] < sizes["float16"] < sizes["float32"]
+
+
+def test_calibration_changes_the_model(checkpoint, tmp_path):
+    source = checkpoint("Model")
+    (tmp_path / "text.txt").write_text("the first text\nand a second one\n")
+    plain = export(source, tmp_path / "plain", "onnx", dtype="int8")
+    calibrated = export(source, tmp_path / "cal", "onnx", dtype="int8", calibration_file=tmp_path / "text.txt")
+    assert not plain.calibrated and calibrated.calibrated and plain.difference != calibrated.difference
+    assert 1e-4 < plain.difference < 1
+
+
+def test_a_wrong_export_is_refused_and_nothing_is_written(checkpoint, tmp_path, monkeypatch):
+    load = onnx_engine.load
+
+    def load_wrong(folder, threads=None):
+        run = load(folder, threads)
+        return lambda batch: {name: values + 2e-4 for name, values in run(batch).items()}
+
+    monkeypatch.setattr(onnx_engine, "load", load_wrong)
+    with pytest.raises(InputError, match=r"ONNX Runtime .* the outputs differ by 2\.\de-04. The limit is 1\.0e-04"):
+        export(checkpoint("ForSequenceClassification"), tmp_path / "out", "onnx")
+    assert list(tmp_path.iterdir()) == []
+    export(checkpoint("ForSequenceClassification"), tmp_path / "out", "onnx", dtype="float16")  # rounds more than that
+
+
+def test_an_existing_model_is_replaced_only_on_request(checkpoint, tmp_path):
+    source, output = checkpoint("Model"), tmp_path / "out"
+    export(source, output, "onnx")
+    (output / "mine.txt").write_text("kept")
+    with pytest.raises(InputError, match="already contains a model"):
+        export(source, output, "ctranslate2")
+    export(source, output, "ctranslate2", overwrite_output_dir=True)
+    assert (output / "mine.txt").exists() and not (output / "onnx").exists()
+    assert (output / "ctranslate2" / "model.bin").exists()
+
+
+def test_similarities_are_scored(checkpoint, tmp_path, data_dir):
+    rows = (data_dir / "glue/STS-B/dev.tsv").read_text("utf-8").splitlines()[:60]
+    (tmp_path / "dev.tsv").write_text("\n".join(rows) + "\n")
+    done = export(checkpoint("Model"), tmp_path / "out", "ctranslate2", validation_file=tmp_path / "dev.tsv")
+    before, after = done.scores["spearman"]
+    assert before == pytest.approx(after, abs=1e-3) and abs(before) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("head", "arguments", "message"),
+    [
+        ("ForMaskedLM", ["--to", "ctranslate2"], "the head ForMaskedLM has several layers"),
+        ("Model", ["--to", "bert", "--dtype", "int8"], "no int8 BERT for CPUs"),
+        ("Model", ["--to", "onnx", "--calibration_file", "text.txt"], "--calibration_file needs --dtype int8"),
+        ("Model", ["--to", "onnx", "--text_file", "none.txt"], "--text_file: there is no file none.txt"),
+        ("ForMaskedLM", ["--to", "onnx", "--validation_file", __file__], "ForMaskedLM has no score"),
+        ("Model", ["--to", "tensorrt"], "invalid choice: 'tensorrt'"),
+    ],
+)
+def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):
+    assert main(["export", str(checkpoint(head)), str(tmp_path / "out"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named_with_its_extra(checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
+    monkeypatch.delitem(__import__("sys").modules, "snugbert.export.ctranslate2_engine", raising=False)
+    assert main(["export", str(checkpoint("Model")), str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
+    assert (
+        "the package ctranslate2 is not installed. Run: pip install 'snugbert[ctranslate2]'" in capsys.readouterr().err
+    )
+    shutil.rmtree(tmp_path)

@@ -80,16 +80,3 @@ def run_example(example, checkpoints, monkeypatch) -> Callable[[str, str], dict[
         return vars(script)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def encoder_in_onnx(example, minilm, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
-    """Runs the example of torch.export and ONNX on all of MiniLM. Returns the folder and its variables."""
-    folder = tmp_path_factory.mktemp("onnx")
-    snugbert.SnugBertModel.from_pretrained(minilm).save_pretrained(folder / "my-snugbert")
-    snugbert.SnugBertTokenizer.from_pretrained(minilm).save_pretrained(folder / "my-snugbert")
-    names: dict[str, Any] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        exec(example("torch.export and ONNX"), names)
-    return folder, names

@@ -1,0 +1,83 @@
+"""Exported folders have every file and value that text-embeddings-inference 1.9.3 and vLLM 0.21 read.
+
+The requirements come from their source: router/src/lib.rs, core/src/download.rs, backends/ort/src/lib.rs and
+backends/candle of text-embeddings-inference; transformers_utils/config.py and model_executor/models of vLLM.
+"""
+
+import json
+
+import onnx
+import pytest
+from safetensors import safe_open
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+OLD_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+def read(file):
+    return json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("name", ["encoder", "sst2", "reranker"])
+@pytest.mark.parametrize("to", ["onnx", "bert"])
+def test_text_embeddings_inference_finds_what_it_needs(exports, name, to):
+    folder = exports / f"{name}-{to}"
+    config = read(folder / "config.json")
+    assert config["model_type"] == "bert" and config["max_position_embeddings"] == 512
+    needed = {"hidden_size", "num_hidden_layers", "vocab_size", "hidden_act", "hidden_dropout_prob", "type_vocab_size"}
+    assert needed | {"initializer_range", "layer_norm_eps"} <= config.keys() and config["pad_token_id"] == 0
+    assert (folder / "tokenizer.json").exists()
+    classifies = config["architectures"][0].endswith("Classification")
+    assert classifies == (name != "encoder")
+    if classifies:
+        labels = {"sst2": ["LABEL_0", "LABEL_1"], "reranker": ["LABEL_0"]}[name]
+        assert config["id2label"] == {str(index): label for index, label in enumerate(labels)}
+        assert config["label2id"] == {label: index for index, label in enumerate(labels)}
+    if name != "sst2":
+        assert read(folder / "sentence_bert_config.json") == {"max_seq_length": 128, "do_lower_case": False}
+    if name == "encoder":
+        pooling = read(folder / "1_Pooling/config.json")
+        assert pooling["pooling_mode_mean_tokens"] is True and pooling["pooling_mode_cls_token"] is False
+        assert read(folder / "config_sentence_transformers.json")["prompts"]["query"] == "question: "
+    if to == "onnx":
+        assert not list(folder.glob("*.safetensors")) and len(list(folder.rglob("*.onnx"))) == 1
+        model = onnx.load(folder / "onnx/model.onnx")
+        assert model.opset_import[0].version <= 22 and model.ir_version <= 10
+        assert {each.domain for each in model.opset_import} == {""}
+        inputs, outputs = (
+            {put.name: put.type.tensor_type.elem_type for put in puts}
+            for puts in (model.graph.input, model.graph.output)
+        )
+        assert inputs == dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), onnx.TensorProto.INT64)
+        assert outputs == {"logits" if classifies else "last_hidden_state": onnx.TensorProto.FLOAT}
+
+
+def test_vllm_finds_what_it_needs(exports):
+    for name, architecture in (
+        ("encoder", "BertModel"),
+        ("sst2", "BertForSequenceClassification"),
+        ("reranker", "BertForSequenceClassification"),
+    ):
+        folder = exports / f"{name}-bert"
+        assert read(folder / "config.json")["architectures"] == [architecture]
+        with safe_open(folder / "model.safetensors", "pt") as weights:
+            prefixes = {key.partition(".")[0] for key in weights.keys()}
+        assert prefixes == ({"embeddings", "encoder"} if name == "encoder" else {"bert", "classifier"}) | (
+            {"pooler"} if name == "encoder" else set()
+        )
+    modules = read(exports / "encoder-bert/modules.json")
+    assert [each["type"] for each in modules] == [f"sentence_transformers.models.{name}" for name in OLD_MODULES]
+    assert [each["path"] for each in modules] == ["", "1_Pooling", "2_Normalize"]
+    assert set(read(exports / "encoder-bert/1_Pooling/config.json")) == {
+        "word_embedding_dimension",
+        "pooling_mode_cls_token",
+        "pooling_mode_max_tokens",
+        "pooling_mode_mean_tokens",
+        "pooling_mode_mean_sqrt_len_tokens",
+        "pooling_mode_weightedmean_tokens",
+        "pooling_mode_lasttoken",
+        "include_prompt",
+    }
+    config = read(exports / "reranker-bert/config.json")
+    assert config["sentence_transformers"]["activation_fn"] == "torch.nn.modules.activation.Sigmoid"
+    assert config["sbert_ce_default_activation_function"] == "torch.nn.modules.activation.Sigmoid"
