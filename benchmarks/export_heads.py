@@ -1,11 +1,11 @@
 r"""Every head in every engine: the largest difference on real text, and scores in int8.
 
-    python benchmarks/export_heads.py --checkpoints sst2=SST-2/dev.tsv conll=valid.txt squad=dev.json mini encoder=STS.tsv \
-        --text_file texts.txt --task_name sst2
+    python benchmarks/export_heads.py --checkpoints sst2=SST-2/dev.tsv conll=valid.txt squad=dev.json \
+        encoder=STS-B/dev.tsv mini --task_name sst2 --text_file texts.txt
 
 Each checkpoint is exported to each engine in float32 and int8 by `snugbert export`, which runs original and export on
-the lines of `--text_file` and on built-in text. A validation file after `=` gives the scores. Heads that an engine does
-not have are left out.
+the lines of `--text_file` and on built-in text. A validation file after `=` gives the scores. Heads that an engine
+does not have are left out.
 """
 
 import argparse

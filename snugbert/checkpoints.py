@@ -187,11 +187,11 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
     # Hub names are "name" or "owner/name". Other names can only be folders.
     if name[0] in "/.~" or name.count("/") > 1:
         raise InputError(f"{name}: no such folder.")
-    # sentence-transformers' folders begin with a digit.
+    # The folders of sentence-transformers' modules, such as 1_Pooling, begin with a digit.
     download = functools.partial(snapshot_download, name, ignore_patterns="[!0-9]*/*", **hub)
     try:
         files = ["*.json", "*.txt", "sentencepiece.bpe.model", "spm.model", "spiece.model", "model*.safetensors"]
-        files.append("[0-9]*/*")
+        files += ["README.md", "[0-9]*_[A-Z]*/*"]
         folder = Path(download(allow_patterns=files))
         if not any(folder.glob("model*.safetensors")):
             download(allow_patterns="pytorch_model*.bin")

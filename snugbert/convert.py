@@ -27,7 +27,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.json_files import read_json
 from snugbert.models import check_vocabulary, check_words
-from snugbert.sentence_transformers_files import FILES, copy_files, find_model_folder
+from snugbert.sentence_transformers_files import FILES, copy_files, find_model_folder, read_modules
 from snugbert.stock_models import express, keep_encoder
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import is_uncased, write_vocab_txt
@@ -52,6 +52,8 @@ TOKENIZER_FILES = (
     "spm.model",
     "spiece.model",
 )
+# The models that `snugbert export` writes. The output replaces their folders, too, because servers prefer them.
+ENGINE_FILES = ("onnx/model.onnx", "openvino/openvino_model.xml", "ctranslate2/model.bin")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
 MODEL_FILES = (
@@ -64,6 +66,7 @@ MODEL_FILES = (
     "pytorch_model.bin.index.json",
     *TOKENIZER_FILES,
     *FILES,
+    *ENGINE_FILES,
     *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
 )
 # Tokenizer classes equivalent to BertTokenizer, which is also the default.
@@ -270,12 +273,14 @@ def put_in_place(written: Path, output_dir: Path) -> None:
     Until the last file is moved, the folder has no config.json.
     """
     output_dir.mkdir(exist_ok=True)
+    folders = {output_dir / module["path"] for module in read_modules(output_dir)}
+    folders |= {(output_dir / name).parent for name in ENGINE_FILES if (output_dir / name).exists()}
     for pattern in MODEL_FILES:
         for file in output_dir.glob(pattern):
             file.unlink()
+    for folder in folders - {output_dir}:
+        shutil.rmtree(folder, ignore_errors=True)
     for file in sorted(written.iterdir(), key=lambda file: file.name == "config.json"):
-        if file.is_dir():
-            shutil.rmtree(output_dir / file.name, ignore_errors=True)
         shutil.move(file, output_dir / file.name)
 
 

@@ -1,7 +1,7 @@
 """The files that sentence-transformers adds to a model folder: modules, pooling, prompts, and a reranker's activation.
 
-They are copied in the format of sentence-transformers 3 to 5.3. All later versions read it too, and so do the servers
-that know only this format: text-embeddings-inference 1.9, infinity 0.0.78 and vLLM up to 0.21. Versions from 5.4 on
+They are copied in the format of sentence-transformers 3 to 5.3. Later versions read it too, and so do servers that
+support only this format: text-embeddings-inference 1.9, infinity 0.0.78 and vLLM up to 0.21. Versions from 5.4 on
 write another format, which stops some of these servers and makes others use the wrong pooling.
 """
 
@@ -22,7 +22,10 @@ TRANSFORMER_NAMES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 FILES = (MODULES, SETTINGS, *TRANSFORMER_NAMES)
-# Pooling mode -> its name in the old format, where each mode is true or false.
+# Modules that exist in all versions. Folders with other ones are copied unchanged.
+OLD_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LayerNorm", "Dropout", "WeightedLayerPooling")
+# Pooling mode -> its name in the old format, where each mode is true or false. Several modes are concatenated in this
+# order.
 POOLING_MODES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -33,6 +36,9 @@ POOLING_MODES = {
 }
 # Settings that sentence-transformers 3 accepts.
 DENSE_SETTINGS = ("in_features", "out_features", "bias", "activation_function")
+# Where versions before 5.4 and servers look for the activation of a CrossEncoder in config.json.
+ACTIVATION = "sbert_ce_default_activation_function"
+ACTIVATIONS = "sentence_transformers"
 
 
 def read_modules(folder: Path) -> list[dict[str, str]]:
@@ -52,7 +58,7 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
         isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
         for module in modules
     )
-    if not valid or not modules or _name(modules[0]) != "Transformer":
+    if not valid or not modules or not _name(modules[0]).endswith("Transformer"):
         raise InputError(f"{file}: expected a list of modules with `type` and `path`, a Transformer first.")
     for module in modules:
         path = Path(module["path"])
@@ -77,7 +83,10 @@ def find_model_folder(source: Path) -> Path:
 
 def is_cross_encoder(folder: Path) -> bool:
     """Whether sentence-transformers saved the folder from a CrossEncoder."""
-    return (folder / SETTINGS).is_file() and read_json(folder / SETTINGS).get("model_type") == "CrossEncoder"
+    if (folder / SETTINGS).is_file() and read_json(folder / SETTINGS).get("model_type") == "CrossEncoder":
+        return True
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return ACTIVATION in config or "activation_fn" in (config.get(ACTIVATIONS) or {})
 
 
 def copy_files(source: Path, written: Path) -> list[str]:
@@ -88,7 +97,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
         written: folder of the converted model, which has its config.json.
 
     Returns:
-        Notes to show to the user. Empty if everything was copied, or if there is nothing to copy.
+        Notes to show to the user. They begin with "modules.json".
 
     Raises:
         InputError: a file is missing or damaged.
@@ -96,15 +105,24 @@ def copy_files(source: Path, written: Path) -> list[str]:
     modules = read_modules(source)
     if (source / SETTINGS).is_file():
         shutil.copyfile(source / SETTINGS, written / SETTINGS)
-    if not modules and not (source / SETTINGS).is_file():
-        return []
-    max_length = _read_max_length(find_model_folder(source), written)
-    if max_length is not None:
-        _write_json(written / TRANSFORMER, {"max_seq_length": max_length, "do_lower_case": False})
-    if is_cross_encoder(source):
         _write_activation(source, written)
+    elif not modules:
         return []
-    foreign = [module["type"] for module in modules if not module["type"].startswith("sentence_transformers.")]
+    model_folder = find_model_folder(source)
+    others = [each["type"] for each in modules if not _is_old(each)]
+    if others or not _has_old_pooling(modules, source) or (is_cross_encoder(source) and len(modules) > 1):
+        for name in TRANSFORMER_NAMES:
+            if (model_folder / name).is_file():
+                shutil.copyfile(model_folder / name, written / name)
+        for module in modules[1:]:
+            _copy_folder(module, source, written)
+        modules[0]["path"] = ""
+        _write_json(written / MODULES, modules)
+        reason = f"has {', '.join(others)}" if others else "has modules that old versions cannot express"
+        return [f"modules.json {reason}, so it keeps its format. Older servers may not read it."]
+    _write_transformer(model_folder, written)
+    if is_cross_encoder(source):  # old versions have no modules.json here
+        return []
     for module in modules[1:]:
         _copy_module(module, source, written)
     if modules:
@@ -113,62 +131,89 @@ def copy_files(source: Path, written: Path) -> list[str]:
                 "idx": index,
                 "name": str(index),
                 "path": module["path"] if index else "",
-                "type": module["type"]
-                if module["type"] in foreign
-                else f"sentence_transformers.models.{_name(module)}",
+                "type": f"sentence_transformers.models.{_name(module)}",
             }
             for index, module in enumerate(modules)
         ]
         _write_json(written / MODULES, listed)
-    return [f"modules.json names {name}. Its code was not copied." for name in foreign]
+    return []
 
 
-def _read_max_length(folder: Path, written: Path) -> int | None:
-    """Returns the maximum number of tokens; None if there is no limit."""
-    for name in TRANSFORMER_NAMES:
-        if (folder / name).is_file():
-            given = read_json(folder / name).get("max_seq_length")
-            if isinstance(given, int):
-                return given
-    # From 5.4 on, sentence-transformers saves it with the tokenizer.
-    limit = read_json(written / "tokenizer_config.json").get("model_max_length")
-    return limit if isinstance(limit, int) and limit < 10**9 else None
+def _is_old(module: dict[str, str]) -> bool:
+    return module["type"].startswith("sentence_transformers.") and _name(module) in OLD_MODULES
+
+
+def _write_transformer(folder: Path, written: Path) -> None:
+    """Writes the maximum number of tokens and whether text is lowercased."""
+    values = next((read_json(folder / name) for name in TRANSFORMER_NAMES if (folder / name).is_file()), {})
+    # From 5.4 on, sentence-transformers saves the maximum with the tokenizer.
+    limit = values.get("max_seq_length") or read_json(written / "tokenizer_config.json").get("model_max_length")
+    if isinstance(limit, int) and limit < 10**9:
+        lowercase = bool(values.get("do_lower_case", False))
+        _write_json(written / TRANSFORMER, {"max_seq_length": limit, "do_lower_case": lowercase})
 
 
 def _write_activation(source: Path, written: Path) -> None:
-    """Writes the activation of a reranker where versions before 5.4 and servers read it: in config.json."""
+    """Writes the activation of a reranker where versions before 5.4 and servers read it."""
     activation = read_json(source / SETTINGS).get("activation_fn")
     if activation is not None:
         config = read_json(written / "config.json")
-        config["sentence_transformers"] = {**config.get("sentence_transformers", {}), "activation_fn": activation}
-        config["sbert_ce_default_activation_function"] = activation
+        config[ACTIVATIONS] = {**(config.get(ACTIVATIONS) or {}), "activation_fn": activation}
+        config[ACTIVATION] = activation
         _write_json(written / "config.json", config)
 
 
-def _copy_module(module: dict[str, str], source: Path, written: Path) -> None:
+def _copy_folder(module: dict[str, str], source: Path, written: Path) -> Path:
     folder, copy = source / module["path"], written / module["path"]
-    config = folder / "config.json"
     if folder.is_dir():
         shutil.copytree(folder, copy)
     elif _name(module) != "Normalize":  # which needs no files
         raise InputError(f"{folder}: the folder of the module {module['type']} is missing.")
     copy.mkdir(parents=True, exist_ok=True)  # Hub downloads have no empty folders
+    return copy
+
+
+def _copy_module(module: dict[str, str], source: Path, written: Path) -> None:
+    config = _copy_folder(module, source, written) / "config.json"
     if _name(module) == "Pooling":
-        _write_json(copy / "config.json", _old_pooling(read_json(config), config))
+        _write_json(config, _convert_pooling(read_json(config)))
     elif _name(module) == "Dense":
         values = read_json(config)
-        _write_json(copy / "config.json", {name: values[name] for name in DENSE_SETTINGS if name in values})
+        _write_json(config, {name: values[name] for name in DENSE_SETTINGS if name in values})
 
 
-def _old_pooling(values: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Converts the settings of Pooling to the old format. Settings in the old format get what they lack."""
+def _has_old_pooling(modules: list[dict[str, str]], source: Path) -> bool:
+    """Whether the old format can express the pooling: it concatenates several modes in a fixed order.
+
+    Raises:
+        InputError: a mode is unknown, or the size is missing.
+    """
+    for module in modules:
+        if _name(module) == "Pooling":
+            file = source / module["path"] / "config.json"
+            values = read_json(file)
+            modes, size = _read_modes(values), _read_size(values)
+            if not modes or not set(modes) <= set(POOLING_MODES) or not isinstance(size, int):
+                raise InputError(f"{file}: unknown pooling. Expected one or more of {', '.join(POOLING_MODES)}.")
+            if modes != [mode for mode in POOLING_MODES if mode in modes]:
+                return False
+    return True
+
+
+def _read_modes(values: dict[str, Any]) -> list[str]:
     modes = values.get("pooling_mode", [mode for mode, name in POOLING_MODES.items() if values.get(name)])
-    modes = [modes] if isinstance(modes, str) else modes
-    size = values.get("embedding_dimension", values.get("word_embedding_dimension"))
-    if not modes or not set(modes) <= set(POOLING_MODES) or not isinstance(size, int):
-        raise InputError(f"{file}: unknown pooling. Expected one or more of {', '.join(POOLING_MODES)}.")
+    return [modes] if isinstance(modes, str) else modes
+
+
+def _read_size(values: dict[str, Any]) -> Any:
+    return values.get("embedding_dimension", values.get("word_embedding_dimension"))
+
+
+def _convert_pooling(values: dict[str, Any]) -> dict[str, Any]:
+    """Converts the settings of Pooling to the old format, or adds missing settings to it."""
+    modes = _read_modes(values)
     return {
-        "word_embedding_dimension": size,
+        "word_embedding_dimension": _read_size(values),
         **{name: mode in modes for mode, name in POOLING_MODES.items()},
         "include_prompt": values.get("include_prompt", True),
     }

@@ -114,7 +114,9 @@ def choose_family(checkpoint: Checkpoint) -> str:
     """
     families = _find_families(checkpoint)
     if not families:
-        raise InputError(f"{checkpoint.folder}: no stock model can express it. {_find_obstacle(checkpoint, 'bert')}")
+        is_relative = checkpoint.config.position_embedding_type == "relative"
+        obstacle = _find_obstacle(checkpoint, "deberta-v2" if is_relative else "bert")
+        raise InputError(f"{checkpoint.folder}: {obstacle} No stock model can express it.")
     return families[0]
 
 

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from snugbert.convert import convert
 from snugbert.errors import InputError
-from snugbert.sentence_transformers_files import read_modules
+from snugbert.sentence_transformers_files import is_cross_encoder, read_modules
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 TEXTS = ["the first", "a film about the city " * 30, "it was"]
@@ -70,6 +70,19 @@ def test_an_old_folder_keeps_its_settings(encoder, tmp_path):
     assert again.max_seq_length == 64
 
 
+def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path, capsys):
+    """Old versions concatenate the modes of a pooling in their own order."""
+    shutil.copytree(encoder, tmp_path / "encoder")
+    pooling = tmp_path / "encoder/1_Pooling/config.json"
+    pooling.write_text(pooling.read_text().replace('"cls"', '"x"').replace('"mean"', '"cls"').replace('"x"', '"mean"'))
+    done = convert(tmp_path / "encoder", tmp_path / "bert", "bert")
+    assert [
+        note for note in done.notes if note.startswith("modules.json has modules that old versions cannot express")
+    ]
+    expected, model = (SentenceTransformer(str(tmp_path / name)) for name in ("encoder", "bert"))
+    np.testing.assert_allclose(model.encode(TEXTS), expected.encode(TEXTS), atol=1e-5)
+
+
 def test_a_reranker_keeps_its_activation(tmp_path):
     family_checkpoints.write_checkpoint(tmp_path / "plain", "bert", "ForSequenceClassification", num_labels=1)
     reranker = CrossEncoder(str(tmp_path / "plain"), max_length=32, activation_fn=torch.nn.Tanh())
@@ -80,6 +93,7 @@ def test_a_reranker_keeps_its_activation(tmp_path):
     for name in ("ours", "bert"):
         model = CrossEncoder(str(tmp_path / name), trust_remote_code=True)
         assert isinstance(model.activation_fn, torch.nn.Tanh) and model.max_seq_length == 32
+        assert is_cross_encoder(tmp_path / name)
         np.testing.assert_allclose(model.predict(pairs), reranker.predict(pairs), atol=1e-5)
 
 

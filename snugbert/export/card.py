@@ -1,43 +1,21 @@
 """The card of an exported model: what it is, how it differs from the original, and code that runs it."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
+from transformers import PreTrainedModel
 
-from snugbert.card_heads_snugbert import HEADS, Head
-from snugbert.card_snugbert import TAGS, escape, find_base_model
+from snugbert.card_heads_snugbert import CLASSIFIES, HEADS, Head, classifier
+from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
 from snugbert.sentence_transformers_files import is_cross_encoder, read_modules
 from snugbert.trainers.card import save_model_card, table
 
 if TYPE_CHECKING:
     from snugbert.export.export import Export
 
-TOKENIZE = """from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-batch = tokenizer(["A text.", "Another text."], padding=True, truncation=True, return_tensors="{tensors}")
-"""
-# Target -> code that runs the model.
-CODE = {
-    "onnx": """import onnxruntime
-{tokenize}session = onnxruntime.InferenceSession("{name}/onnx/model.onnx")
-print(session.run(None, dict(batch)))""",
-    "openvino": """import openvino
-{tokenize}model = openvino.Core().compile_model(
-    "{name}/openvino/openvino_model.xml", "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}}
-)
-print(model(dict(batch)))""",
-    "ctranslate2": """import ctranslate2
-import numpy as np
-{tokenize}lengths = batch["attention_mask"].sum(axis=1)
-ids = [row[:length].tolist() for row, length in zip(batch["input_ids"], lengths)]
-outputs = ctranslate2.Encoder("{name}/ctranslate2").forward_batch(ids)
-print(np.array(outputs.last_hidden_state).shape)""",
-    "bert": """from transformers import {model_class}
-{tokenize}print({model_class}.from_pretrained("{name}")(**batch))""",
-}
 EMBEDS = Head(
     "AutoModel",
     "sentence-similarity",
@@ -45,30 +23,71 @@ EMBEDS = Head(
     "Compare vectors of this model only with each other.",
     "",
 )
+# Inputs of a head, if they are not single texts.
+TEXTS = '["A text.", "Another text."]'
+PAIRS = '["Where was Ada Lovelace born?"], ["Ada Lovelace was born in London."]'
+INPUTS = {"ForQuestionAnswering": PAIRS, "ForNextSentencePrediction": PAIRS, "ForMultipleChoice": f"{TEXTS}, {TEXTS}"}
+TOKENIZE = """from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({name})
+batch = dict(tokenizer({inputs}, padding=True, truncation=True, return_tensors="{tensors}"))
+"""
+ADD_CHOICES = "batch = {{name: values[None] for name, values in batch.items()}}  # one example with two choices\n"
+FILES = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml", "ctranslate2": "ctranslate2"}
+# Target -> code that runs the model.
+CODE = {
+    "onnx": """import onnxruntime
+{tokenize}session = onnxruntime.InferenceSession({file})
+print(session.run(None, batch))""",
+    "openvino": """import openvino
+{tokenize}precision = {{"INFERENCE_PRECISION_HINT": "f32"}}
+model = openvino.Core().compile_model({file}, "CPU", precision)
+print(model(batch))""",
+    "ctranslate2": """import ctranslate2
+import numpy as np
+{load}{tokenize}lists = {{
+    name: [row[:length].tolist() for row, length in zip(rows, batch["attention_mask"].sum(axis=1))]
+    for name, rows in batch.items()
+}}
+encoder = ctranslate2.Encoder({file})
+outputs = encoder.forward_batch(lists["input_ids"], token_type_ids=lists.get("token_type_ids"))
+{result}""",
+    "bert": """from transformers import {model_class}
+{tokenize}print({model_class}.from_pretrained({name})(**batch))""",
+}
 EMBED = """from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("{name}"{backend})
+model = SentenceTransformer({name}{backend})
 print(model.encode(["A text.", "Another text."]))"""
 RERANK = """from sentence_transformers import CrossEncoder
 
-model = CrossEncoder("{name}"{backend})
+model = CrossEncoder({name}{backend})
 print(model.predict([("A question?", "A text that may answer it.")]))"""
+# Target -> arguments of sentence-transformers. CTranslate2 is not a backend.
+BACKENDS = {
+    "bert": "",
+    "onnx": ', backend="onnx"',
+    "openvino": ', backend="openvino", model_kwargs={"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}',
+}
 
 
-def write_card(written: Path, source: Path, name: str, head: str, to: str, done: "Export") -> None:
-    """Writes README.md, with language and license of the original card.
+def write_card(
+    output_dir: Path, source: Path, source_name: str, model: PreTrainedModel, to: str, done: "Export"
+) -> None:
+    """Writes README.md, with language and license of the original card. A card that the user wrote is not replaced.
 
     Args:
-        written: folder of the exported model.
+        output_dir: folder of the exported model.
         source: folder of the original.
-        name: name of the exported model.
-        head: its head, a key of `HEADS`.
+        source_name: its folder or Hub name.
+        model: the original.
         to: the target.
         done: the export.
     """
+    head = type(model).__name__.removeprefix("SnugBert")
+    text = _choose_text(head, source, model)
     base = _read_header(source)
-    base_model, base_name = find_base_model(str(source))
-    text = EMBEDS if read_modules(source) and head == "Model" else HEADS[head]
+    base_model, base_name = find_base_model(source_name)
     header = ModelCardData(
         language=base.language,
         license=base.license,
@@ -85,17 +104,28 @@ def write_card(written: Path, source: Path, name: str, head: str, to: str, done:
         f"weights: {done.dtype}{calibrated}, {done.size / 1e6:,.1f} MB",
         f"largest difference from the outputs of the original, on {done.num_texts:,} texts: {done.difference:.1e}",
     ]
+    if text.limits is CLASSIFIES:
+        labels: Any = model.config.id2label
+        facts.append(f"labels: {', '.join(code_span(labels[index]) for index in sorted(labels))}")
     sections = [
-        f"# {escape(name)}",
+        f"# {escape(output_dir.name)}",
         f"A BERT encoder that {text.ability}. Exported from {escape(base_name)} by `snugbert export`.",
         "\n".join(f"- {fact}" for fact in facts),
     ]
     if done.scores:
         rows = [(metric, f"{before:.4f}", f"{after:.4f}") for metric, (before, after) in done.scores.items()]
         sections.append(f"## Scores\n\n{table(('metric', 'original', f'exported, {done.dtype}'), rows)}")
-    sections.append(f"## How to run it\n\n{_code(source, name, head, to, done.model_class)}")
+    sections.append(f"## How to run it\n\n{_write_code(source, output_dir.name, head, to, done.model_class)}")
     sections.append(f"## Limitations\n\n{text.limits}")
-    save_model_card(written, header, sections)
+    save_model_card(output_dir, header, sections)
+
+
+def _choose_text(head: str, source: Path, model: PreTrainedModel) -> Head:
+    if head == "Model" and read_modules(source):
+        return EMBEDS
+    if head == "ForSequenceClassification":
+        return classifier(is_regression=model.config.problem_type == "regression" or model.config.num_labels == 1)
+    return HEADS[head]
 
 
 def _read_header(source: Path) -> Any:
@@ -105,14 +135,36 @@ def _read_header(source: Path) -> Any:
         return ModelCardData()
 
 
-def _code(source: Path, name: str, head: str, to: str, model_class: str) -> str:
-    # CTranslate2 is not a backend of sentence-transformers.
-    backend = {"bert": "", "onnx": ', backend="onnx"', "openvino": ', backend="openvino"'}.get(to)
-    if backend is not None and is_cross_encoder(source):
-        code = RERANK.format(name=name, backend=backend)
-    elif backend is not None and read_modules(source):
-        code = EMBED.format(name=name, backend=backend)
-    else:
-        tokenize = TOKENIZE.format(name=name, tensors="pt" if to == "bert" else "np")
-        code = CODE[to].format(tokenize=tokenize, name=name, model_class=model_class)
+def _write_code(source: Path, name: str, head: str, to: str, model_class: str) -> str:
+    quoted = json.dumps(name)
+    wrapper = RERANK if is_cross_encoder(source) else EMBED if read_modules(source) and head == "Model" else None
+    if wrapper is not None and to in BACKENDS:
+        code = wrapper.format(name=quoted, backend=BACKENDS[to])
+        note = "" if to == "bert" else "This needs sentence-transformers 3 to 5 and optimum.\n\n"
+        return f"{note}```python\n{code}\n```"
+    tokenize = TOKENIZE.format(name=quoted, inputs=INPUTS.get(head, TEXTS), tensors="pt" if to == "bert" else "np")
+    if head == "ForMultipleChoice" and to != "ctranslate2":
+        tokenize += ADD_CHOICES.format()
+    code = CODE[to].format(
+        name=quoted,
+        file=json.dumps(f"{name}/{FILES.get(to, '')}"),
+        tokenize=tokenize,
+        model_class=model_class,
+        load="from safetensors.numpy import load_file\n" if _has_head_file(head) else "",
+        result=_write_result(head, name),
+    )
     return f"```python\n{code}\n```"
+
+
+def _has_head_file(head: str) -> bool:
+    return head != "Model"
+
+
+def _write_result(head: str, name: str) -> str:
+    """Returns the last lines of the code for CTranslate2, which does not run heads."""
+    if not _has_head_file(head):
+        return "print(np.array(outputs.last_hidden_state))"
+    states = "last_hidden_state" if head in ("ForTokenClassification", "ForQuestionAnswering") else "pooler_output"
+    file = json.dumps(f"{name}/ctranslate2/head.safetensors")
+    return f"""head = load_file({file})
+print(np.array(outputs.{states}) @ head["weight"].T + head["bias"])"""

@@ -33,25 +33,24 @@ def find_difference(expected: Run, run: Run, batches: Iterable[Batch], head: str
 
     Args:
         expected: the original model.
-        run: the exported model. It may lack the pooler's output.
+        run: the exported model.
         batches: inputs.
         head: the head of the models.
 
     Returns:
-        The largest difference, which is infinite if an output is not finite, and the largest expected value. Both are
-        absolute.
+        The largest absolute difference, and the largest one relative to the largest value of its output, if that
+        exceeds 1. Both are infinite if an output is not finite.
     """
-    difference = largest = 0.0
+    differences: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for batch in batches:
         theirs, ours = run(batch), expected(batch)
         mask = batch["attention_mask"].astype(bool)
         for name in ours:
-            if name == "pooler_output" and name not in theirs:
-                continue
             pair = (ours[name], theirs[name])
             if name in TOKEN_OUTPUTS or head in TOKEN_HEADS:
                 pair = (ours[name][mask], theirs[name][mask])
             distance = float(np.abs(pair[0] - pair[1]).max())
-            difference = max(difference, distance if np.isfinite(distance) else np.inf)
-            largest = max(largest, float(np.abs(pair[0]).max()))
-    return difference, largest
+            differences[name] = max(differences.get(name, 0), distance if np.isfinite(distance) else np.inf)
+            largest[name] = max(largest.get(name, 1), float(np.abs(pair[0]).max()))
+    return max(differences.values()), max(differences[name] / largest[name] for name in differences)

@@ -13,6 +13,15 @@ from snugbert.command_line import ArgumentParser
 from snugbert.export.engine import DTYPES
 from snugbert.export.export import ENGINES, export
 
+# Arguments for reading the validation file.
+VALIDATION_ARGUMENTS = (
+    "task_name",
+    "text_column_names",
+    "label_column_name",
+    "max_seq_length",
+    "version_2_with_negative",
+)
+
 
 def main(argv: list[str]) -> None:
     """Runs `snugbert export`, and prints a summary.
@@ -34,7 +43,7 @@ def main(argv: list[str]) -> None:
         "--calibration_file", help="Text to calibrate int8 activations on, a text per line. Default: no calibration."
     )
     parser.add_argument(
-        "--text_file", help="More text to compare the outputs on, a text per line. Default: only built-in text."
+        "--text_file", help="Extra text for comparing outputs, a text per line. Default: only built-in text."
     )
     parser.add_argument(
         "--validation_file",
@@ -42,6 +51,13 @@ def main(argv: list[str]) -> None:
         "embedding model: sentence1, sentence2, score.",
     )
     parser.add_argument("--task_name", help="GLUE task of --validation_file. Default: your own data.")
+    parser.add_argument("--text_column_names", help="Text columns of --validation_file, for sequence classification.")
+    parser.add_argument("--label_column_name", help="Label column of --validation_file.")
+    parser.add_argument(
+        "--max_seq_length",
+        type=int,
+        help="Maximum tokens for --validation_file. Default: as in the fine-tuning command.",
+    )
     parser.add_argument(
         "--version_2_with_negative", action="store_true", help="--validation_file has questions without an answer."
     )
@@ -63,8 +79,8 @@ def main(argv: list[str]) -> None:
         args.to,
         dtype=args.dtype,
         overwrite_output_dir=args.overwrite_output_dir,
-        task_name=args.task_name,
-        version_2_with_negative=args.version_2_with_negative,
+        source_name=args.input,
+        **{name: getattr(args, name) for name in VALIDATION_ARGUMENTS},
         **files,
     )
     print(f"Exported {args.input} to {args.output} for {done.engine}")

@@ -12,10 +12,11 @@ import ctranslate2
 import numpy as np
 from ctranslate2.converters import TransformersConverter
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from snugbert.errors import InputError
 from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.json_files import read_json
 
 FOLDER = "ctranslate2"
 HEAD = "head.safetensors"
@@ -27,6 +28,7 @@ LAYERS = {
     "ForTokenClassification": ("classifier", "last_hidden_state", ["logits"]),
     "ForQuestionAnswering": ("qa_outputs", "last_hidden_state", ["start_logits", "end_logits"]),
 }
+HEADS = ("Model", *LAYERS)
 
 
 def describe() -> str:
@@ -38,37 +40,49 @@ def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Ba
     """Writes the model. In int8, activations are quantized at run time.
 
     Args:
-        source: the model.
-        folder: the folder of the exported model.
+        source: the model. Its head is one of `HEADS`.
+        folder: the folder of the exported model, with the same model in stock BERT.
         dtype: dtype of the weights.
-        calibration: must be empty.
+        calibration: not used.
 
     Raises:
-        InputError: the head has more than one layer, or the converter does not support the model.
+        InputError: the converter does not support the model.
     """
-    if calibration:
-        raise InputError("--calibration_file: CTranslate2 quantizes activations at run time. Remove it.")
-    head = source.head
-    if head not in ("Model", *LAYERS):
-        raise InputError(
-            f"--to ctranslate2: CTranslate2 runs the encoder only, and the head {head} has several layers. Use --to "
-            "onnx or --to openvino."
-        )
-    # The converter reads a field that transformers 5 no longer writes.
     copy = folder / "source"
-    shutil.copytree(source.stock, copy)
-    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
-    (copy / "config.json").write_text(json.dumps(config | {"position_embedding_type": "absolute"}), encoding="utf-8")
+    copy.mkdir()
     try:
+        _copy_for_converter(folder, copy)
         TransformersConverter(str(copy)).convert(str(folder / FOLDER), quantization=dtype)
     except (KeyError, ValueError, AssertionError) as error:
         raise InputError(f"--to ctranslate2: CTranslate2 cannot convert this model ({error}).") from error
     shutil.rmtree(copy)
-    if head in LAYERS:
-        name, reads, outputs = LAYERS[head]
+    if source.head in LAYERS:
+        name, reads, outputs = LAYERS[source.head]
         layer = source.model.get_submodule(name)
         weights = {key: tensor.detach().numpy() for key, tensor in layer.named_parameters()}
         save_file(weights, folder / FOLDER / HEAD, {"input": reads, "outputs": ",".join(outputs)})
+
+
+def _copy_for_converter(folder: Path, copy: Path) -> None:
+    """Copies the stock model with what the converter needs: a field that transformers 5 omits, and a pooler.
+
+    Models without a pooler get zeros. The converter would write random weights.
+    """
+    for file in folder.iterdir():
+        if file.is_file() and file.suffix != ".safetensors":
+            shutil.copyfile(file, copy / file.name)
+    config = read_json(folder / "config.json") | {"position_embedding_type": "absolute"}
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights: dict[str, np.ndarray] = {}
+    for file in folder.glob("*.safetensors"):
+        weights |= load_file(file)
+    prefix = "bert." if any(name.startswith("bert.") for name in weights) else ""
+    if f"{prefix}pooler.dense.weight" not in weights:
+        size = config["hidden_size"]
+        weights[f"{prefix}pooler.dense.weight"] = np.zeros((size, size), np.float32)
+        weights[f"{prefix}pooler.dense.bias"] = np.zeros(size, np.float32)
+    (copy / "model.safetensors.index.json").unlink(missing_ok=True)
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
 
 
 def load(folder: Path, threads: int | None = None) -> Run:

@@ -4,7 +4,6 @@ Shapes: B texts of at most L tokens.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,10 +25,8 @@ class ExportSource(NamedTuple):
         model: the SnugBERT model in float32, in evaluation mode, with eager attention.
         head: its head, for example "ForSequenceClassification"; "Model" for the bare encoder.
         input_names: its inputs, see `Batch`.
-        stock: folder with the same model as a stock model of transformers.
     """
 
     model: PreTrainedModel
     head: str
     input_names: list[str]
-    stock: Path

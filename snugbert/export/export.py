@@ -1,7 +1,6 @@
 """Exports a model: converts it, lets the engine's converter write it, runs it, and writes the card."""
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,12 +19,12 @@ from snugbert.errors import InputError
 from snugbert.export.card import write_card
 from snugbert.export.check import TOLERANCE, find_difference, run_in_torch
 from snugbert.export.engine import Batch, Dtype, ExportSource, Run
-from snugbert.export.scores import BATCH_SIZE, Score, make_score
+from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
 from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
 from snugbert.json_files import read_json
 from snugbert.models import max_tokens
-from snugbert.sentence_transformers_files import find_model_folder, read_modules
-from snugbert.stock_models import choose_family
+from snugbert.sentence_transformers_files import MODULES, SETTINGS, TRANSFORMER, find_model_folder, read_modules
+from snugbert.stock_models import choose_family, keep_encoder
 from snugbert.writing import writing
 
 # Target -> its module and the extra with its packages.
@@ -37,7 +36,7 @@ ENGINES = {
 }
 CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
 LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
-LONGEST_TEXT = 512  # of models without a limit, such as DeBERTa
+LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
 
 
 @dataclass
@@ -77,6 +76,7 @@ def export(
     text_file: Path | None = None,
     validation_file: Path | None = None,
     overwrite_output_dir: bool = False,
+    source_name: str | None = None,
     **data: Any,
 ) -> Export:
     """Writes a model for an engine, and compares it with the original.
@@ -95,43 +95,48 @@ def export(
             lengths.
         validation_file: labeled examples to score the model and its export on.
         overwrite_output_dir: whether to replace a model in `output_dir`.
+        source_name: name of the source for the card. None: the name of its folder.
         data: arguments for reading the validation file, such as `task_name`, see [`make_score`].
 
     Raises:
-        InputError: a package is missing, the engine cannot run the model, a file cannot be used, or in float32 the
-            outputs differ by more than `TOLERANCE`, times the largest output if it exceeds 1. Nothing is written.
+        InputError: a package is missing, the engine cannot run the model, a file cannot be used, an output is not
+            finite, or in float32 the outputs differ by more than `TOLERANCE`, times the largest value of the output if
+            that exceeds 1. Nothing is written.
     """
     engine = _import_engine(to)
-    if calibration_file is not None and (dtype != "int8" or to == "bert"):
-        raise InputError("--calibration_file needs --dtype int8, and --to onnx or openvino.")
     files = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
-    for name, file in files.items():
-        if file is not None and not file.is_file():
-            raise InputError(f"--{name}: there is no file {file}.")
+    _check_arguments(to, dtype, files, data)
     check_output_dir(source, output_dir, overwrite_output_dir)
-    folder = find_model_folder(source)
-    checkpoint = read_checkpoint(folder)
-    family = "bert" if to == "bert" else choose_family(checkpoint)
+    checkpoint = read_checkpoint(find_model_folder(source))
+    if checkpoint.head == "ForReplacedTokenDetection" and to in ("bert", "ctranslate2"):
+        checkpoint = keep_encoder(checkpoint)
+    _check_head(checkpoint.head, to, engine, validation_file)
+    family = "bert" if to in ("bert", "ctranslate2") else choose_family(checkpoint)
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
     with writing(output_dir, "run the same command again"), temporary:
         written = Path(temporary.name) / "export"
         stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
         converted = convert(source, written, family, dtype=stock_dtype)
-        tokenizer = AutoTokenizer.from_pretrained(written)
+        if converted.tokenizer is None:
+            raise InputError(f"{source}: no tokenizer. The exported model is compared on text. Add the tokenizer.")
         model = _load_model(checkpoint, keep_pooler=not read_modules(source))
-        names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or _has_segments(checkpoint)]
-        limit = min(max_tokens(model, tokenizer), LONGEST_TEXT)
+        tokenizer, names = _load_tokenizer(written, has_segments=checkpoint.config.type_vocab_size > 1)
+        limit = max_tokens(model, tokenizer)
+        limit = LONGEST_TEXT if limit > 10**6 else limit
 
         def batches(texts: list[str], size: int = BATCH_SIZE, longest: int = limit) -> list[Batch]:
             return list(make_batches(tokenize(texts, tokenizer, checkpoint.head, longest), tokenizer, names, size))
 
-        score = _make_score(checkpoint, source, validation_file, tokenizer, names, batches, data)
+        score = None
+        if validation_file is not None:
+            embed = _make_embed(written, batches) if checkpoint.head == "Model" else None
+            score = make_score(checkpoint, validation_file, tokenizer, names, embed, **data)
         calibration: list[Batch] = []
         if calibration_file is not None:
             texts = read_texts(calibration_file, CALIBRATION_TEXTS)
             calibration = batches(texts, size=1, longest=min(limit, LONGEST_CALIBRATION_TEXT))
-        engine.write(ExportSource(model, checkpoint.head, names, written), written, dtype, calibration)
+        engine.write(ExportSource(model, checkpoint.head, names), written, dtype, calibration)
         if to != "bert":
             for file in written.glob("model*.safetensors*"):
                 file.unlink()
@@ -140,12 +145,13 @@ def export(
         texts = make_texts(tokenizer, limit) + (read_texts(text_file) if text_file else [])
         model.set_attn_implementation("sdpa")  # what users run
         original, run = run_in_torch(model), engine.load(written)
-        difference, largest = find_difference(original, run, batches(texts), checkpoint.head)
-        if dtype == "float32" and not difference <= TOLERANCE * max(1, largest):
+        difference, relative = find_difference(original, run, batches(texts), checkpoint.head)
+        if not difference < float("inf") or (dtype == "float32" and relative > TOLERANCE):
             raise InputError(
-                f"{source}: in {engine.describe()}, the outputs differ by {difference:.1e}. The limit is "
-                f"{TOLERANCE * max(1, largest):.1e}. Nothing was written."
+                f"{source}: in {engine.describe()}, the outputs differ by {difference:.1e}, and relative to the "
+                f"largest value by {relative:.1e}. The limit is {TOLERANCE:.0e}. Nothing was written."
             )
+        before, after = (score(original), score(run)) if score else ({}, {})
         done = Export(
             engine=engine.describe(),
             model_class=converted.model_class,
@@ -154,14 +160,39 @@ def export(
             size=sum(file.stat().st_size for file in list_model_files(written, to)),
             difference=difference,
             num_texts=len(texts),
-            scores=_compare_scores(score, original, run),
-            notes=converted.notes,
+            scores={name: (value, after[name]) for name, value in before.items()},
+            # The other notes are about stock BERT.
+            notes=[note for note in converted.notes if to == "bert" or note.startswith(MODULES)],
         )
-        write_card(written, source, output_dir.name, checkpoint.head, to, done)
-        for other in ENGINES:  # of a model that is replaced
-            shutil.rmtree(output_dir / other, ignore_errors=True)
         put_in_place(written, output_dir)
+        write_card(output_dir, source, source_name or str(source), model, to, done)
     return done
+
+
+def _check_arguments(to: str, dtype: Dtype, files: dict[str, Path | None], data: dict[str, Any]) -> None:
+    """Refuses what the target does not have, before any work."""
+    if to == "bert" and dtype == "int8":
+        raise InputError(
+            "--dtype int8: transformers has no int8 BERT for CPUs. Use --to onnx, openvino or ctranslate2."
+        )
+    if files["calibration_file"] is not None and (dtype != "int8" or to not in ("onnx", "openvino")):
+        raise InputError("--calibration_file needs --dtype int8, and --to onnx or openvino.")
+    for name, file in files.items():
+        if file is not None and not file.is_file():
+            raise InputError(f"--{name}: {file} does not exist.")
+    given = [name for name, value in data.items() if value]
+    if given and files["validation_file"] is None:
+        raise InputError(f"--{given[0]} is about --validation_file, which is missing.")
+
+
+def _check_head(head: str, to: str, engine: ModuleType, validation_file: Path | None) -> None:
+    if to == "ctranslate2" and head not in engine.HEADS:
+        raise InputError(
+            f"--to ctranslate2: CTranslate2 runs the encoder only, and the head {head} has several layers. Use --to "
+            "onnx or --to openvino."
+        )
+    if validation_file is not None and head not in SCORED_HEADS:
+        raise InputError(f"--validation_file: {head} cannot be scored. Remove this argument.")
 
 
 def _import_engine(to: str) -> ModuleType:
@@ -187,27 +218,33 @@ def _load_model(checkpoint: Checkpoint, keep_pooler: bool) -> PreTrainedModel:
     return build_model(CLASSES["snugbert"][head], config, weights, torch.float32, options).eval()
 
 
-def _has_segments(checkpoint: Checkpoint) -> bool:
-    return checkpoint.config.type_vocab_size > 1
+def _load_tokenizer(folder: Path, has_segments: bool) -> tuple[PreTrainedTokenizerBase, list[str]]:
+    """Returns the tokenizer of the export and the inputs of the model.
+
+    The saved tokenizer returns these inputs only. DeBERTa-v3 has no segments, but its tokenizer returns them.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or has_segments]
+    if names != tokenizer.model_input_names:
+        tokenizer.model_input_names = names
+        file = folder / "tokenizer_config.json"
+        file.write_text(json.dumps(read_json(file) | {"model_input_names": names}, indent=2) + "\n", encoding="utf-8")
+    return tokenizer, names
 
 
-def _make_score(
-    checkpoint: Checkpoint,
-    source: Path,
-    file: Path | None,
-    tokenizer: PreTrainedTokenizerBase,
-    names: list[str],
-    batches: Callable[[list[str]], list[Batch]],
-    data: dict[str, Any],
-) -> Score | None:
-    if file is None:
-        return None
-    pool = load_pooling(source)
+def _make_embed(folder: Path, batches: Callable[..., list[Batch]]) -> Callable[[Run, list[str]], np.ndarray]:
+    """Returns a function that embeds texts as sentence-transformers does: with its prompt, length and pooling."""
+    pool = load_pooling(folder)
+    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or ""
+    transformer = read_json(folder / TRANSFORMER) if (folder / TRANSFORMER).is_file() else {}
+    limit = {"longest": transformer["max_seq_length"]} if transformer.get("max_seq_length") else {}
 
     def embed(run: Run, texts: list[str]) -> np.ndarray:
-        return np.concatenate([pool(run(batch)["last_hidden_state"], batch) for batch in batches(texts)])
+        inputs = batches([prompt + text for text in texts], **limit)
+        return np.concatenate([pool(run(batch)["last_hidden_state"], batch) for batch in inputs])
 
-    return make_score(checkpoint.head, checkpoint.folder, file, tokenizer, names, embed, **data)
+    return embed
 
 
 def load_pooling(folder: Path) -> Callable[[np.ndarray, Batch], np.ndarray]:
@@ -252,13 +289,6 @@ def _complete_config(folder: Path, model: PreTrainedModel) -> None:
         (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def _compare_scores(score: Score | None, original: Run, run: Run) -> dict[str, tuple[float, float]]:
-    if score is None:
-        return {}
-    before, after = score(original), score(run)
-    return {name: (value, after[name]) for name, value in before.items() if name in after}
-
-
 def list_model_files(folder: Path, to: str) -> list[Path]:
-    """Returns the files with the model in an exported folder, without tokenizer and settings."""
+    """Returns the files that the engine wrote; for stock BERT, the weights."""
     return list(folder.glob("model*.safetensors") if to == "bert" else (folder / to).iterdir())

@@ -7,6 +7,7 @@ import logging
 import warnings
 from pathlib import Path
 
+import onnxscript  # noqa: F401  # torch's exporter imports it late
 import torch
 from transformers import PreTrainedModel
 
@@ -30,7 +31,7 @@ def write_graph(model: PreTrainedModel, input_names: list[str], file: Path) -> N
         file: the file to write.
     """
     choices = (2,) if type(model).__name__.endswith("ForMultipleChoice") else ()
-    # torch takes a size of 1 for a constant.
+    # torch treats a size of 1 as a constant.
     example = {name: torch.ones(2, *choices, 9, dtype=torch.long) for name in input_names}
     axes = ["batch", "choices", "length"] if choices else ["batch", "length"]
     most = {"length": compute_max_length(model.config)}  # type: ignore[arg-type]

@@ -43,25 +43,35 @@ def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Ba
     write_graph(source.model, source.input_names, file)
     if dtype == "float32":
         return
-    graph = onnx.load(file)
+    # By path: models of more than 2 GB are not read into one object.
+    graph = convert_float_to_float16(str(file), keep_io_types=True) if dtype == "float16" else onnx.load(file)
     for written in file.parent.iterdir():
         written.unlink()
     if dtype == "float16":
-        onnx.save(convert_float_to_float16(graph, keep_io_types=True), file)
-        return
-    del graph.graph.value_info[:]  # stale shapes would contradict the quantizer's: microsoft/onnxruntime issue 25890
-    # Products of two activations are not quantized: only their weights make a model smaller.
+        onnx.save(graph, file)
+    else:
+        _quantize(graph, file, calibration)
+
+
+def _quantize(graph: onnx.ModelProto, file: Path, calibration: list[Batch]) -> None:
+    del graph.graph.value_info[:]  # the quantizer rejects outdated shapes: microsoft/onnxruntime issue 25890
+    # Products of two activations stay in float32. They have no weights to shrink.
     options = {
         "op_types_to_quantize": QUANTIZED,
         "per_channel": True,
         "weight_type": QuantType.QInt8,
         "extra_options": {"MatMulConstBOnly": True},
     }
-    logging.getLogger().setLevel(logging.ERROR)  # the quantizer recommends a step that BERT does not need
-    if calibration:
-        quantize_static(graph, file, _Batches(calibration), **options)
-    else:
-        quantize_dynamic(graph, file, **options)
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)  # the quantizer recommends a step that BERT does not need
+    try:
+        if calibration:
+            quantize_static(graph, file, _Batches(calibration), **options)
+        else:
+            quantize_dynamic(graph, file, **options)
+    finally:
+        root.setLevel(level)
 
 
 class _Batches(CalibrationDataReader):

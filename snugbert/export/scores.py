@@ -12,6 +12,7 @@ import numpy as np
 from scipy.stats import spearmanr
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.checkpoints import Checkpoint
 from snugbert.errors import InputError
 from snugbert.export.engine import Run
 from snugbert.export.texts import pad
@@ -31,56 +32,58 @@ TASKS: dict[str, tuple[type, Callable[..., FineTuningTask]]] = {
     "ForTokenClassification": (NerDataArguments, make_ner_task),
     "ForQuestionAnswering": (SquadDataArguments, make_squad_task),
 }
+SCORED_HEADS = ("Model", *TASKS)
+Embed = Callable[[Run, list[str]], np.ndarray]
 Score = Callable[[Run], dict[str, float]]
 
 
 def make_score(
-    head: str,
-    folder: Path,
+    checkpoint: Checkpoint,
     file: Path,
     tokenizer: PreTrainedTokenizerBase,
     names: list[str],
-    embed: Callable[[Run, list[str]], np.ndarray],
+    embed: Embed | None = None,
     **data: Any,
 ) -> Score:
     """Returns a function that scores a model.
 
     Args:
-        head: the head of the model. Encoders are scored as embedding models: the rank correlation of cosine
-            similarities with scores of pairs, as on STS-B.
-        folder: folder of the original model.
-        file: labeled examples, as for `snugbert glue`, `ner` or `squad`; for embeddings rows with sentence1, sentence2
+        checkpoint: the original model. Its head is one of `SCORED_HEADS`. Encoders are scored as embedding models: the
+            rank correlation of cosine similarities with scores of pairs, as on STS-B.
+        file: labeled examples, as for `snugbert glue`, `ner` or `squad`; for encoders, rows with sentence1, sentence2
             and score.
         tokenizer: the model's tokenizer.
         names: the inputs of the model.
-        embed: returns the embeddings of texts, for encoders. *Shape:* (N, size)
+        embed: returns the embeddings of texts, *shape* (N, size). Only for encoders.
         data: more data arguments of the task, such as `task_name`.
 
     Raises:
-        InputError: the head has no score, or the examples cannot be used.
+        InputError: the examples cannot be used, or have other labels than the model.
     """
     data = {name: value for name, value in data.items() if value}
-    if head == "Model":
+    head = checkpoint.head
+    fields = TASKS[head][0].__dataclass_fields__ if head in TASKS else {}  # type: ignore[attr-defined]
+    if unknown := [name for name in data if name not in fields]:
+        raise InputError(f"--{unknown[0]} does not apply to {head}. Remove it.")
+    if embed is not None:
         return _make_similarity_score(file, embed)
-    if head not in TASKS:
-        raise InputError(f"--validation_file: {head} has no score. Remove it.")
     arguments, make_task = TASKS[head]
-    unknown = data.keys() - arguments.__dataclass_fields__.keys()  # type: ignore[attr-defined]
-    if unknown:
-        raise InputError(f"--{unknown.pop()} does not apply to {head}. Remove it.")
     with TemporaryDirectory() as temporary:  # the training arguments need a folder
         training = FineTuningArguments(output_dir=temporary, do_eval=True, use_cpu=True, report_to="none")
-        model_args = FineTunedModelArguments(model_name_or_path=str(folder))
+        model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint.folder))
         task = make_task(model_args, arguments(validation_file=str(file), **data), training)
     validation = task.validation_set
     assert validation is not None
     if validation.score is None:
         raise InputError(f"--validation_file: {file} has no labels.")
+    labels = 2 if head == "ForQuestionAnswering" else len(task.labels or [""])
+    if labels != checkpoint.config.num_labels:
+        raise InputError(f"--validation_file: {file} has {labels} labels, the model {checkpoint.config.num_labels}.")
     score, main_metrics = validation.score, validation.training_metrics
 
     def score_run(run: Run) -> dict[str, float]:
         metrics = score(validation.decode(_compute_logits(run, validation.features, tokenizer, names)))
-        return {name: metrics[name] for name in main_metrics or metrics}
+        return {name: metrics[name] for name in main_metrics or metrics if name in metrics}
 
     return score_run
 
@@ -106,7 +109,7 @@ def _compute_logits(run: Run, features: Any, tokenizer: PreTrainedTokenizerBase,
     return outputs["start_logits"], outputs["end_logits"]
 
 
-def _make_similarity_score(file: Path, embed: Callable[[Run, list[str]], np.ndarray]) -> Score:
+def _make_similarity_score(file: Path, embed: Embed) -> Score:
     columns: dict[str, list[Any]] = {"sentence1": [], "sentence2": [], "score": []}
     for row, values in read_rows(file):
         for name, column in columns.items():

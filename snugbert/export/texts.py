@@ -14,7 +14,7 @@ from snugbert.errors import InputError
 from snugbert.export.engine import Batch
 from snugbert.trainers.text_lines import read_text_lines
 
-# Several languages and scripts, numbers, code and emoji. Every encoder sees some words it knows and some it does not.
+# Several languages and scripts, numbers, code and emoji. Every vocabulary has some of these words and lacks others.
 PASSAGE = """
 The kettle was still warm when Nora came home, so she made tea and read the letter again. It had taken nine days to
 reach her. "We open on the 3rd," her brother wrote, "and I have not slept since." Could she bring the blue chairs?

@@ -37,7 +37,7 @@ class PredictionArguments:
     )
     text_column_names: str | None = field(
         default=None,
-        metadata={"help": "Columns of the input, such as title,text. Default: by the model, see the documentation."},
+        metadata={"help": "Columns of the input, such as title,text. Default: by model, see docs/how-to/predict.md."},
     )
     max_seq_length: int | None = field(
         default=None, metadata={"help": "Maximum tokens of a text or a window. Default: the model's limit."}
@@ -59,7 +59,7 @@ class PredictionArguments:
         default="1/1",
         metadata={"help": "Predict only shard i of n, written i/n, to divide the work among machines."},
     )
-    max_batch_tokens: int = field(default=4096, metadata={"help": "Maximum tokens of a batch."})
+    max_batch_tokens: int = field(default=4096, metadata={"help": "Maximum tokens of a batch of texts."})
     bf16: bool | None = field(
         default=None,
         metadata={
@@ -69,7 +69,12 @@ class PredictionArguments:
         },
     )
     use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is a GPU."})
-    overwrite_output_file: bool = field(default=False, metadata={"help": "Replace --output_file and partial output."})
+    overwrite_output_file: bool = field(
+        default=False,
+        metadata={
+            "help": "Replace --output_file. Partial output of the same run is continued, any other is replaced."
+        },
+    )
     model_revision: str = field(
         default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
     )
@@ -86,6 +91,11 @@ class PredictionArguments:
                 raise InputError(f"--{name} is missing.")
         if not Path(str(self.input_file)).is_file():
             raise InputError(f"--input_file: there is no file {self.input_file}.")
+        output = Path(str(self.output_file))
+        if output.suffix != ".jsonl" or output.is_dir():
+            raise InputError(f"--output_file: {output} must be a file that ends in .jsonl.")
+        if output.resolve() == Path(str(self.input_file)).resolve():
+            raise InputError("--output_file: the output is the input file. Choose another file.")
         check_ranges(self, max_seq_length=Range(8), max_batch_tokens=Range(1))
         self.shard_number, self.num_shards = parse_shard(self.shard)
         self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)

@@ -19,6 +19,7 @@ from transformers import AutoModel, PreTrainedModel
 from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
+from snugbert.json_files import read_json
 from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.packed_batches import pack
 from snugbert.prediction.arguments import PredictionArguments
@@ -31,8 +32,9 @@ from snugbert.trainers.ner.data import NerSplit, Sentence
 from snugbert.trainers.ner.windows import make_windows, put_space_before_words
 
 Prediction = dict[str, Any]
-BATCH_SIZE = 32  # of sentence-transformers and QuestionAnswerer, which do not take a token budget
-SHORT_TEXT = 200  # characters; a longer text has words
+BATCH_SIZE = 32  # of sentence-transformers, which does not take a token budget
+MOST_QUESTION_TOKENS = 64  # as in `QuestionAnswerer`
+FIRST_CHARACTERS = 100  # where to look for words
 
 
 class Predictor(ABC):
@@ -45,11 +47,15 @@ class Predictor(ABC):
 
     Attributes:
         numbers_of_columns: how many columns it can read.
-        default_columns: names of columns to look for, by priority. Empty: the first columns with text.
+        default_columns: names of columns to look for, by priority.
+        any_columns: whether it also reads other columns, if no more than it needs have text.
+        added_columns: the columns that it adds.
     """
 
     numbers_of_columns: ClassVar[tuple[int, ...]] = (1,)
-    default_columns: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    default_columns: ClassVar[tuple[tuple[str, ...], ...]] = (("text",), ("sentence",))
+    any_columns: ClassVar[bool] = True
+    added_columns: ClassVar[tuple[str, ...]]
 
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
         self.args = args
@@ -86,61 +92,72 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
     elif read_modules(folder):
         kind = Embedder
     else:
-        args_of_model = ModelArguments(model_name_or_path=str(folder))
-        config = load_config(args_of_model, load_tokenizer(args_of_model))
-        name = (config.architectures or ["no class"])[0]
-        head = HEADS.get(name, name)
-        if head not in PREDICTORS:
+        name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
+        found = PREDICTORS.get(HEADS.get(name, ""))
+        if found is None:
             raise InputError(
-                f"--model_name_or_path: {folder} is a {name}. Fine-tune it first, or give an embedding model."
+                f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
+                "family, or an embedding model."
             )
-        kind = PREDICTORS[head]
-    return kind(args, folder, _choose_columns(kind, args, first_rows))
+        kind = found
+    columns = _choose_columns(kind, args, first_rows)
+    taken = sorted({name for values in first_rows for name in values} & set(kind.added_columns))
+    if taken:
+        raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
+    return kind(args, folder, columns)
 
 
 def _choose_columns(
     kind: type[Predictor], args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]
 ) -> Sequence[str]:
     given, source, numbers = args.columns, str(args.input_file), kind.numbers_of_columns
+    present = list(dict.fromkeys(name for values in first_rows for name in values))
     if given is not None:
         if len(given) not in numbers:
-            raise InputError(
-                f"--text_column_names: expected {' or '.join(map(str, numbers))} columns, not {len(given)}."
-            )
+            expected = " or ".join(map(str, numbers))
+            raise InputError(f"--text_column_names: expected {expected} columns, not {len(given)}.")
+        missing = [name for name in given if first_rows and name not in present]
+        if missing:
+            raise InputError(f"--text_column_names: no column {missing[0]!r}. Columns: {', '.join(present)}.")
         return given
     if not first_rows:
         return ("text",) * numbers[0]
     for names in kind.default_columns:
         if all(name in first_rows[0] for name in names):
             return names
-    if kind.default_columns:
+    if not kind.any_columns:
         expected = " or ".join(" and ".join(map(repr, names)) for names in kind.default_columns)
-        columns = ", ".join(first_rows[0])
-        raise InputError(f"{source}: no column {expected}. Columns: {columns}. Set --text_column_names.")
+        raise InputError(f"{source}: no column {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
     found = find_text_columns(list(first_rows), "label", source)
-    if len(found) < numbers[0]:
-        raise InputError(f"{source}: only one text column, {found[0]!r}. This model needs pairs.")
-    return found[: numbers[-1]]
+    if len(found) != numbers[0]:  # an id could be mistaken for a text
+        problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
+        raise InputError(f"{source}: {problem}: {', '.join(found)}. Set --text_column_names.")
+    return found
 
 
 def _read_text(values: Mapping[str, Any], column: str) -> str:
-    value = values.get(column)
+    if column not in values:
+        raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")
+    value = values[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise InputError(f"no text in column {column!r}. Columns: {', '.join(values)}.")
+        raise InputError(f"no text in column {column!r}.")
     text = str(value)
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"column {column!r} is not valid Unicode (half of a character pair).")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"column {column!r} is not valid Unicode ({error.reason}).") from error
     return text
 
 
 def _read_texts(values: Mapping[str, Any], column: str) -> list[str]:
     texts = values.get(column)
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"expected a list of texts in column {column!r}. Columns: {', '.join(values)}.")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"no list of texts in column {column!r}.")
     return [_read_text({column: text}, column) for text in texts]
 
 
-def _choose_device(args: PredictionArguments) -> torch.device:
+def choose_device(args: PredictionArguments) -> torch.device:
+    """Returns the accelerator, if there is one and the user wants it, or the CPU."""
     accelerator = None if args.use_cpu else torch.accelerator.current_accelerator(check_available=True)
     return accelerator or torch.device("cpu")
 
@@ -158,7 +175,7 @@ class HeadPredictor(Predictor):
         config = load_config(model_args, self.tokenizer)
         head = HEADS[config.architectures[0]]  # type: ignore[index]  # see `make_predictor`
         model = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
-        self.model: PreTrainedModel = model.to(_choose_device(args)).eval()  # type: ignore[arg-type]
+        self.model: PreTrainedModel = model.to(choose_device(args)).eval()  # type: ignore[arg-type]
         limit = max_tokens(self.model, self.tokenizer)
         self.max_length = min(limit, args.max_seq_length or max(512, self.model.config.max_position_embeddings))
         self.labels = [label for _, label in sorted((config.id2label or {}).items())]
@@ -187,6 +204,8 @@ class HeadPredictor(Predictor):
         for indices in split_by_tokens(lengths, self.args.max_batch_tokens):
             batch = pack({name: [column[index] for index in indices] for name, column in columns.items()})
             logits = self._run(batch | extra)
+            if not np.isfinite(logits).all():
+                raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
             per_token = logits.shape[0] == 1 and logits.ndim == 3
             parts = np.split(logits[0], np.cumsum(lengths[indices])[:-1]) if per_token else logits
             for index, part in zip(indices.tolist(), parts, strict=True):
@@ -221,6 +240,8 @@ class TextClassifier(HeadPredictor):
     """Predicts the label, the labels or the number of a text or a pair."""
 
     numbers_of_columns = (1, 2)
+    default_columns = (("sentence1", "sentence2"), ("text", "text_pair"), ("text",), ("sentence",))
+    added_columns = ("predicted_label", "probabilities")
 
     def read(self, values: Mapping[str, Any]) -> list[str]:
         """Returns the text or the pair."""
@@ -249,6 +270,8 @@ class WordTagger(HeadPredictor):
     """Tags the words of a list, or the entities of a text."""
 
     default_columns = (("tokens",), ("text",))
+    any_columns = False
+    added_columns = ("predicted_tags", "entities")
 
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
         super().__init__(args, folder, columns)
@@ -331,10 +354,15 @@ class ChoicePredictor(HeadPredictor):
 
     numbers_of_columns = (2,)
     default_columns = (("text", "choices"),)
+    any_columns = False
+    added_columns = ("predicted_choice", "probabilities")
 
     def read(self, values: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Returns the text and its choices."""
-        return _read_text(values, self.columns[0]), _read_texts(values, self.columns[1])
+        choices = _read_texts(values, self.columns[1])
+        if not choices:
+            raise InputError(f"no choices in column {self.columns[1]!r}.")
+        return _read_text(values, self.columns[0]), choices
 
     def predict(self, examples: list[tuple[str, list[str]]]) -> list[Prediction]:
         """Returns `predicted_choice`, counted from 0, and the `probabilities` of the choices."""
@@ -352,25 +380,33 @@ class QuestionPredictor(HeadPredictor):
 
     numbers_of_columns = (2,)
     default_columns = (("question", "context"),)
+    any_columns = False
+    added_columns = ("answer", "score", "start", "end")
 
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
         super().__init__(args, folder, columns)
         length = min(self.max_length, args.max_seq_length or 384)
+        # A window has three or four special tokens, and needs room for more than the tokens it shares.
+        room = length - len(self.tokenizer("a", "b")["input_ids"]) + 2 - args.doc_stride - 1
+        self.max_query_length = min(MOST_QUESTION_TOKENS, room)
+        if self.max_query_length < 1:
+            raise InputError(f"--doc_stride {args.doc_stride} leaves no room in windows of {length} tokens. Lower it.")
         self.answerer = QuestionAnswerer(
             self.model,
             self.tokenizer,
             batch_size=max(1, args.max_batch_tokens // length),
             max_seq_length=length,
-            doc_stride=min(args.doc_stride, length // 3),
+            doc_stride=args.doc_stride,
         )
 
     def read(self, values: Mapping[str, Any]) -> tuple[str, str]:
         """Returns the question and the text."""
         question, context = (_read_text(values, column) for column in self.columns)
-        tokens, limit = len(self.tokenizer.tokenize(question)), self.answerer.max_query_length
+        tokens, limit = len(self.tokenizer.tokenize(question)), self.max_query_length
         if not 0 < tokens <= limit:
             raise InputError(f"the question has {tokens} tokens. Expected 1 to {limit}.")
-        if not context.strip() or (len(context) < SHORT_TEXT and not self.tokenizer.tokenize(context)):
+        # The first characters are nearly always enough.
+        if not self.tokenizer.tokenize(context[:FIRST_CHARACTERS]) and not self.tokenizer.tokenize(context):
             raise InputError(f"no words in column {self.columns[1]!r}.")
         return question, context
 
@@ -385,26 +421,17 @@ class QuestionPredictor(HeadPredictor):
         return [dict(answer) for answer in answers]
 
 
-PREDICTORS: dict[str, type[Predictor]] = {
-    "ForSequenceClassification": TextClassifier,
-    "ForTokenClassification": WordTagger,
-    "ForQuestionAnswering": QuestionPredictor,
-    "ForMultipleChoice": ChoicePredictor,
-}
-
-
 # --- sentence-transformers --------------------------------------------------------------------------------------
 
 
 class Embedder(Predictor):
     """Embeds texts with sentence-transformers. Its encoder is a SnugBERT model, which drops padding."""
 
+    added_columns = ("embedding",)
+
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
         super().__init__(args, folder, columns)
         self.model = _load_sentence_transformer("SentenceTransformer", folder, args)
-        if args.prompt_name is not None and args.prompt_name not in self.model.prompts:
-            known = ", ".join(self.model.prompts) or "none"
-            raise InputError(f"--prompt_name: unknown prompt {args.prompt_name!r}. Prompts of the model: {known}.")
 
     def read(self, values: Mapping[str, Any]) -> str:
         """Returns the text."""
@@ -417,13 +444,16 @@ class Embedder(Predictor):
                 examples, batch_size=BATCH_SIZE, prompt_name=self.args.prompt_name, show_progress_bar=False
             )
         # The shortest digits that give the same float32.
-        return [{"embedding": [float(number) for number in row]} for row in embeddings.astype(np.float32).astype(str)]
+        rows = (row.astype(np.float32).astype(str) for row in embeddings)
+        return [{"embedding": [float(number) for number in row]} for row in rows]
 
 
 class Reranker(Predictor):
     """Scores pairs with a CrossEncoder of sentence-transformers. Its encoder is a SnugBERT model."""
 
     numbers_of_columns = (2,)
+    default_columns = (("query", "text"), ("question", "context"), ("sentence1", "sentence2"))
+    added_columns = ("score",)
 
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
         super().__init__(args, folder, columns)
@@ -437,7 +467,9 @@ class Reranker(Predictor):
     def predict(self, examples: list[tuple[str, str]]) -> list[Prediction]:
         """Returns the `score`, a number, or a list of numbers if the model has several labels."""
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
-            scores = self.model.predict(examples, batch_size=BATCH_SIZE, show_progress_bar=False)
+            scores = self.model.predict(
+                examples, batch_size=BATCH_SIZE, prompt_name=self.args.prompt_name, show_progress_bar=False
+            )
         return [{"score": score} for score in scores.tolist()]
 
 
@@ -449,7 +481,12 @@ def _load_sentence_transformer(name: str, folder: Path, args: PredictionArgument
         raise InputError(
             "--model_name_or_path: this model needs sentence-transformers. Run: pip install 'snugbert[embeddings]'"
         ) from error
-    model = getattr(sentence_transformers, name)(str(folder), device=str(_choose_device(args)), local_files_only=True)
+    model = getattr(sentence_transformers, name)(str(folder), device=str(choose_device(args)), local_files_only=True)
+    known = [prompt for prompt, text in model.prompts.items() if text]
+    if args.prompt_name is not None and args.prompt_name not in known:
+        raise InputError(
+            f"--prompt_name: unknown prompt {args.prompt_name!r}. Prompts of the model: {', '.join(known) or 'none'}."
+        )
     model_args = ModelArguments(model_name_or_path=str(find_model_folder(folder)))
     config = load_config(model_args, load_tokenizer(model_args))
     is_reranker = name == "CrossEncoder"
@@ -462,4 +499,11 @@ def _load_sentence_transformer(name: str, folder: Path, args: PredictionArgument
     return model
 
 
-PREDICTORS["Model"] = Embedder
+# Head -> predictor.
+PREDICTORS: dict[str, type[Predictor]] = {
+    "ForSequenceClassification": TextClassifier,
+    "ForTokenClassification": WordTagger,
+    "ForQuestionAnswering": QuestionPredictor,
+    "ForMultipleChoice": ChoicePredictor,
+    "Model": Embedder,
+}

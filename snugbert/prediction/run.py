@@ -1,29 +1,32 @@
 """Streams a file through a model: reads windows of rows, predicts them, and appends the results in order.
 
 The output is complete when `output_file` exists. Until then, it is in `output_file` with `.partial` appended, and a
-second file records how much of it is done. The same command continues there.
+second file records how much of it is done. Run the same command again to continue.
 """
 
 import fcntl
 import json
 import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tqdm import tqdm
 
 from snugbert.checkpoints import fetch_checkpoint
 from snugbert.errors import InputError, format_count
 from snugbert.prediction.arguments import PredictionArguments
-from snugbert.prediction.predictors import Predictor, make_predictor
+from snugbert.prediction.predictors import Predictor, choose_device, make_predictor
 from snugbert.trainers.finetuning.results import write_atomically
 from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.rows import read_rows
+from snugbert.trainers.run_lock import NO_LOCKS
 from snugbert.trainers.text_lines import ReadingLog
 from snugbert.writing import writing
 
@@ -31,21 +34,27 @@ logger = logging.getLogger(__name__)
 
 # A window has at most this many rows and, for long texts, about this many characters. Texts of similar length share
 # batches within a window, and after a kill a window is predicted again.
-WINDOW_ROWS, WINDOW_CHARACTERS = 4096, 2**23
+WINDOW_ROWS, WINDOW_CHARACTERS = 4096, 2**20
 ROWS_TO_INSPECT = 100  # to find the columns of text
 MOST_REPORTED = 20  # bad rows
 PAUSE = 60  # seconds between progress lines in a log file
 
+PARTIAL = ".partial"
+MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
+# Arguments that change the output.
+SETTINGS = (
+    "text_column_names",
+    "max_seq_length",
+    "doc_stride",
+    "version_2_with_negative",
+    "prompt_name",
+    "on_bad_text",
+    "shard",
+    "max_batch_tokens",
+    "bf16",
+)
+
 Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
-
-
-class _BadRows(ReadingLog):
-    """Reports the first bad rows as they are found."""
-
-    def leave_out(self, source: Path | str, place: str, problem: str) -> None:
-        super().leave_out(source, place, problem)
-        if self.left_out <= MOST_REPORTED:
-            logger.warning("left out %s, %s: %s", source, place, problem)
 
 
 def predict_file(args: PredictionArguments) -> None:
@@ -59,7 +68,7 @@ def predict_file(args: PredictionArguments) -> None:
     folder = fetch_checkpoint(
         str(args.model_name_or_path), revision=args.model_revision, token=args.token, cache_dir=args.cache_dir
     )
-    rows = read_rows(Path(str(args.input_file)), log=ReadingLog("skip"))
+    rows = read_rows(Path(str(args.input_file)), log=ReadingLog("replace"))
     predictor = make_predictor(folder, args, [values for _, values in islice(rows, ROWS_TO_INSPECT)])
     write_predictions(args, predictor, folder)
 
@@ -82,18 +91,34 @@ def write_predictions(args: PredictionArguments, predictor: Predictor, folder: P
     Raises:
         InputError: see [`predict_file`].
     """
-    output, source = _check_output(args), Path(str(args.input_file))
-    # Counting takes little time. It finds bad rows before hours of work, and makes shards equal.
-    log = _BadRows(args.on_bad_text)
+    output, source = _name_output(args), Path(str(args.input_file))
+    # Reading all rows first finds bad ones before hours of work. The number of rows makes shards equal.
+    logger.info("reading %s", source)
+    log = ReadingLog(args.on_bad_text, _BadRowReport())
     total = sum(1 for _ in _read(source, predictor, log))
     if summary := log.summarize():
         logger.warning(summary)
-    first, end = (total * part // args.num_shards for part in (args.shard_number - 1, args.shard_number))
+    shard = (total * (args.shard_number - 1) // args.num_shards, total * args.shard_number // args.num_shards)
     start = time.monotonic()
-    with writing(output, "run the same command again"):
-        done = _predict(args, output, predictor, (first, end), _describe_run(args, folder, source))
+    with _open_partial(output) as stream:
+        _check_output(args)  # again, because another process may have finished it
+        done = _predict(args, stream, predictor, shard, _describe_run(args, folder, source))
+        _partial(output).replace(output)
+        _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
-    print(f"{output}: {format_count(end - first, 'row')}, {done / max(seconds, 1e-9):,.0f} rows/s")
+    print(f"{output}: {format_count(shard[1] - shard[0], 'row')}, {done / max(seconds, 1e-9):,.0f} rows/s")
+
+
+class _BadRowReport:
+    """Logs the first bad rows."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __call__(self, description: str) -> None:
+        self._number += 1
+        if self._number <= MOST_REPORTED:
+            logger.warning("bad row: %s", description)
 
 
 def _name_output(args: PredictionArguments) -> Path:
@@ -105,25 +130,43 @@ def _name_output(args: PredictionArguments) -> Path:
     return output.with_name(f"{output.stem}-{part}{output.suffix}")
 
 
+def _partial(output: Path, suffix: str = "") -> Path:
+    return output.with_name(f"{output.name}{PARTIAL}{suffix}")
+
+
+@contextmanager
+def _open_partial(output: Path) -> Iterator[IO[bytes]]:
+    """Opens the partial output, and keeps other processes from writing it.
+
+    Raises:
+        InputError: another process is writing it, or it cannot be written.
+    """
+    partial = _partial(output)
+    with writing(output, "run the same command again"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        stream = partial.open("ab")
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = not partial.exists() or not os.path.samestat(os.fstat(stream.fileno()), partial.stat())
+        except BlockingIOError:
+            taken = True
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            taken = False
+            logger.warning("%s: this file system has no locks. Make sure that no other process writes it.", partial)
+        if taken:
+            raise InputError(f"--output_file: another process is writing {partial}. Wait until it ends.")
+        yield stream
+
+
 def _describe_run(args: PredictionArguments, folder: Path, source: Path) -> dict[str, Any]:
-    """Returns what the output depends on. Partial output is continued only if it is equal."""
-    files = [source, *(file for file in sorted(folder.iterdir()) if file.is_file())]
+    """Returns what the output depends on. Partial output is continued only if these values are unchanged."""
+    files = [file for pattern in MODEL_FILES for file in sorted(folder.rglob(pattern)) if PARTIAL not in file.name]
     return {
-        "settings": {
-            name: getattr(args, name)
-            for name in (
-                "text_column_names",
-                "max_seq_length",
-                "doc_stride",
-                "version_2_with_negative",
-                "prompt_name",
-                "on_bad_text",
-                "shard",
-                "max_batch_tokens",
-                "bf16",
-            )
-        },
-        "files": {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files},
+        "settings": {name: getattr(args, name) for name in SETTINGS} | {"device": str(choose_device(args))},
+        "files": {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in (source, *files)},
     }
 
 
@@ -140,7 +183,7 @@ def _read(source: Path, predictor: Predictor, log: ReadingLog) -> Iterator[Row]:
 
 def _predict(
     args: PredictionArguments,
-    output: Path,
+    stream: IO[bytes],
     predictor: Predictor,
     shard: tuple[int, int],
     description: dict[str, Any],
@@ -149,46 +192,53 @@ def _predict(
 
     Args:
         args: the arguments.
-        output: the file to write.
+        stream: the partial output.
         predictor: the model.
         shard: the first row of the shard and its end, exclusive.
         description: see [`_describe_run`].
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial, state_file = (output.with_name(f"{output.name}.partial{suffix}") for suffix in ("", ".json"))
-    with partial.open("ab") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"--output_file: another process is writing {partial}. Wait until it ends.") from error
-        state = _read_state(state_file, description, args.overwrite_output_file)
-        if stream.seek(0, os.SEEK_END) < state["bytes"]:  # the file was removed, but not its state
-            state |= {"rows": 0, "bytes": 0}
-        stream.truncate(state["bytes"])
-        first, end = shard
-        before = state["rows"]
-        if before:
-            logger.info("continuing after %s in %s", format_count(before, "row"), partial)
-        rows = islice(_read(Path(str(args.input_file)), predictor, ReadingLog(args.on_bad_text)), first + before, end)
-        progress = _Progress(end - first, before)
-        for window in _split_into_windows(rows):
-            predictions = predictor.predict([example for _, example in window])
-            lines = (
-                json.dumps({**values, **prediction}, ensure_ascii=False) + "\n"
-                for (values, _), prediction in zip(window, predictions, strict=True)
-            )
+    output = _name_output(args)
+    state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
+    if stream.seek(0, os.SEEK_END) < state["bytes"]:  # the file was removed, but not its state
+        state |= {"rows": 0, "bytes": 0}
+    stream.truncate(state["bytes"])
+    (first, end), before = shard, state["rows"]
+    if before:
+        logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
+    rows = islice(_read(Path(str(args.input_file)), predictor, ReadingLog(args.on_bad_text)), first + before, end)
+    progress = _Progress(end - first, before)
+    for window in _split_into_windows(rows):
+        predictions = predictor.predict([example for _, example in window])
+        lines = (_dump({**values, **prediction}) for (values, _), prediction in zip(window, predictions, strict=True))
+        with writing(output, "run the same command again"):
             # JSON can contain half of a character pair ("\ud83d"), which UTF-8 cannot.
             stream.write("".join(lines).encode("utf-8", "backslashreplace"))
             stream.flush()
             os.fsync(stream.fileno())
             state["rows"] += len(window)
             state["bytes"] = stream.tell()
-            write_atomically(state_file, json.dumps(state))
-            progress.update(len(window))
-        progress.close()
-        partial.replace(output)
-        state_file.unlink(missing_ok=True)
+            write_atomically(_partial(output, ".json"), json.dumps(state))
+        progress.update(len(window))
+    progress.close()
+    if state["rows"] != end - first:
+        raise InputError(f"--input_file: {args.input_file} changed while it was read. Run the same command again.")
     return state["rows"] - before
+
+
+def _dump(row: dict[str, Any]) -> str:
+    """Returns a line of JSON. Numbers that JSON does not have, such as NaN, become null."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_replace_nan(row), ensure_ascii=False) + "\n"
+
+
+def _replace_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _replace_nan(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_replace_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:
@@ -206,8 +256,8 @@ def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dic
         return nothing
     settings = state.get("settings", {})
     changed = [f"--{name}" for name, value in description["settings"].items() if settings.get(name) != value]
-    what = ", ".join(changed) or "the model or the input"
-    raise InputError(f"{file} is from a run with a different {what}. Add --overwrite_output_file to start again.")
+    what = f"other values of {', '.join(changed)}" if changed else "another model or input"
+    raise InputError(f"{file} belongs to a run with {what}. Add --overwrite_output_file to start again.")
 
 
 def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -215,7 +265,7 @@ def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:
     characters = 0
     for row in rows:
         window.append(row)
-        characters += sum(len(value) for value in row[0].values() if isinstance(value, str | list))
+        characters += sum(len(str(value)) for value in row[0].values())
         if len(window) == WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
             yield window
             window, characters = [], 0
@@ -224,7 +274,7 @@ def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:
 
 
 class _Progress:
-    """A progress bar on a terminal, or a line from time to time in a log file."""
+    """A progress bar on a terminal, or a line per minute in a log file."""
 
     def __init__(self, total: int, done: int):
         self._bar = tqdm(desc="predicting", total=total, initial=done, unit=" rows", disable=None)

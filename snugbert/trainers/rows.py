@@ -16,12 +16,13 @@ from datasets import ClassLabel, Dataset
 from snugbert.errors import InputError, format_count
 from snugbert.json_files import parse_json
 from snugbert.trainers.splits import uncompressed_name
+from snugbert.trainers.text_arguments import OnBadText
 from snugbert.trainers.text_lines import (
+    LONGEST_LINE,
     LONGEST_LINE_OF_JSON,
     ReadingLog,
     content_error,
     read_numbered_lines,
-    read_text_lines,
 )
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads it
 NO_SEPARATOR = "\0"  # lines with this character are refused
+csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
 
 
 def read_rows(
@@ -50,8 +52,9 @@ def read_rows(
         headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
             contains the last of these names, or if none are given.
         skip_torn_rows: skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
-        log: follows the reading of a file, and decides about bad rows. By default they raise an error. CSV that breaks
-            off in a quoted cell always does.
+        log: follows the reading of a file, and decides about bad rows. By default they raise an error. In TSV and CSV
+            files, bytes that are not UTF-8 always raise one, unless `on_bad_text` is "replace", and so does broken
+            CSV.
 
     Yields:
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
@@ -66,16 +69,18 @@ def read_rows(
         return _read_dataset_rows(source)
     file, log = source, log or ReadingLog()
     suffix = uncompressed_name(file).rpartition(".")[2]
+    # Without a bad line, a header or a quoted cell could be incomplete.
+    lines_log = log if log.on_bad_text == "replace" else ReadingLog()
     if suffix == "tsv":
         advice = "Tabs separate columns."
-        return _name_cells(file, _read_tsv_rows(file, log), advice, headerless_columns, skip_torn_rows, log)
+        return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
     if suffix == "csv":
-        separator = _find_separator(file)
+        separator = _find_separator(file, lines_log.on_bad_text)
         advice = (
             f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain it. If it is "
             "wrong, name the right one in a first line such as sep=;"
         )
-        rows = _read_csv_rows(file, separator, log)
+        rows = _read_csv_rows(file, separator, lines_log)
         return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
@@ -125,8 +130,8 @@ def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]
             yield row, line.split("\t")
 
 
-def _find_separator(file: Path) -> str:
-    first = next(read_text_lines(file), "")
+def _find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
+    _, first = next(read_numbered_lines(file, log=ReadingLog(on_bad_text)), (1, ""))
     if named := SEPARATOR_LINE.match(first):
         return named[1]
     unquoted = re.sub(r'"[^"]*"', "", first)

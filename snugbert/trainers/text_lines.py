@@ -33,13 +33,15 @@ class ReadingLog:
     Args:
         on_bad_text: "error" raises an [`InputError`], "skip" leaves out the line or row, and "replace" puts U+FFFD in
             place of bad bytes and leaves out other bad rows. None: like "error", for commands without `--on_bad_text`.
+        report: called with a sentence about each bad line or row that is left out or repaired.
 
     Attributes:
         left_out, repaired: number of lines and rows.
     """
 
-    def __init__(self, on_bad_text: OnBadText | None = None):
+    def __init__(self, on_bad_text: OnBadText | None = None, report: Callable[[str], None] | None = None):
         self.on_bad_text = on_bad_text
+        self._report = report
         self.left_out = self.repaired = 0
         self._first = ""
         self._read_before = 0
@@ -96,7 +98,10 @@ class ReadingLog:
         if self.on_bad_text in (None, "error"):
             advice = "" if self.on_bad_text is None else f" Or set --on_bad_text {choices}."
             raise content_error(source, f", {place}: {problem}{advice}")
-        self._first = self._first or f"{source}, {place}: {problem}"
+        described = f"{source}, {place}: {problem}"
+        self._first = self._first or described
+        if self._report is not None:
+            self._report(described)
 
     def summarize(self) -> str:
         """Describes the bad text in one line. Empty if there was none."""

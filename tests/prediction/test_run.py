@@ -1,6 +1,8 @@
 """`snugbert predict`: every head next to transformers or sentence-transformers, order, resume, shards and bad rows."""
 
+import gzip
 import json
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -242,11 +244,33 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("head", "rows", "arguments", "message"),
     [
-        ("ForMaskedLM", [{"text": "a"}], [], "is a BertForMaskedLM. Fine-tune it first"),
+        ("ForMaskedLM", [{"text": "a"}], [], "names BertForMaskedLM. Expected a fine-tuned model"),
         ("ForQuestionAnswering", [{"text": "a"}], [], "no column 'question' and 'context'"),
         ("ForSequenceClassification", [{"a": 1}], [], "no text column"),
         ("ForSequenceClassification", [{"text": "a"}], ["--text_column_names", "a,b,c"], "expected 1 or 2 columns"),
+        (
+            "ForSequenceClassification",
+            [{"text": "a"}],
+            ["--text_column_names", "txt"],
+            "no column 'txt'. Columns: text.",
+        ),
+        ("ForSequenceClassification", [{"id": "a", "body": "b"}], [], "several text columns: id, body"),
+        ("ForSequenceClassification", [{"text": "a", "probabilities": 1}], [], "'probabilities' would be overwritten"),
+        (
+            "ForSequenceClassification",
+            [{"text": "a"}],
+            ["--output_file", "a.csv"],
+            "must be a file that ends in .jsonl",
+        ),
         ("ForSequenceClassification", [{"text": "a"}], ["--shard", "3/2"], "--shard '3/2' must be i/n"),
+        ("ForQuestionAnswering", [{"question": "a " * 65, "context": "b"}], [], "row 1: the question has 65 tokens"),
+        (
+            "ForQuestionAnswering",
+            [{"question": "a", "context": "\u200b" * 300}],
+            [],
+            "row 1: no words in column 'context'",
+        ),
+        ("ForQuestionAnswering", [{"question": "a", "context": "b"}], ["--max_seq_length", "99"], "leaves no room"),
         ("ForSequenceClassification", [{"text": "a"}], ["--input_file", "none.jsonl"], "there is no file none.jsonl"),
     ],
 )
@@ -256,6 +280,61 @@ def test_errors(checkpoint, tmp_path, capsys, head, rows, arguments, message):
     assert main(["predict", "--model_name_or_path", str(checkpoint(head)), *files, *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
+
+
+def test_tables_compressed_files_and_bad_bytes(checkpoint, tmp_path):
+    model, texts = checkpoint("ForSequenceClassification"), make_texts(6)
+    whole = predict(tmp_path, model, [{"text": text} for text in texts])
+    table = "id,text\n" + "".join(f'{index},"{text}"\n' for index, text in enumerate(texts))
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(table.encode()))
+    arguments = ["predict", "--model_name_or_path", str(model), "--output_file", str(tmp_path / "out.jsonl")]
+    arguments.append("--overwrite_output_file")
+    assert main([*arguments, "--input_file", str(tmp_path / "rows.csv.gz")]) == 0
+    found = read(tmp_path / "out.jsonl")
+    assert [row["id"] for row in found] == list("012345")
+    assert [row["probabilities"] for row in found] == [row["probabilities"] for row in whole]
+
+    (tmp_path / "rows.jsonl").write_bytes(b'{"text": "one"}\n{"text": "tw\xff"}\n{"text": "x", "n": NaN}\n')
+    arguments += ["--input_file", str(tmp_path / "rows.jsonl")]
+    for choice, expected in (("skip", ["one", "x"]), ("replace", ["one", "tw\ufffd", "x"])):
+        assert main([*arguments, "--on_bad_text", choice]) == 0
+        assert [row["text"] for row in read(tmp_path / "out.jsonl")] == expected
+    assert read(tmp_path / "out.jsonl")[-1]["n"] is None  # JSON has no NaN
+
+
+def test_an_interrupted_run_continues_next_to_the_model(checkpoint, tmp_path, monkeypatch, capsys):
+    """The output is in the model's folder. Its partial files do not count as a change of the model."""
+    shutil.copytree(checkpoint("ForSequenceClassification"), tmp_path / "model")
+    source = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in make_texts()])
+    monkeypatch.setattr(run, "WINDOW_ROWS", 16)
+    write = run.write_atomically
+    calls = []
+
+    def write_or_stop(*arguments):
+        write(*arguments)
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "write_atomically", write_or_stop)
+    arguments = ["predict", "--model_name_or_path", str(tmp_path / "model"), "--input_file", str(source)]
+    arguments += ["--output_file", str(tmp_path / "model/out.jsonl")]
+    assert main(arguments) == 130
+    assert "Run the same command again to continue" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert len(calls) == 3 and len(read(tmp_path / "model/out.jsonl")) == 40
+
+
+def test_bfloat16_changes_little(checkpoint, tmp_path):
+    rows = [{"text": text} for text in make_texts(8)]
+    exact = predict(tmp_path, checkpoint("ForSequenceClassification"), rows)
+    (tmp_path / "out.jsonl").unlink()
+    rounded = predict(tmp_path, checkpoint("ForSequenceClassification"), rows, "--bf16")
+    pairs = [
+        (one["probabilities"]["LABEL_0"], other["probabilities"]["LABEL_0"])
+        for one, other in zip(exact, rounded, strict=True)
+    ]
+    assert any(one != other for one, other in pairs) and all(abs(one - other) < 0.03 for one, other in pairs)
 
 
 def test_no_rows_give_an_empty_file(checkpoint, tmp_path):

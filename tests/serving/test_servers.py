@@ -44,17 +44,24 @@ def server(exports, tmp_path_factory):
     log = tmp_path_factory.mktemp("infinity") / "log"
     with log.open("w") as stream:
         process = subprocess.Popen(command, cwd=exports, env=os.environ | OFFLINE, stdout=stream, stderr=stream)
-    deadline = time.monotonic() + SECONDS
-    while True:
-        try:
-            urlopen("http://127.0.0.1:7997/health").close()
-            break
-        except URLError:
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not answers():
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.5)
-    yield
-    process.terminate()
-    process.wait()
+        assert process.poll() is None, log.read_text()  # another server may use the port
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answers() -> bool:
+    try:
+        urlopen("http://127.0.0.1:7997/health").close()
+    except URLError:
+        return False
+    return True
 
 
 def test_infinity_serves_embeddings_and_a_classifier(server, models, embeddings):
