@@ -173,7 +173,8 @@ def measure(work: Work, args: argparse.Namespace, root: Path) -> dict[str, dict[
     score = make_score(checkpoint, work.validation, tokenizer, names, embed_texts, **work.data)
     ordered = batches(sorted(work.texts[: args.max_texts], key=lambda text: len(tokenizer.tokenize(text))))
     results: dict[str, dict[str, Any]] = {}
-    reference = [variants[REFERENCE].run(batch) for batch in ordered]
+    output = "last_hidden_state" if work.is_embedder else "logits"  # not the pooler, which embedders do not need
+    reference = [{output: variants[REFERENCE].run(batch)[output]} for batch in ordered]
     neighbors = None
     for name, variant in variants.items():
         outputs = [variant.run(batch) for batch in ordered]  # also warms up

@@ -207,10 +207,10 @@ def test_classes_and_answers_are_scored_as_their_commands_do(checkpoint, tmp_pat
     ):
         done = export(checkpoint(head), tmp_path / head, "onnx", validation_file=tmp_path / f"{file}.jsonl")
         assert done.scores[metric][0] == done.scores[metric][1]
-    (tmp_path / "other.jsonl").write_text('{"text": "a", "label": "yes"}\n{"text": "b", "label": "no"}\n')
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\na good film\t1\nnot good\t0\n")
     source = checkpoint("ForSequenceClassification", num_labels=3)
     with pytest.raises(InputError, match="has 2 labels, the model 3"):
-        export(source, tmp_path / "x", "onnx", validation_file=tmp_path / "other.jsonl")
+        export(source, tmp_path / "x", "onnx", validation_file=tmp_path / "dev.tsv", task_name="sst2")
 
 
 def test_a_discriminator_becomes_an_encoder_for_bert(checkpoint, tmp_path):

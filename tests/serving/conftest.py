@@ -18,7 +18,7 @@ from snugbert.export.export import export
 def models(minilm, tmp_path_factory) -> Path:
     """A folder with an embedding model (`encoder`), a classifier (`sst2`) and a reranker, made with SnugBERT.
 
-    They have three of MiniLM's layers. sentence-transformers saved the first and the last.
+    They have one of MiniLM's layers. sentence-transformers saved the first and the last.
     """
     root = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
@@ -28,9 +28,10 @@ def models(minilm, tmp_path_factory) -> Path:
         ("sst2", snugbert.SnugBertForSequenceClassification, {"num_labels": 2}),
         ("one-label", snugbert.SnugBertForSequenceClassification, {"num_labels": 1}),
     ):
-        model = model_class.from_pretrained(minilm, num_hidden_layers=3, **options)
+        model = model_class.from_pretrained(minilm, num_hidden_layers=1, **options)
         if options:  # an untrained head would give all texts nearly the same scores
-            torch.nn.init.normal_(model.classifier.weight, std=0.5)
+            for layer in (model.bert.pooler.dense, model.classifier):
+                torch.nn.init.normal_(layer.weight, std=0.2)
         model.save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
     encoder = Transformer(str(root / "plain"), max_seq_length=128)
