@@ -3,6 +3,7 @@
 `make test-serve` creates it. Without it, these tests are skipped.
 """
 
+import json
 import os
 import shlex
 import subprocess
@@ -35,6 +36,20 @@ def test_sentence_transformers_with_other_backends(exports, embeddings):
     assert len(found.files) == 3
     for name in found.files:
         np.testing.assert_allclose(found[name], embeddings, atol=1e-5)
+
+
+def test_optimum(exports, models):
+    program = example("optimum", "python") + "\nimport json\nprint(json.dumps([onnx_scores, openvino_scores]))\n"
+    texts = '["A delightful film.", "Not worth the ticket."]'
+    assert texts in program
+    program = program.replace(texts, repr(TEXTS[:2]))
+    done = subprocess.run(
+        [BIN / "python", "-c", program], cwd=exports, env=os.environ | OFFLINE, stdout=subprocess.PIPE, check=True
+    )
+    expected = pipeline("text-classification", str(models / "sst2"))(TEXTS[:2])
+    for found, tolerance in zip(json.loads(done.stdout.splitlines()[-1]), (1e-5, 0.02), strict=True):
+        for row, other in zip(found, expected, strict=True):  # OpenVINO computes in bfloat16 on some CPUs
+            assert row["label"] == other["label"] and row["score"] == pytest.approx(other["score"], abs=tolerance)
 
 
 @pytest.fixture(scope="module")
