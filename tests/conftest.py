@@ -38,6 +38,7 @@ LONG_FILES = (
     "trainers/pretraining/test_resume.py",
     "export/test_export.py",
     "serving/test_examples.py",
+    "repository/test_engine_benchmarks.py",
     "trainers/test_stopping.py",
     "invariants/test_processes.py",
     "test_kernels_snugbert.py",

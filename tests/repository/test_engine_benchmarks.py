@@ -1,0 +1,101 @@
+"""The benchmarks of engines and of `snugbert predict`, with tiny models."""
+
+from pathlib import Path
+
+import family_checkpoints
+import pytest
+from markdown_tables import cells
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+LABELS = {0: "negative", 1: "positive"}
+TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """A classifier, a tagger and an embedding model."""
+    root = tmp_path_factory.mktemp("models")
+    for name, head, labels in (
+        ("classifier", "ForSequenceClassification", LABELS),
+        ("tagger", "ForTokenClassification", TAGS),
+        ("plain", "Model", {}),
+    ):
+        fields = {"id2label": labels, "label2id": {label: index for index, label in labels.items()}} if labels else {}
+        # Large weights, so that labels are not decided by rounding.
+        family_checkpoints.write_checkpoint(root / name, "bert", head, initializer_range=0.2, **fields)
+    encoder = Transformer(str(root / "plain"))
+    pooling = Pooling(encoder.get_embedding_dimension(), "mean")
+    SentenceTransformer(modules=[encoder, pooling]).save_pretrained(str(root / "embedder"))
+    return root
+
+
+@pytest.fixture
+def data(data_dir, models) -> list[str]:
+    squad = data_dir / "squad/dev-v1.1.jsonl.gz"
+    return ["--embedder", str(models / "embedder"), "--glue_dir", str(data_dir / "glue"), "--squad_file", str(squad)]
+
+
+def test_engines(models, data, tmp_path, monkeypatch, capsys):
+    import engines
+
+    monkeypatch.setattr(engines, "VARIANTS", {("ctranslate2", "float32", False): "CTranslate2, float32"})
+    (tmp_path / "text.txt").write_text("a text\n")
+    arguments = ["--classifier", str(models / "classifier"), *data, "--calibration_file", str(tmp_path / "text.txt")]
+    sizes = ["--max_texts", "6", "--batch_size", "2", "--timed_texts", "4", "--rounds", "1"]
+    engines.main([*arguments, *sizes, "--plot", str(tmp_path / "plot.png")])
+    classifier, embedder = capsys.readouterr().out.split("## ")[1:]
+    for table, scores in ((classifier, 1), (embedder, 2)):
+        header, *rows = cells(table)
+        assert [row[0] for row in rows] == [
+            engines.REFERENCE,
+            "SnugBERT in torch, float32",
+            "SnugBERT in torch, bfloat16",
+            "CTranslate2, float32",
+        ]
+        assert header[-1] == "difference" and len(header) == 5 + scores
+        assert rows[0][3] == "1.00 (1.00-1.00)" and float(rows[0][-1]) == 0
+        assert rows[1][4] == rows[0][4]  # the same accuracy
+        assert 0 < float(rows[3][-1]) < 1e-4 < float(rows[2][-1])
+    assert (tmp_path / "plot.png").exists()
+
+    monkeypatch.setattr(engines, "TOLERANCE", 1e-12)
+    with pytest.raises(SystemExit, match=r"outputs differ from stock BERT's by .* Not measured\."):
+        engines.main([*data, "--calibration_file", str(tmp_path / "text.txt"), *sizes])
+
+
+def test_prediction(models, data, monkeypatch, capsys):
+    import prediction
+
+    monkeypatch.setattr(prediction, "MOST_CHARACTERS", 200)  # the tiny vocabulary has a token per character
+    arguments = ["--classifier", str(models / "classifier"), "--tagger", str(models / "tagger"), *data]
+    prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
+    _, *rows = cells(capsys.readouterr().out)
+    assert [row[0].split(",")[0] for row in rows] == ["classifier", "entities", "embeddings"]
+    for row in rows:
+        assert row[1] == "5" and row[5] == "0" and float(row[2].split()[0]) > 0 and float(row[6]) < 1e-4
+    monkeypatch.setattr(prediction, "TOLERANCE", 0)
+    with pytest.raises(SystemExit, match=r"scores differ by .* Not measured\."):
+        prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
+
+
+def test_export_heads(models, data_dir, tmp_path, monkeypatch, capsys):
+    import export_heads
+
+    monkeypatch.setattr(export_heads, "TARGETS", ("ctranslate2",))
+    (tmp_path / "text.txt").write_text("a text\nand a second one\n")
+    rows = (data_dir / "glue/STS-B/dev.tsv").read_text("utf-8").splitlines()[:30]
+    (tmp_path / "dev.tsv").write_text("\n".join(rows) + "\n")
+    family_checkpoints.write_checkpoint(tmp_path / "mlm", "bert", "ForMaskedLM")
+    checkpoints = [f"{models / 'plain'}={tmp_path / 'dev.tsv'}", str(models / "tagger"), str(tmp_path / "mlm")]
+    export_heads.main(["--checkpoints", *checkpoints, "--text_file", str(tmp_path / "text.txt")])
+    _, *table = cells(capsys.readouterr().out)
+    assert [row[:2] for row in table] == [["Model", "ctranslate2"], ["ForTokenClassification", "ctranslate2"]]
+    assert all(float(row[3]) < 1e-4 < float(row[4]) for row in table)
+    assert table[0][5].startswith("spearman: ") and table[1][5] == ""
