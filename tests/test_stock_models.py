@@ -253,7 +253,7 @@ REFUSED = {
         "ForMaskedLM",
         {"embedding_size": 16, "prediction_act": "gelu"},
         "roberta",
-        "needs equal sizes. Use --to electra",
+        "needs equal sizes. Use `snugbert convert --to electra`",
     ),
     "narrow DeBERTa": (
         "ForMaskedLM",
@@ -293,7 +293,7 @@ REFUSED = {
         "roberta",
         "relative positions, but .* has none.* --to deberta-v2",
     ),
-    "no head": ("ForPreTraining", {}, "roberta", "roberta has no ForPreTraining. Use --to bert"),
+    "no head": ("ForPreTraining", {}, "roberta", "roberta has no ForPreTraining. Use `snugbert convert --to bert`"),
     "no padding": (
         "ForTokenClassification",
         {"pad_token_id": None},

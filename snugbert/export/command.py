@@ -10,8 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints import fetch_checkpoint
 from snugbert.command_line import ArgumentParser
-from snugbert.export.engine import DTYPES
-from snugbert.export.export import ENGINES, export
+from snugbert.export.engine import DTYPES, TARGETS
 
 # Arguments for reading the validation file.
 VALIDATION_ARGUMENTS = (
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("input", help="Checkpoint: a folder or a Hub name.")
     parser.add_argument("output", help="Folder to write.")
-    parser.add_argument("--to", required=True, choices=ENGINES, help="Target engine.")
+    parser.add_argument("--to", required=True, choices=TARGETS, help="Target engine.")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="Dtype of the weights. Default: float32.")
     parser.add_argument(
         "--calibration_file", help="Text to calibrate int8 activations on, a text per line. Default: no calibration."
@@ -66,6 +65,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--token", help="Hub token. Default: the token of `hf auth login`.")
     parser.add_argument("--cache_dir", help="Folder for downloads. Default: in HF_HOME.")
     args = parser.parse_args(argv)
+    # Imported after parsing, because datasets and scikit-learn take seconds and `--help` does not need them.
+    from snugbert.export.export import export
+
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     hub = {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}

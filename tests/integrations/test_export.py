@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from parity import CONFIG, HEADS, ours_and_stock, ragged_batch
+from parity import CONFIG, ours_and_stock, ragged_batch
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 from transformers.utils.logging import warning_once
@@ -41,7 +41,8 @@ def batch_for(head: str, batch: int, length: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("head", "fields"),
     [
-        *((head, {}) for head in HEADS),
+        # `snugbert export` exports the others, too.
+        *((head, {}) for head in ("Model", "ForPreTraining", "ForQuestionAnswering", "ForMultipleChoice")),
         ("ForSequenceClassification", FAMILY),
         ("ForMaskedLM", RELATIVE),
     ],
