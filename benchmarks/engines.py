@@ -127,7 +127,7 @@ def make_variants(work: Work, calibration: Path, root: Path) -> dict[str, Varian
     for (to, dtype, calibrated), name in VARIANTS.items():
         folder = root / name
         export(work.folder, folder, to, dtype=dtype, calibration_file=calibration if calibrated else None)
-        engine = import_module(ENGINES[to][0])
+        engine = import_module(ENGINES[to])
         size = sum(file.stat().st_size for file in list_model_files(folder, to)) / 1e6
         variants[name] = Variant(engine.load(folder, torch.get_num_threads()), size)
         if (to, dtype) == ("openvino", "float32"):
@@ -170,7 +170,7 @@ def measure(work: Work, args: argparse.Namespace, root: Path) -> dict[str, dict[
         return np.concatenate([pool(run(batch)["last_hidden_state"], batch) for batch in batches(texts)])
 
     embed_texts = embed if work.is_embedder else None
-    score = make_score(checkpoint, work.validation, tokenizer, names, embed_texts, **work.data)
+    score = make_score(checkpoint, checkpoint.folder, work.validation, tokenizer, names, embed_texts, **work.data)
     ordered = batches(sorted(work.texts[: args.max_texts], key=lambda text: len(tokenizer.tokenize(text))))
     results: dict[str, dict[str, Any]] = {}
     output = "last_hidden_state" if work.is_embedder else "logits"  # not the pooler, which embedders do not need

@@ -201,11 +201,12 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
     return folder
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
     """Reads a checkpoint.
 
     Args:
         path: a folder, or the prefix of TensorFlow files (`folder/bert_model.ckpt`).
+        encoder_only: read the encoder, whatever head config.json declares.
 
     Raises:
         InputError: files are missing, truncated or contain more than tensors; the architecture is not supported;
@@ -228,8 +229,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if any(name.startswith("lm_predictions.") for name in tensors):
             values["legacy"] = False  # only the names of the weights show which masked token head a DeBERTa has
     weights, origin = _rename(tensors, _choose_names(kind, tensors), path)
-    declared = _read_declared_head(kind, values, file)
-    head = _find_head(kind, declared, weights, file)
+    declared = "Model" if encoder_only else _read_declared_head(kind, values, file)
+    head = "Model" if encoder_only else _find_head(kind, declared, weights, file)
+    if encoder_only:
+        weights = {name: tensor for name, tensor in weights.items() if name.startswith("bert.")}
     checkpoint = Checkpoint(file.parent, kind, values, _convert_config(kind, values, head, file), head, weights)
     if declared not in (None, head):
         checkpoint.notes.append(f"config.json declares {declared}, but the weights belong to {head}.")

@@ -27,7 +27,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.json_files import read_json
 from snugbert.models import check_vocabulary, check_words
-from snugbert.sentence_transformers_files import FILES, copy_files, find_model_folder, read_modules
+from snugbert.sentence_transformers_files import FILES, copy_files, find_model_folder, has_pooling, read_modules
 from snugbert.stock_models import express, keep_encoder
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import is_uncased, write_vocab_txt
@@ -52,8 +52,8 @@ TOKENIZER_FILES = (
     "spm.model",
     "spiece.model",
 )
-# The models that `snugbert export` writes. The output replaces their folders, too, because servers prefer them.
-ENGINE_FILES = ("onnx/model.onnx", "openvino/openvino_model.xml", "ctranslate2/model.bin")
+# Folders that `snugbert export` writes. The output replaces them, too, because servers prefer them.
+ENGINE_FOLDERS = ("onnx", "openvino", "ctranslate2")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
 MODEL_FILES = (
@@ -66,7 +66,7 @@ MODEL_FILES = (
     "pytorch_model.bin.index.json",
     *TOKENIZER_FILES,
     *FILES,
-    *ENGINE_FILES,
+    *ENGINE_FOLDERS,
     *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
 )
 # Tokenizer classes equivalent to BertTokenizer, which is also the default.
@@ -207,7 +207,7 @@ def convert(
             contains a model or cannot be written, or the outputs differ. Nothing is written.
     """
     check_output_dir(source, output_dir, overwrite_output_dir)
-    checkpoint = read_checkpoint(find_model_folder(source))
+    checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
         del checkpoint.config.tokenizer_class  # tokenizer_config.json declares the new class
     tensors = [tensor for tensor in checkpoint.weights.values() if tensor.is_floating_point()]
@@ -274,13 +274,15 @@ def put_in_place(written: Path, output_dir: Path) -> None:
     """
     output_dir.mkdir(exist_ok=True)
     folders = {output_dir / module["path"] for module in read_modules(output_dir)}
-    folders |= {(output_dir / name).parent for name in ENGINE_FILES if (output_dir / name).exists()}
+    folders |= {output_dir / name for name in ENGINE_FOLDERS}
+    for folder in folders - {output_dir}:
+        shutil.rmtree(folder, ignore_errors=True)
     for pattern in MODEL_FILES:
         for file in output_dir.glob(pattern):
             file.unlink()
-    for folder in folders - {output_dir}:
-        shutil.rmtree(folder, ignore_errors=True)
     for file in sorted(written.iterdir(), key=lambda file: file.name == "config.json"):
+        if (output_dir / file.name).is_dir():  # it would be moved into it
+            shutil.rmtree(output_dir / file.name)
         shutil.move(file, output_dir / file.name)
 
 

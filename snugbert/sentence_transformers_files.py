@@ -81,6 +81,15 @@ def find_model_folder(source: Path) -> Path:
     return source / modules[0]["path"] if modules else source
 
 
+def has_pooling(source: Path) -> bool:
+    """Whether the folder is an embedding model that pools hidden states.
+
+    Its config.json may declare a head, such as ForMaskedLM, but only the encoder is used.
+    """
+    names = [_name(module) for module in read_modules(source)]
+    return names[:1] == ["Transformer"] and "Pooling" in names
+
+
 def is_cross_encoder(folder: Path) -> bool:
     """Whether sentence-transformers saved the folder from a CrossEncoder."""
     if (folder / SETTINGS).is_file() and read_json(folder / SETTINGS).get("model_type") == "CrossEncoder":

@@ -83,6 +83,18 @@ def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path, caps
     np.testing.assert_allclose(model.encode(TEXTS), expected.encode(TEXTS), atol=1e-5)
 
 
+def test_a_declared_head_does_not_hide_the_encoder(encoder, tmp_path):
+    """As in some published embedding models, whose config.json declares ForMaskedLM."""
+    shutil.copytree(encoder, tmp_path / "encoder")
+    config = json.loads((encoder / "config.json").read_text())
+    config["architectures"] = ["BertForMaskedLM"]
+    (tmp_path / "encoder/config.json").write_text(json.dumps(config))
+    done = convert(tmp_path / "encoder", tmp_path / "bert", "bert")
+    assert done.model_class == "BertModel"
+    model = SentenceTransformer(str(tmp_path / "bert"))
+    np.testing.assert_allclose(model.encode(TEXTS), SentenceTransformer(str(encoder)).encode(TEXTS), atol=1e-5)
+
+
 def test_a_reranker_keeps_its_activation(tmp_path):
     family_checkpoints.write_checkpoint(tmp_path / "plain", "bert", "ForSequenceClassification", num_labels=1)
     reranker = CrossEncoder(str(tmp_path / "plain"), max_length=32, activation_fn=torch.nn.Tanh())

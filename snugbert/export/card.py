@@ -140,7 +140,8 @@ def _write_code(source: Path, name: str, head: str, to: str, model_class: str) -
     wrapper = RERANK if is_cross_encoder(source) else EMBED if read_modules(source) and head == "Model" else None
     if wrapper is not None and to in BACKENDS:
         code = wrapper.format(name=quoted, backend=BACKENDS[to])
-        note = "" if to == "bert" else "This needs sentence-transformers 3 to 5 and optimum.\n\n"
+        lowest = "4.1" if wrapper is RERANK else "3.2"
+        note = "" if to == "bert" else f"This needs sentence-transformers {lowest} to 5 and optimum.\n\n"
         return f"{note}```python\n{code}\n```"
     tokenize = TOKENIZE.format(name=quoted, inputs=INPUTS.get(head, TEXTS), tensors="pt" if to == "bert" else "np")
     if head == "ForMultipleChoice" and to != "ctranslate2":

@@ -23,16 +23,23 @@ from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
 from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
 from snugbert.json_files import read_json
 from snugbert.models import max_tokens
-from snugbert.sentence_transformers_files import MODULES, SETTINGS, TRANSFORMER, find_model_folder, read_modules
+from snugbert.sentence_transformers_files import (
+    MODULES,
+    SETTINGS,
+    TRANSFORMER,
+    find_model_folder,
+    has_pooling,
+    read_modules,
+)
 from snugbert.stock_models import choose_family, keep_encoder
 from snugbert.writing import writing
 
-# Target -> its module and the extra with its packages.
+# Target -> its module.
 ENGINES = {
-    "onnx": ("snugbert.export.onnx_engine", "onnx"),
-    "openvino": ("snugbert.export.openvino_engine", "openvino"),
-    "ctranslate2": ("snugbert.export.ctranslate2_engine", "ctranslate2"),
-    "bert": ("snugbert.export.stock_engine", "train"),
+    "onnx": "snugbert.export.onnx_engine",
+    "openvino": "snugbert.export.openvino_engine",
+    "ctranslate2": "snugbert.export.ctranslate2_engine",
+    "bert": "snugbert.export.stock_engine",
 }
 CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
 LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
@@ -107,7 +114,7 @@ def export(
     files = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
     _check_arguments(to, dtype, files, data)
     check_output_dir(source, output_dir, overwrite_output_dir)
-    checkpoint = read_checkpoint(find_model_folder(source))
+    checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.head == "ForReplacedTokenDetection" and to in ("bert", "ctranslate2"):
         checkpoint = keep_encoder(checkpoint)
     _check_head(checkpoint.head, to, engine, validation_file)
@@ -130,8 +137,8 @@ def export(
 
         score = None
         if validation_file is not None:
-            embed = _make_embed(written, batches) if checkpoint.head == "Model" else None
-            score = make_score(checkpoint, validation_file, tokenizer, names, embed, **data)
+            embed = _make_embed(written, batches, limit) if checkpoint.head == "Model" else None
+            score = make_score(checkpoint, written, validation_file, tokenizer, names, embed, **data)
         calibration: list[Batch] = []
         if calibration_file is not None:
             texts = read_texts(calibration_file, CALIBRATION_TEXTS)
@@ -196,14 +203,13 @@ def _check_head(head: str, to: str, engine: ModuleType, validation_file: Path | 
 
 
 def _import_engine(to: str) -> ModuleType:
-    module, extra = ENGINES[to]
     try:
-        return import_module(module)
+        return import_module(ENGINES[to])
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("snugbert"):
             raise
         raise InputError(
-            f"--to {to}: the package {error.name} is not installed. Run: pip install 'snugbert[{extra}]'"
+            f"--to {to}: the package {error.name} is not installed. Run: pip install 'snugbert[{to}]'"
         ) from error
 
 
@@ -232,16 +238,18 @@ def _load_tokenizer(folder: Path, has_segments: bool) -> tuple[PreTrainedTokeniz
     return tokenizer, names
 
 
-def _make_embed(folder: Path, batches: Callable[..., list[Batch]]) -> Callable[[Run, list[str]], np.ndarray]:
+def _make_embed(
+    folder: Path, batches: Callable[..., list[Batch]], limit: int
+) -> Callable[[Run, list[str]], np.ndarray]:
     """Returns a function that embeds texts as sentence-transformers does: with its prompt, length and pooling."""
     pool = load_pooling(folder)
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or ""
     transformer = read_json(folder / TRANSFORMER) if (folder / TRANSFORMER).is_file() else {}
-    limit = {"longest": transformer["max_seq_length"]} if transformer.get("max_seq_length") else {}
+    longest = min(limit, transformer.get("max_seq_length") or limit)
 
     def embed(run: Run, texts: list[str]) -> np.ndarray:
-        inputs = batches([prompt + text for text in texts], **limit)
+        inputs = batches([prompt + text for text in texts], longest=longest)
         return np.concatenate([pool(run(batch)["last_hidden_state"], batch) for batch in inputs])
 
     return embed

@@ -39,6 +39,7 @@ Score = Callable[[Run], dict[str, float]]
 
 def make_score(
     checkpoint: Checkpoint,
+    folder: Path,
     file: Path,
     tokenizer: PreTrainedTokenizerBase,
     names: list[str],
@@ -50,6 +51,7 @@ def make_score(
     Args:
         checkpoint: the original model. Its head is one of `SCORED_HEADS`. Encoders are scored as embedding models: the
             rank correlation of cosine similarities with scores of pairs, as on STS-B.
+        folder: the model in a form that the fine-tuning commands open. Only tokenizer and configuration are read.
         file: labeled examples, as for `snugbert glue`, `ner` or `squad`; for encoders, rows with sentence1, sentence2
             and score.
         tokenizer: the model's tokenizer.
@@ -70,7 +72,7 @@ def make_score(
     arguments, make_task = TASKS[head]
     with TemporaryDirectory() as temporary:  # the training arguments need a folder
         training = FineTuningArguments(output_dir=temporary, do_eval=True, use_cpu=True, report_to="none")
-        model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint.folder))
+        model_args = FineTunedModelArguments(model_name_or_path=str(folder))
         task = make_task(model_args, arguments(validation_file=str(file), **data), training)
     validation = task.validation_set
     assert validation is not None

@@ -40,7 +40,8 @@ class PredictionArguments:
         metadata={"help": "Columns of the input, such as title,text. Default: by model, see docs/how-to/predict.md."},
     )
     max_seq_length: int | None = field(
-        default=None, metadata={"help": "Maximum tokens of a text or a window. Default: the model's limit."}
+        default=None,
+        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit, 384 for answers."},
     )
     doc_stride: int = field(
         default=128, metadata={"help": "Question answering: tokens that neighboring windows share."}
@@ -59,7 +60,10 @@ class PredictionArguments:
         default="1/1",
         metadata={"help": "Predict only shard i of n, written i/n, to divide the work among machines."},
     )
-    max_batch_tokens: int = field(default=4096, metadata={"help": "Maximum tokens of a batch of texts."})
+    max_batch_tokens: int = field(
+        default=4096,
+        metadata={"help": "Maximum tokens of a batch. Embedding models and CrossEncoders take 32 texts instead."},
+    )
     bf16: bool | None = field(
         default=None,
         metadata={

@@ -128,7 +128,11 @@ def _choose_columns(
     if not kind.any_columns:
         expected = " or ".join(" and ".join(map(repr, names)) for names in kind.default_columns)
         raise InputError(f"{source}: no column {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
-    found = find_text_columns(list(first_rows), "label", source)
+    try:
+        found = find_text_columns(list(first_rows), "label", source)
+    except InputError as error:
+        columns = ", ".join(present)
+        raise InputError(f"{source}: no text column. Columns: {columns}. Set --text_column_names.") from error
     if len(found) != numbers[0]:  # an id could be mistaken for a text
         problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
         raise InputError(f"{source}: {problem}: {', '.join(found)}. Set --text_column_names.")
@@ -170,6 +174,8 @@ class HeadPredictor(Predictor):
 
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
         super().__init__(args, folder, columns)
+        if args.prompt_name is not None:
+            raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove it.")
         model_args = ModelArguments(model_name_or_path=str(folder))
         self.tokenizer = load_tokenizer(model_args)
         config = load_config(model_args, self.tokenizer)

@@ -73,11 +73,10 @@ def predict_file(args: PredictionArguments) -> None:
     write_predictions(args, predictor, folder)
 
 
-def _check_output(args: PredictionArguments) -> Path:
+def _check_output(args: PredictionArguments) -> None:
     output = _name_output(args)
     if output.exists() and not args.overwrite_output_file:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
-    return output
 
 
 def write_predictions(args: PredictionArguments, predictor: Predictor, folder: Path) -> None:
