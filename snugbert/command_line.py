@@ -66,6 +66,12 @@ class ArgumentParser(HfArgumentParser):
             self.advanced.add(action.dest)
         return action
 
+    def add_hub_arguments(self) -> None:
+        """Adds the arguments of downloads from the Hub, see [`get_hub_arguments`]."""
+        self.add_argument("--model_revision", default="main", help="Hub branch, tag or commit. Default: main.")
+        self.add_argument("--token", help="Hub token. Default: the token of `hf auth login`.")
+        self.add_argument("--cache_dir", help="Folder for downloads. Default: in HF_HOME.")
+
     def format_help(self, everything: bool = False) -> str:
         """Returns the text of `--help`, or of `--help-all` if `everything`."""
         return format_help(
@@ -81,6 +87,11 @@ class ArgumentParser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises [`InputError`] with `message`."""
         raise InputError(f"{message.rstrip('.')}. `{self.prog} --help` lists the arguments.")
+
+
+def get_hub_arguments(args: Namespace) -> dict[str, Any]:
+    """Returns the arguments of `fetch_checkpoint`."""
+    return {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
 
 
 class _HelpAll(Action):

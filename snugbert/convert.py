@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
-from snugbert.command_line import ArgumentParser
+from snugbert.command_line import ArgumentParser, get_hub_arguments
 from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.json_files import read_json
@@ -144,15 +144,12 @@ def main(argv: list[str]) -> None:
         "--no_do_lower_case", dest="do_lower_case", action="store_false", help="Keep uppercase letters."
     )
     parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace the model in the output folder.")
-    parser.add_argument("--model_revision", default="main", help="Hub branch, tag or commit. Default: main.")
-    parser.add_argument("--token", help="Hub token. Default: the token of `hf auth login`.")
-    parser.add_argument("--cache_dir", help="Folder for downloads. Default: in HF_HOME.")
+    parser.add_hub_arguments()
     args = parser.parse_args(argv)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    hub = {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
     done = convert(
-        fetch_checkpoint(args.input, **hub),
+        fetch_checkpoint(args.input, **get_hub_arguments(args)),
         Path(args.output),
         args.to,
         dtype=DTYPES.get(args.dtype),

@@ -151,19 +151,15 @@ def _write_code(source: Path, name: str, head: str, to: str, model_class: str) -
         file=json.dumps(f"{name}/{FILES.get(to, '')}"),
         tokenize=tokenize,
         model_class=model_class,
-        load="from safetensors.numpy import load_file\n" if _has_head_file(head) else "",
+        load="" if head == "Model" else "from safetensors.numpy import load_file\n",
         result=_write_result(head, name),
     )
     return f"```python\n{code}\n```"
 
 
-def _has_head_file(head: str) -> bool:
-    return head != "Model"
-
-
 def _write_result(head: str, name: str) -> str:
     """Returns the last lines of the code for CTranslate2, which does not run heads."""
-    if not _has_head_file(head):
+    if head == "Model":
         return "print(np.array(outputs.last_hidden_state))"
     states = "last_hidden_state" if head in ("ForTokenClassification", "ForQuestionAnswering") else "pooler_output"
     file = json.dumps(f"{name}/ctranslate2/head.safetensors")

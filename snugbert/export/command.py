@@ -1,7 +1,9 @@
 """`snugbert export`: writes a model for another engine, runs it there, and reports the difference.
 
-snugbert export sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv
-snugbert export sentence-encoder sentence-encoder-openvino --to openvino
+    snugbert export sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv
+    snugbert export sentence-encoder sentence-encoder-openvino --to openvino
+
+docs/how-to/serve.md explains how to run the result.
 """
 
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints import fetch_checkpoint
-from snugbert.command_line import ArgumentParser
+from snugbert.command_line import ArgumentParser, get_hub_arguments
 from snugbert.export.engine import DTYPES, TARGETS
 
 # Arguments for reading the validation file.
@@ -61,22 +63,19 @@ def main(argv: list[str]) -> None:
         "--version_2_with_negative", action="store_true", help="--validation_file has questions without an answer."
     )
     parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace the model in the output folder.")
-    parser.add_argument("--model_revision", default="main", help="Hub branch, tag or commit. Default: main.")
-    parser.add_argument("--token", help="Hub token. Default: the token of `hf auth login`.")
-    parser.add_argument("--cache_dir", help="Folder for downloads. Default: in HF_HOME.")
+    parser.add_hub_arguments()
     args = parser.parse_args(argv)
     # Imported after parsing, because datasets and scikit-learn take seconds and `--help` does not need them.
     from snugbert.export.export import export
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    hub = {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
     files = {
         name: None if getattr(args, name) is None else Path(getattr(args, name))
         for name in ("calibration_file", "text_file", "validation_file")
     }
     done = export(
-        fetch_checkpoint(args.input, **hub),
+        fetch_checkpoint(args.input, **get_hub_arguments(args)),
         Path(args.output),
         args.to,
         dtype=args.dtype,

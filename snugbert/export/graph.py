@@ -27,7 +27,7 @@ def write_graph(model: PreTrainedModel, input_names: list[str], file: Path) -> N
     Args:
         model: a SnugBERT model with eager attention. torch decomposes other attention into more operators.
         input_names: the inputs of the graph, int64, *shape* (B, L) each; with two choices per text (B, 2, L). The
-            outputs are those of the model, under their names.
+            outputs have the names of the model's outputs.
         file: the file to write.
     """
     choices = (2,) if type(model).__name__.endswith("ForMultipleChoice") else ()

@@ -62,7 +62,7 @@ class PredictionArguments:
     )
     max_batch_tokens: int = field(
         default=4096,
-        metadata={"help": "Maximum tokens of a batch. Embedding models and CrossEncoders take 32 texts instead."},
+        metadata={"help": "Maximum tokens of a batch. Embedding models and rerankers take 32 texts."},
     )
     bf16: bool | None = field(
         default=None,
@@ -76,7 +76,7 @@ class PredictionArguments:
     overwrite_output_file: bool = field(
         default=False,
         metadata={
-            "help": "Replace --output_file. Partial output of the same run is continued, any other is replaced."
+            "help": "Replace --output_file, and partial output of other settings."
         },
     )
     model_revision: str = field(

@@ -1,7 +1,9 @@
 """`snugbert predict`: predicts every row of a file of any size.
 
-snugbert predict --model_name_or_path sst2 --input_file rows.jsonl --output_file out.jsonl
-snugbert predict --model_name_or_path sentence-encoder --input_file texts.csv.gz --output_file out.jsonl --shard 1/4
+    snugbert predict --model_name_or_path sst2 --input_file rows.jsonl --output_file out.jsonl
+    snugbert predict --model_name_or_path encoder --input_file texts.csv.gz --output_file out.jsonl --shard 1/4
+
+docs/how-to/predict.md lists what each kind of model reads and writes.
 """
 
 import logging
