@@ -75,9 +75,7 @@ class PredictionArguments:
     use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is a GPU."})
     overwrite_output_file: bool = field(
         default=False,
-        metadata={
-            "help": "Replace --output_file, and partial output of other settings."
-        },
+        metadata={"help": "Replace --output_file, and partial output of other settings."},
     )
     model_revision: str = field(
         default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
