@@ -46,7 +46,8 @@ def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Ba
 
 
 def _quantize(network: openvino.Model, calibration: list[Batch]) -> openvino.Model:
-    nncf.set_log_level(logging.WARNING)
+    # nncf.set_log_level would also change handlers that the caller added.
+    logging.getLogger("nncf").setLevel(logging.WARNING)
     with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws progress bars
         if not calibration:
             return nncf.compress_weights(network, mode=nncf.CompressWeightsMode.INT8_SYM)
