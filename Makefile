@@ -30,7 +30,7 @@ test-stock: .venv/installed-dev  ## transformers' own tests of BERT, on stock BE
 	$(BIN)/python tests/stock_suite.py $(STOCK_SUITE)
 
 test-serve: .venv/installed-dev .venv-serve/installed  ## exported models in servers, in an environment of their own
-	$(BIN)/pytest tests/serving
+	$(BIN)/pytest -m long tests/serving
 
 check: .venv/installed-dev docs  ## lint, format, types, documentation, and the commands in the documentation
 	$(BIN)/ruff check .

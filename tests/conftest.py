@@ -37,7 +37,7 @@ LONG_FILES = (
     "trainers/pretraining/test_run.py",
     "trainers/pretraining/test_resume.py",
     "export/test_export.py",
-    "serving/test_examples.py",
+    "serving/test_serve_page.py",
     "repository/test_engine_benchmarks.py",
     "trainers/test_stopping.py",
     "invariants/test_processes.py",

@@ -13,7 +13,7 @@ from parity import HEADS
 from transformers import AutoTokenizer
 
 from snugbert.errors import InputError
-from snugbert.export import graph, onnx_engine, stock_engine
+from snugbert.export import ctranslate2_engine, graph, stock_engine
 from snugbert.export.check import TOLERANCE, find_difference
 from snugbert.export.export import export
 from snugbert.export.texts import make_batches, make_texts, tokenize
@@ -86,7 +86,7 @@ def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("to", "variants"),
     [
-        ("onnx", ["float32", "float16", "int8"]),
+        ("onnx", ["float32", "float16", "calibrated", "int8"]),
         ("openvino", ["float16", "calibrated", "int8"]),
         ("ctranslate2", ["float32", "int8"]),
     ],
@@ -98,7 +98,7 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, varia
     words = family_checkpoints.WORDS[:40]
     rows.write_text(json.dumps({"tokens": words, "ner_tags": ["B-PER", "I-PER", "O", "O"] * 10}) + "\n")
     (tmp_path / "text.txt").write_text("\n".join(" ".join(words[start:]) for start in range(8)) + "\n")
-    sizes, scores = {}, {}
+    sizes, scores, differences = {}, {}, {}
     for variant in variants:
         dtype = "int8" if variant == "calibrated" else variant
         calibration = ["--calibration_file", str(tmp_path / "text.txt")] if variant == "calibrated" else []
@@ -107,6 +107,7 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, varia
         assert main(["export", str(source), str(output), *arguments]) == 0
         printed = capsys.readouterr().out
         scores[variant] = printed[printed.index("Score: ") :]
+        differences[variant] = re.search(r"Check: outputs differ by at most (\S+)", printed)[1]
         sizes[variant] = sum(file.stat().st_size for file in (output / to).iterdir())
         card = ModelCard.load(output / "README.md")
         assert card.data.library_name == to and card.data.pipeline_tag == "token-classification"
@@ -117,29 +118,22 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, varia
         after, before = re.findall(r"\d+\.\d+", line)
         assert after == before
     assert sizes[variants[0]] == max(sizes.values()) > sizes["int8"]
-
-
-def test_calibration_changes_the_model(checkpoint, tmp_path):
-    source = checkpoint("Model")
-    (tmp_path / "text.txt").write_text("the first text\nand a second one\n")
-    plain = export(source, tmp_path / "plain", "onnx", dtype="int8")
-    calibrated = export(source, tmp_path / "cal", "onnx", dtype="int8", calibration_file=tmp_path / "text.txt")
-    assert not plain.calibrated and calibrated.calibrated and plain.difference != calibrated.difference
-    assert 1e-4 < plain.difference < 1
+    assert 1e-4 < float(differences["int8"]) < 1
+    assert differences.get("calibrated") != differences["int8"]
 
 
 def test_a_wrong_export_is_refused_and_nothing_is_written(checkpoint, tmp_path, monkeypatch):
-    load = onnx_engine.load
+    load = ctranslate2_engine.load
 
     def load_wrong(folder, threads=None):
         run = load(folder, threads)
         return lambda batch: {name: values + 2e-4 for name, values in run(batch).items()}
 
-    monkeypatch.setattr(onnx_engine, "load", load_wrong)
-    with pytest.raises(InputError, match=r"ONNX Runtime .* the outputs differ by 2\.\de-04, .* The limit is 1e-04"):
-        export(checkpoint("ForSequenceClassification"), tmp_path / "out", "onnx")
+    monkeypatch.setattr(ctranslate2_engine, "load", load_wrong)
+    with pytest.raises(InputError, match=r"CTranslate2 .* the outputs differ by 2\.\de-04, .* The limit is 1e-04"):
+        export(checkpoint("ForSequenceClassification"), tmp_path / "out", "ctranslate2")
     assert list(tmp_path.iterdir()) == []
-    export(checkpoint("ForSequenceClassification"), tmp_path / "out", "onnx", dtype="float16")  # rounds more than that
+    export(checkpoint("ForSequenceClassification"), tmp_path / "out", "ctranslate2", dtype="float16")  # rounds more
 
 
 def test_an_existing_model_is_replaced_only_on_request(checkpoint, tmp_path):
@@ -211,12 +205,12 @@ def test_classes_and_answers_are_scored_as_their_commands_do(checkpoint, tmp_pat
         ("ForSequenceClassification", "classes", "accuracy"),
         ("ForQuestionAnswering", "questions", "f1"),
     ):
-        done = export(checkpoint(head), tmp_path / head, "onnx", validation_file=tmp_path / f"{file}.jsonl")
+        done = export(checkpoint(head), tmp_path / head, "ctranslate2", validation_file=tmp_path / f"{file}.jsonl")
         assert done.scores[metric][0] == done.scores[metric][1]
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\na good film\t1\nnot good\t0\n")
     source = checkpoint("ForSequenceClassification", num_labels=3)
     with pytest.raises(InputError, match="has 2 labels, the model 3"):
-        export(source, tmp_path / "x", "onnx", validation_file=tmp_path / "dev.tsv", task_name="sst2")
+        export(source, tmp_path / "x", "ctranslate2", validation_file=tmp_path / "dev.tsv", task_name="sst2")
 
 
 def test_a_discriminator_becomes_an_encoder_for_bert(checkpoint, tmp_path):

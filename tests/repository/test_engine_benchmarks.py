@@ -36,10 +36,21 @@ def models(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def glue(data_dir, tmp_path_factory) -> Path:
+    """The first rows of the tasks that the benchmarks read."""
+    folder = tmp_path_factory.mktemp("glue")
+    for task in ("SST-2", "STS-B"):
+        rows = (data_dir / "glue" / task / "dev.tsv").read_text("utf-8").splitlines()[:30]
+        (folder / task).mkdir()
+        (folder / task / "dev.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder
+
+
 @pytest.fixture
-def data(data_dir, models) -> list[str]:
+def data(data_dir, glue, models) -> list[str]:
     squad = data_dir / "squad/dev-v1.1.jsonl.gz"
-    return ["--embedder", str(models / "embedder"), "--glue_dir", str(data_dir / "glue"), "--squad_file", str(squad)]
+    return ["--embedder", str(models / "embedder"), "--glue_dir", str(glue), "--squad_file", str(squad)]
 
 
 def test_engines(models, data, tmp_path, monkeypatch, capsys):
@@ -85,15 +96,13 @@ def test_prediction(models, data, monkeypatch, capsys):
         prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
 
 
-def test_export_heads(models, data_dir, tmp_path, monkeypatch, capsys):
+def test_export_heads(models, glue, tmp_path, monkeypatch, capsys):
     import export_heads
 
     monkeypatch.setattr(export_heads, "TARGETS", ("ctranslate2",))
     (tmp_path / "text.txt").write_text("a text\nand a second one\n")
-    rows = (data_dir / "glue/STS-B/dev.tsv").read_text("utf-8").splitlines()[:30]
-    (tmp_path / "dev.tsv").write_text("\n".join(rows) + "\n")
     family_checkpoints.write_checkpoint(tmp_path / "mlm", "bert", "ForMaskedLM")
-    checkpoints = [f"{models / 'plain'}={tmp_path / 'dev.tsv'}", str(models / "tagger"), str(tmp_path / "mlm")]
+    checkpoints = [f"{models / 'plain'}={glue / 'STS-B/dev.tsv'}", str(models / "tagger"), str(tmp_path / "mlm")]
     export_heads.main(["--checkpoints", *checkpoints, "--text_file", str(tmp_path / "text.txt")])
     _, *table = cells(capsys.readouterr().out)
     assert [row[:2] for row in table] == [["Model", "ctranslate2"], ["ForTokenClassification", "ctranslate2"]]

@@ -49,7 +49,7 @@ def exports(models) -> Path:
     """The same folder with `encoder-onnx`, `encoder-openvino`, `sst2-bert` and so on."""
     for name in ("encoder", "sst2", "reranker"):
         for to in ("onnx", "openvino", "ctranslate2", "bert"):
-            if name == "encoder" or to in ("onnx", "bert") or (name, to) == ("sst2", "openvino"):
+            if name == "encoder" or to in ("onnx", "bert"):
                 export(models / name, models / f"{name}-{to}", to)
     return models
 

@@ -1,6 +1,6 @@
-"""infinity, and sentence-transformers with ONNX Runtime and OpenVINO. They need an environment of their own.
+"""infinity, optimum, and sentence-transformers with ONNX Runtime and OpenVINO, in an environment of their own.
 
-`make test-serve` creates it. Without it, these tests are skipped.
+`make test-serve` creates it and runs these tests.
 """
 
 import json
@@ -16,9 +16,11 @@ import pytest
 from serving_page import ROOT, TEXTS, example
 from transformers import pipeline
 
+from snugbert.export.export import export
+
 BIN = ROOT / ".venv-serve" / "bin"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not (BIN / "infinity_emb").exists(), reason="run `make test-serve`"),
 ]
@@ -39,6 +41,7 @@ def test_sentence_transformers_with_other_backends(exports, embeddings):
 
 
 def test_optimum(exports, models):
+    export(models / "sst2", exports / "sst2-openvino", "openvino")
     program = example("optimum", "python") + "\nimport json\nprint(json.dumps([onnx_scores, openvino_scores]))\n"
     texts = '["A delightful film.", "Not worth the ticket."]'
     assert texts in program
