@@ -3,11 +3,12 @@ r"""`snugbert predict` next to a batched pipeline of transformers with stock BER
     python benchmarks/prediction.py --classifier sst2 --tagger conll --embedder sentence-encoder \
         --glue_dir glue --squad_file squad/dev-v1.1.jsonl.gz
 
-The classifier predicts the sentences of SST-2's dev set. The tagger finds entities in SQuAD's paragraphs, and the
-embedder embeds them, next to sentence-transformers with stock BERT. Each side reads a JSON-lines file, predicts it and
-writes JSON lines. Models are loaded before. Stock BERT has the same weights, converted by `snugbert convert`, and
-batches of `--batch_size`. The sides alternate. A ratio is stock's time / ours in the same round, after one round of
-warmup. Before that, labels, entities and scores must agree. Rows with another label or other entities are counted.
+The classifier predicts the sentences of SST-2's dev set. The tagger finds entities in SQuAD's paragraphs. The embedder
+embeds them, next to a feature-extraction pipeline whose tokens are pooled, and next to sentence-transformers, which
+sorts texts by length. Each side reads a JSON-lines file, predicts it and writes JSON lines. Models are loaded before.
+Stock BERT has the same weights, converted by `snugbert convert`, and batches of `--batch_size`. The sides alternate.
+A ratio is stock's time / ours in the same round, after one round of warmup. Before that, labels, entities and scores
+must agree. Rows with another label or other entities are counted.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import sentence_transformers
+import torch
 from side_by_side import describe_machine, positive
 from transformers import pipeline
 from transformers.utils import logging as transformers_logging
@@ -97,6 +99,8 @@ def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int
         def predict(texts: Iterator[str]) -> Iterator[Any]:
             return iter(encoder.encode(list(texts), batch_size=batch_size, show_progress_bar=False).tolist())
 
+    elif task == "feature-extraction":
+        predict = _make_extractor(model, batch_size)
     else:
         options = {"aggregation_strategy": "first"} if task == "token-classification" else {"truncation": True}
         predictor = pipeline(task, str(model), device="cpu", batch_size=batch_size, **options)
@@ -111,6 +115,28 @@ def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int
         return _read(output)
 
     return run
+
+
+def _make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], Iterator[Any]]:
+    """Returns a function that pools the tokens from a pipeline like the modules of a sentence-transformers folder."""
+    encoder = sentence_transformers.SentenceTransformer(str(model), device="cpu")
+    _, *modules = encoder
+    limits = {"truncation": True, "max_length": encoder.max_seq_length}
+    extract = pipeline(
+        "feature-extraction", str(model), device="cpu", batch_size=batch_size, return_tensors=True, **limits
+    )
+
+    def predict(texts: Iterator[str]) -> Iterator[Any]:
+        texts = list(texts)
+        masks = extract.tokenizer(texts, **limits)["attention_mask"]
+        for mask, tokens in zip(masks, extract(text for text in texts), strict=True):
+            # The pipeline's tensor includes padding.
+            features = {"token_embeddings": tokens[:, : len(mask)], "attention_mask": torch.tensor([mask])}
+            for module in modules:
+                features = module(features)
+            yield features["sentence_embedding"][0].tolist()
+
+    return predict
 
 
 def _read(file: Path) -> Rows:
@@ -182,7 +208,8 @@ def main(argv: list[str]) -> None:
     works = (
         ("classifier, SST-2", "text-classification", args.classifier, sentences),
         ("entities, paragraphs", "token-classification", args.tagger, paragraphs),
-        ("embeddings, paragraphs", "embeddings", args.embedder, paragraphs),
+        ("embeddings, paragraphs", "feature-extraction", args.embedder, paragraphs),
+        ("embeddings, paragraphs, next to sentence-transformers", "embeddings", args.embedder, paragraphs),
     )
     try:
         for work in works:

@@ -88,7 +88,7 @@ def test_prediction(models, data, monkeypatch, capsys):
     arguments = ["--classifier", str(models / "classifier"), "--tagger", str(models / "tagger"), *data]
     prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
     _, *rows = cells(capsys.readouterr().out)
-    assert [row[0].split(",")[0] for row in rows] == ["classifier", "entities", "embeddings"]
+    assert [row[0].split(",")[0] for row in rows] == ["classifier", "entities", "embeddings", "embeddings"]
     for row in rows:
         assert row[1] == "5" and row[5] == "0" and float(row[2].split()[0]) > 0 and float(row[6]) < 1e-4
     monkeypatch.setattr(prediction, "TOLERANCE", 0)
