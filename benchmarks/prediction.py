@@ -1,11 +1,13 @@
-r"""`snugbert predict` next to a batched pipeline of transformers with stock BERT, on the same file.
+r"""`snugbert predict` next to pipelines of transformers and sentence-transformers with stock BERT, on the same file.
 
     python benchmarks/prediction.py --classifier sst2 --tagger conll --embedder sentence-encoder \
         --glue_dir glue --squad_file squad/dev-v1.1.jsonl.gz
 
 The classifier predicts the sentences of SST-2's dev set. The tagger finds entities in SQuAD's paragraphs. The embedder
-embeds them, next to a feature-extraction pipeline whose tokens are pooled, and next to sentence-transformers, which
-sorts texts by length. Each side reads a JSON-lines file, predicts it and writes JSON lines. Models are loaded before.
+embeds these paragraphs. It has two baselines: a feature-extraction pipeline, followed by the model's pooling, and
+sentence-transformers, which sorts texts by length. The pipelines keep the order of the file.
+
+Each side reads a JSON-lines file, predicts it and writes JSON lines. Models are loaded before.
 Stock BERT has the same weights, converted by `snugbert convert`, and batches of `--batch_size`. The sides alternate.
 A ratio is stock's time / ours in the same round, after one round of warmup. Before that, labels, entities and scores
 must agree. Rows with another label or other entities are counted.
@@ -100,7 +102,7 @@ def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int
             return iter(encoder.encode(list(texts), batch_size=batch_size, show_progress_bar=False).tolist())
 
     elif task == "feature-extraction":
-        predict = _make_extractor(model, batch_size)
+        predict = make_extractor(model, batch_size)
     else:
         options = {"aggregation_strategy": "first"} if task == "token-classification" else {"truncation": True}
         predictor = pipeline(task, str(model), device="cpu", batch_size=batch_size, **options)
@@ -117,20 +119,25 @@ def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int
     return run
 
 
-def _make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], Iterator[Any]]:
-    """Returns a function that pools the tokens from a pipeline like the modules of a sentence-transformers folder."""
-    encoder = sentence_transformers.SentenceTransformer(str(model), device="cpu")
+def make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], Iterator[Any]]:
+    """Returns a function that embeds texts with a feature-extraction pipeline and the model's own pooling."""
+    encoder = sentence_transformers.SentenceTransformer(str(model), device="cpu").eval()
     _, *modules = encoder
     limits = {"truncation": True, "max_length": encoder.max_seq_length}
     extract = pipeline(
-        "feature-extraction", str(model), device="cpu", batch_size=batch_size, return_tensors=True, **limits
+        "feature-extraction",
+        str(model),
+        device="cpu",
+        batch_size=batch_size,
+        return_tensors=True,
+        tokenize_kwargs=limits,
     )
 
     def predict(texts: Iterator[str]) -> Iterator[Any]:
         texts = list(texts)
+        # The pipeline's tensors include padding. Tokenizing again to remove it takes less than 1 % of the time.
         masks = extract.tokenizer(texts, **limits)["attention_mask"]
         for mask, tokens in zip(masks, extract(text for text in texts), strict=True):
-            # The pipeline's tensor includes padding.
             features = {"token_embeddings": tokens[:, : len(mask)], "attention_mask": torch.tensor([mask])}
             for module in modules:
                 features = module(features)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import family_checkpoints
+import numpy as np
 import pytest
 from markdown_tables import cells
 from sentence_transformers import SentenceTransformer
@@ -88,12 +89,27 @@ def test_prediction(models, data, monkeypatch, capsys):
     arguments = ["--classifier", str(models / "classifier"), "--tagger", str(models / "tagger"), *data]
     prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
     _, *rows = cells(capsys.readouterr().out)
-    assert [row[0].split(",")[0] for row in rows] == ["classifier", "entities", "embeddings", "embeddings"]
+    assert [row[0] for row in rows] == [
+        "classifier, SST-2",
+        "entities, paragraphs",
+        "embeddings, paragraphs",
+        "embeddings, paragraphs, next to sentence-transformers",
+    ]
     for row in rows:
         assert row[1] == "5" and row[5] == "0" and float(row[2].split()[0]) > 0 and float(row[6]) < 1e-4
     monkeypatch.setattr(prediction, "TOLERANCE", 0)
     with pytest.raises(SystemExit, match=r"scores differ by .* Not measured\."):
         prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
+
+
+def test_the_pipeline_embeds_like_sentence_transformers(models):
+    import prediction
+
+    texts = ["a", "a longer text", "many words " * 100]
+    model = SentenceTransformer(str(models / "embedder"))
+    assert len(model.tokenizer(texts[2])["input_ids"]) > model.max_seq_length
+    found = list(prediction.make_extractor(models / "embedder", batch_size=3)(iter(texts)))
+    np.testing.assert_allclose(found, model.encode(texts), atol=1e-5)
 
 
 def test_export_heads(models, glue, tmp_path, monkeypatch, capsys):

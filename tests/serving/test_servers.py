@@ -20,6 +20,7 @@ from snugbert.export.export import export
 
 BIN = ROOT / ".venv-serve" / "bin"
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.long,
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not (BIN / "infinity_emb").exists(), reason="run `make test-serve`"),
