@@ -27,16 +27,18 @@ from typing import Any
 
 import numpy as np
 import sentence_transformers
-import torch
 from side_by_side import describe_machine, positive
 from transformers import pipeline
 from transformers.utils import logging as transformers_logging
 
 from snugbert.convert import convert
 from snugbert.errors import InputError
+from snugbert.export.export import load_pooling
+from snugbert.json_files import read_json
 from snugbert.prediction.arguments import PredictionArguments
 from snugbert.prediction.predictors import make_predictor
 from snugbert.prediction.run import write_predictions
+from snugbert.sentence_transformers_files import TRANSFORMER
 from snugbert.trainers.rows import read_rows
 
 TOLERANCE = 1e-4  # of scores and embeddings
@@ -120,10 +122,14 @@ def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int
 
 
 def make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], Iterator[Any]]:
-    """Returns a function that embeds texts with a feature-extraction pipeline and the model's own pooling."""
-    encoder = sentence_transformers.SentenceTransformer(str(model), device="cpu").eval()
-    _, *modules = encoder
-    limits = {"truncation": True, "max_length": encoder.max_seq_length}
+    """Returns a function that embeds texts with a feature-extraction pipeline and the model's own pooling.
+
+    Args:
+        model: folder that `snugbert convert` wrote.
+        batch_size: of the pipeline.
+    """
+    pool = load_pooling(model)
+    limits = {"truncation": True, "max_length": read_json(model / TRANSFORMER)["max_seq_length"]}
     extract = pipeline(
         "feature-extraction",
         str(model),
@@ -138,10 +144,7 @@ def make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], It
         # The pipeline's tensors include padding. Tokenizing again to remove it takes less than 1 % of the time.
         masks = extract.tokenizer(texts, **limits)["attention_mask"]
         for mask, tokens in zip(masks, extract(text for text in texts), strict=True):
-            features = {"token_embeddings": tokens[:, : len(mask)], "attention_mask": torch.tensor([mask])}
-            for module in modules:
-                features = module(features)
-            yield features["sentence_embedding"][0].tolist()
+            yield pool(tokens[:, : len(mask)].numpy(), {"attention_mask": np.array([mask])})[0].tolist()
 
     return predict
 

@@ -89,8 +89,8 @@ class ArgumentParser(HfArgumentParser):
         raise InputError(f"{message.rstrip('.')}. `{self.prog} --help` lists the arguments.")
 
 
-def get_hub_arguments(args: Namespace) -> dict[str, Any]:
-    """Returns the arguments of `fetch_checkpoint`."""
+def get_hub_arguments(args: Any) -> dict[str, Any]:
+    """Returns the arguments of `fetch_checkpoint` from those of a command."""
     return {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
 
 

@@ -279,6 +279,11 @@ def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
 
 
+def is_regression(config: PreTrainedConfig) -> bool:
+    """Whether a sequence classifier predicts numbers. As in transformers, one output without `problem_type` does."""
+    return config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
+
+
 def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the maximum number of tokens of an input, including special tokens. `sys.maxsize` means no limit."""
     if model.config.model_type == SnugBertConfig.model_type:

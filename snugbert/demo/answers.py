@@ -15,7 +15,7 @@ from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.models import ModelArguments, is_regression, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.question_answering.answerer import ExtractedAnswer, QuestionAnswerer
 
 # Spans of a text with their labels (None: no label), as in Gradio's HighlightedText.
@@ -142,7 +142,7 @@ def classify(checkpoint: LoadedCheckpoint, text: str, second: str) -> dict[str, 
     """
     config = checkpoint.model.config
     logits = checkpoint.model(**encode(checkpoint, text, second)).logits[0]
-    if config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1):
+    if is_regression(config):
         return ", ".join(f"{value:.4g}" for value in logits.tolist())
     several = config.problem_type == "multi_label_classification"
     probabilities = logits.sigmoid() if several else logits.softmax(dim=-1)

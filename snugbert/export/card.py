@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from snugbert.card_heads_snugbert import CLASSIFIES, HEADS, Head, classifier
 from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
+from snugbert.models import is_regression
 from snugbert.sentence_transformers_files import is_cross_encoder, read_modules
 from snugbert.trainers.card import save_model_card, table
 
@@ -32,7 +33,7 @@ TOKENIZE = """from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained({name})
 batch = dict(tokenizer({inputs}, padding=True, truncation=True, return_tensors="{tensors}"))
 """
-ADD_CHOICES = "batch = {{name: values[None] for name, values in batch.items()}}  # one example with two choices\n"
+ADD_CHOICES = "batch = {name: values[None] for name, values in batch.items()}  # one example with two choices\n"
 FILES = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml", "ctranslate2": "ctranslate2"}
 # Target -> code that runs the model.
 CODE = {
@@ -124,7 +125,7 @@ def _choose_text(head: str, source: Path, model: PreTrainedModel) -> Head:
     if head == "Model" and read_modules(source):
         return EMBEDS
     if head == "ForSequenceClassification":
-        return classifier(is_regression=model.config.problem_type == "regression" or model.config.num_labels == 1)
+        return classifier(is_regression(model.config))
     return HEADS[head]
 
 
@@ -145,7 +146,7 @@ def _write_code(source: Path, name: str, head: str, to: str, model_class: str) -
         return f"{note}```python\n{code}\n```"
     tokenize = TOKENIZE.format(name=quoted, inputs=INPUTS.get(head, TEXTS), tensors="pt" if to == "bert" else "np")
     if head == "ForMultipleChoice" and to != "ctranslate2":
-        tokenize += ADD_CHOICES.format()
+        tokenize += ADD_CHOICES
     code = CODE[to].format(
         name=quoted,
         file=json.dumps(f"{name}/{FILES.get(to, '')}"),

@@ -20,12 +20,11 @@ from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.models import ModelArguments, is_regression, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.packed_batches import pack
 from snugbert.prediction.arguments import PredictionArguments
 from snugbert.question_answering.answerer import QuestionAnswerer
 from snugbert.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
-from snugbert.trainers.glue.labels import Problem
 from snugbert.trainers.glue.layout import find_text_columns
 from snugbert.trainers.glue.task import decode_logits, name_answers
 from snugbert.trainers.ner.data import NerSplit, Sentence
@@ -257,13 +256,10 @@ class TextClassifier(HeadPredictor):
         """Returns `predicted_label`, and `probabilities` unless the model predicts numbers."""
         logits = np.stack(self.compute_logits(self.tokenize(*map(list, zip(*examples, strict=True)))))
         config: Any = self.model.config
-        problem: Problem = config.problem_type or (
-            "regression" if config.num_labels == 1 else "single_label_classification"
-        )
-        if problem == "regression":  # one number, or a list of them
+        if is_regression(config):  # one number, or a list of them
             numbers = logits[:, 0] if logits.shape[1] == 1 else logits
             return [{"predicted_label": number} for number in numbers.tolist()]
-        found = decode_logits(logits, problem)
+        found = decode_logits(logits, config.problem_type or "single_label_classification")
         answers = name_answers(found.answers, self.labels)
         assert found.probabilities is not None
         return [

@@ -20,6 +20,7 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from snugbert.checkpoints import fetch_checkpoint
+from snugbert.command_line import get_hub_arguments
 from snugbert.errors import InputError, format_count
 from snugbert.prediction.arguments import PredictionArguments
 from snugbert.prediction.predictors import Predictor, choose_device, make_predictor
@@ -65,9 +66,7 @@ def predict_file(args: PredictionArguments) -> None:
             written.
     """
     _check_output(args)  # before the model is loaded
-    folder = fetch_checkpoint(
-        str(args.model_name_or_path), revision=args.model_revision, token=args.token, cache_dir=args.cache_dir
-    )
+    folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
     rows = read_rows(Path(str(args.input_file)), log=ReadingLog("replace"))
     predictor = make_predictor(folder, args, [values for _, values in islice(rows, ROWS_TO_INSPECT)])
     write_predictions(args, predictor, folder)

@@ -9,6 +9,8 @@ from markdown_tables import cells
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
+from snugbert.convert import convert
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 LABELS = {0: "negative", 1: "positive"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
@@ -102,13 +104,14 @@ def test_prediction(models, data, monkeypatch, capsys):
         prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
 
 
-def test_the_pipeline_embeds_like_sentence_transformers(models):
+def test_the_pipeline_embeds_like_sentence_transformers(models, tmp_path):
     import prediction
 
     texts = ["a", "a longer text", "many words " * 100]
     model = SentenceTransformer(str(models / "embedder"))
     assert len(model.tokenizer(texts[2])["input_ids"]) > model.max_seq_length
-    found = list(prediction.make_extractor(models / "embedder", batch_size=3)(iter(texts)))
+    convert(models / "embedder", tmp_path / "stock", "bert")
+    found = list(prediction.make_extractor(tmp_path / "stock", batch_size=3)(iter(texts)))
     np.testing.assert_allclose(found, model.encode(texts), atol=1e-5)
 
 
