@@ -35,8 +35,10 @@ def main(argv: list[str]) -> None:
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
     from snugbert.evaluation.run import run
+    from snugbert.shared_cores import share_cores
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("snugbert").setLevel(logging.INFO)
     transformers_logging.disable_progress_bar()  # for reading weights
+    share_cores()
     run(model_args, pairs_args, text_args, args)

@@ -30,9 +30,11 @@ def main(argv: list[str]) -> None:
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets.
     from snugbert.prediction.run import predict_file
+    from snugbert.shared_cores import share_cores
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("snugbert").setLevel(logging.INFO)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()  # for reading weights
+    share_cores()
     predict_file(args)

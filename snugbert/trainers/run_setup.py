@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from snugbert.errors import InputError
+from snugbert.shared_cores import share_cores
 from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments
 
 
@@ -29,6 +30,7 @@ def set_up(training_args: DeviceArguments) -> None:
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     use_one_gpu(training_args)
+    share_cores()
     logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])
     if not torch.accelerator.is_available():
         training_args.dataloader_pin_memory = False  # without a device torch warns in every epoch

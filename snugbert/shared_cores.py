@@ -1,0 +1,91 @@
+"""Shares the cores with other processes: torch's threads stop spinning while the machine is busy.
+
+The threads of an operation wait for each other at its end. GNU's OpenMP (libgomp), which torch uses on Linux, spins
+for milliseconds first, because waking a thread is slow. On a quiet machine this is fastest. If another process has one
+of the cores, a thread spins there while the thread that it waits for waits for the core. Small models have ten
+thousand operations per second, and fall to a third of their speed or less.
+
+libgomp has no function to change this while it runs. But it counts its threads, and if there are more than cores, all
+threads spin a thousand times shorter (`do_spin` in its config/linux/wait.h). So this module adds threads that sleep
+while other processes use the cores, and removes them afterwards. Which thread computes what stays the same, and so
+does every bit of the results.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Set
+from itertools import count
+
+import psutil
+import torch
+
+# With these, the user has chosen how threads wait.
+USER_CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+# A core of which others use less than this stays fast: not spinning costs small models about a fifth of their speed.
+LEAST_SHARE = 0.2
+SECONDS = 1.0  # between measurements
+
+
+def share_cores() -> None:
+    """Starts to watch the load of the machine, until the process ends. Commands call it when they start.
+
+    Does nothing on a machine with an accelerator, with one thread, without libgomp, or if the environment variable
+    OMP_WAIT_POLICY or GOMP_SPINCOUNT is set.
+    """
+    if sys.platform != "linux" or USER_CHOICES & os.environ.keys() or torch.accelerator.is_available():
+        return
+    if torch.get_num_threads() > 1:
+        cores = os.sched_getaffinity(0)
+        loads = (measure_others(cores, SECONDS) for _ in count())
+        threading.Thread(target=follow_loads, args=(loads, len(cores)), name="share_cores", daemon=True).start()
+
+
+def follow_loads(loads: Iterable[float], num_cores: int) -> None:
+    """Stops spinning while other processes need cores that torch uses.
+
+    Args:
+        loads: how many cores the others use, measured again and again.
+        num_cores: cores of the process.
+    """
+    start_spinning: Callable[[], None] | None = None
+    for load in loads:
+        is_busy = load > num_cores - torch.get_num_threads() + LEAST_SHARE
+        if is_busy and start_spinning is None:
+            start_spinning = stop_spinning(num_cores)
+        elif not is_busy and start_spinning is not None:
+            start_spinning()
+            start_spinning = None
+
+
+def measure_others(cores: Set[int], seconds: float) -> float:
+    """Measures how many of `cores` other processes, also children, use on average over the next `seconds`."""
+    start, own = time.perf_counter(), time.process_time()
+    percents = psutil.cpu_percent(seconds, percpu=True)
+    own_cores = (time.process_time() - own) / (time.perf_counter() - start)
+    return sum(percents[core] for core in cores) / 100 - own_cores
+
+
+def stop_spinning(num_cores: int) -> Callable[[], None]:
+    """Makes libgomp's threads sleep instead of spin.
+
+    Args:
+        num_cores: cores of the process when torch was imported.
+
+    Returns:
+        A function that makes them spin again.
+    """
+    done = threading.Event()
+    num_teams = (num_cores - 1) // (torch.get_num_threads() - 1)  # with torch's own team, more threads than cores
+    ready = threading.Barrier(num_teams + 1)
+
+    def keep_team() -> None:
+        torch.ones(2**20)  # large enough for all threads: creates a team that lives as long as this thread
+        ready.wait()
+        done.wait()
+
+    for _ in range(num_teams):
+        threading.Thread(target=keep_team, daemon=True).start()
+    ready.wait()
+    return done.set
