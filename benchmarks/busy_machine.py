@@ -95,7 +95,10 @@ def count_tokens(log: Path, command: list[str]) -> int:
             return forward(self, hidden_states, *args, **kwargs)
 
         SnugBertEncoder.forward = counted  # type: ignore[method-assign]
-        return snugbert_cli.main(command)
+        try:
+            return snugbert_cli.main(command)
+        finally:
+            SnugBertEncoder.forward = forward  # type: ignore[method-assign]
 
 
 class Run:
@@ -151,7 +154,9 @@ class Run:
         return sum(tokens for _, tokens in records[:-1]) / (records[-1][0] - records[0][0])
 
 
-def measure_row(start: Callable[[str, int], Run], busy: Run, rounds: int, window: float) -> dict[str, dict]:
+def measure_row(
+    start: Callable[[str, int], Run], busy: Run, rounds: int, window: float, pause: float = PAUSE
+) -> dict[str, dict[str, list[float]]]:
     """Measures both sides alone, beside a busy process, and beside a second run.
 
     Returns:
@@ -162,14 +167,16 @@ def measure_row(start: Callable[[str, int], Run], busy: Run, rounds: int, window
             runs = {"shared": (shared, shared2), "spinning": (spinning, spinning2)}
             for run in (shared, shared2, spinning, spinning2):
                 run.wait_for_steps(3)
-            rates: dict[str, dict] = {side: {"alone": [], "busy": [], "second": []} for side in SIDES}
+            rates: dict[str, dict[str, list[float]]] = {
+                side: {"alone": [], "busy": [], "second": []} for side in SIDES
+            }
             for _ in range(rounds):
                 for condition in ("alone", "busy", "second"):
                     for side, (first, second) in runs.items():
                         active = {"alone": [first], "busy": [first, busy], "second": [first, second]}[condition]
                         for run in active:
                             run.resume()
-                        time.sleep(PAUSE)
+                        time.sleep(pause)
                         rates[side][condition].append(first.measure(window))
                         for run in active:
                             run.pause()
@@ -181,7 +188,7 @@ def format_cell(values: Sequence[float], digits: int) -> str:
     return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
-def format_rows(size: str, work: str, rates: dict[str, dict]) -> str:
+def format_rows(size: str, work: str, rates: dict[str, dict[str, list[float]]]) -> str:
     """Formats the table's rows of a model and a work. Ratios are taken in the same round."""
     lines = []
     for side, conditions in rates.items():

@@ -793,6 +793,43 @@ def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
         minimal_pairs.main(argv)
 
 
+def test_the_busy_machine(tmp_path):
+    import busy_machine
+
+    # Twenty steps a second, instead of a command.
+    steps = "import struct, sys, time\nwith open(sys.argv[1], 'ab', buffering=0) as stream:\n    while True:\n"
+    steps += "        stream.write(struct.pack('dq', time.monotonic(), 7))\n        time.sleep(0.05)\n"
+    runs = []
+
+    def start(side: str, number: int) -> busy_machine.Run:
+        log = tmp_path / f"{side}-{number}.log"
+        runs.append(busy_machine.Run([sys.executable, "-c", steps, str(log)], busy_machine.SIDES[side], log))
+        return runs[-1]
+
+    busy = busy_machine.Run([sys.executable, "-c", "while True: pass"], {}, tmp_path / "busy.log")
+    with busy:
+        busy.pause()
+        rates = busy_machine.measure_row(start, busy, rounds=1, window=0.3, pause=0.05)
+    assert all(0 < rate[0] < 7 * 20 for side in rates.values() for rate in side.values())
+    # Each run worked in its own turns only: the second ones in one of six.
+    first, second = (len(run.log.read_bytes()) for run in runs[:2])
+    assert second < 0.7 * first
+    shared, spinning = busy_machine.format_rows("tiny", "predict", rates).splitlines()
+    assert shared.startswith("| tiny | predict | shared | ") and spinning.endswith(" | 1.00 (1.00-1.00) |")
+
+
+def test_tokens_of_the_busy_machine_are_counted(minilm, tmp_path):
+    import busy_machine
+
+    (tmp_path / "demo/task").mkdir(parents=True)
+    (tmp_path / "demo/task/train.csv").write_text("sentence,label\n" + "good,a\nfilm,b\n" * 32)
+    (tmp_path / "demo/tokenizer").symlink_to(minilm)
+    command = busy_machine.make_command("fine-tuning", "tiny", tmp_path / "demo", tmp_path / "out")
+    assert busy_machine.count_tokens(tmp_path / "log", [*command, "--max_steps", "2"]) == 0
+    # Two steps of 32 examples: [CLS], a word, [SEP]
+    assert [tokens for _, tokens in busy_machine.RECORD.iter_unpack((tmp_path / "log").read_bytes())] == [96, 96]
+
+
 def read_results(folder: Path, piece: str) -> dict[str, dict]:
     lines = (folder / f"{piece}.jsonl").read_text().splitlines()
     return {row["row"]: row for row in map(json.loads, lines)}
