@@ -26,6 +26,7 @@ from snugbert.modeling_snugbert import (
     SnugBertForReplacedTokenDetection,
     SnugBertPreTrainedModel,
 )
+from snugbert.languages import read_language, store_language
 from snugbert.models import ModelArguments, load_config, load_model
 from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
@@ -198,6 +199,7 @@ def load_pair(
         generator_args = replace(model_args, model_name_or_path=str(folder), config_name=None, config_overrides=None)
         generator_config = load_config(generator_args, tokenizer)
         _check_generator(folder, generator_config, config)
+        store_language(read_language(config), generator_config)
         generator_config.hidden_dropout_prob = config.hidden_dropout_prob
         generator_config.attention_probs_dropout_prob = config.attention_probs_dropout_prob
         generator = load_model(AutoModelForMaskedLM, generator_args, generator_config)
