@@ -85,7 +85,7 @@ def store_language(language: str | None, *targets: PreTrainedConfig | PreTrained
 
 def stored_in_tokenizer(tokenizer: PreTrainedTokenizerBase, name: Any) -> Stored:
     """Returns the language of a tokenizer. `name` is its folder or Hub name."""
-    remedy = 'use another tokenizer, or change "language" in its tokenizer_config.json'
+    remedy = 'change "language" in its tokenizer_config.json'
     return Stored(f"the tokenizer {name}", read_language(tokenizer), remedy)
 
 

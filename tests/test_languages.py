@@ -3,8 +3,8 @@
 import pytest
 
 from snugbert.errors import InputError
-from snugbert.trainers.corpus.arguments import PreparationArguments
 from snugbert.languages import check_language, primary_language
+from snugbert.trainers.corpus.arguments import PreparationArguments
 from snugbert.trainers.corpus.preparation import prepare_corpus
 from snugbert.trainers.documents import split_sentences
 

@@ -85,7 +85,8 @@ def score_text(
         cache_dir: see [`prepare_in_cache`].
 
     Raises:
-        InputError: the text cannot be used, its language contradicts the stored one, `max_seq_length` does not fit the model, or the loss is not finite.
+        InputError: the text cannot be used, its language contradicts the stored one, `max_seq_length` does not fit the
+            model, or the loss is not finite.
     """
     _check_length(args.max_seq_length, model, tokenizer)
     data_args = _choose_examples(args, model)

@@ -59,9 +59,7 @@ def main(argv: list[str]) -> None:
     if tokenizer_args.tokenizer_name is None:
         raise InputError("--tokenizer_name is missing. Give a tokenizer folder or a tokenizer on the Hub.")
     tokenizer = load_tokenizer(tokenizer_args)
-    language = choose_language(
-        text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)]
-    )
+    language = choose_language(text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)])
     text_args.language = language
     parts = plan_parts(text_args, output_args.num_shards)
     folder = Path(output_args.output_dir)

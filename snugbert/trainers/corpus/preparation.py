@@ -21,10 +21,10 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError, format_count
+from snugbert.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus, open_corpus
 from snugbert.trainers.corpus.digests import hash_tokenizer
 from snugbert.trainers.corpus.document_tokenizer import DocumentTokenizer, TokenizedDocuments
-from snugbert.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.trainers.corpus.parallel_map import map_in_order
 from snugbert.trainers.corpus.part_files import (
     DAMAGE,
@@ -86,9 +86,9 @@ def prepare_corpus(
         The corpus, as [`open_corpus`] opens it.
 
     Raises:
-        InputError: the language is not a code, or contradicts the tokenizer's; a file does not exist, cannot be read, or changes while it is read; the
-            text is empty; `folder` holds a corpus with a different text, tokenizer or settings; the disk is full; or
-            a worker process was killed.
+        InputError: the language is not a code, or contradicts the tokenizer's; a file does not exist, cannot be read,
+            or changes while it is read; the text is empty; `folder` holds a corpus with a different text, tokenizer or
+            settings; the disk is full; or a worker process was killed.
     """
     if language is not None:
         check_language(language)

@@ -6,8 +6,8 @@ from typing import Any
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import format_count
-from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.languages import primary_language
+from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments, PretrainingModelArguments
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.corpora import list_sources

@@ -20,13 +20,13 @@ from transformers.utils import ModelOutput
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.errors import InputError
 from snugbert.kernels_snugbert import has_own_kernels
+from snugbert.languages import read_language, store_language
 from snugbert.modeling_snugbert import (
     IGNORE_INDEX,
     SnugBertForMaskedLM,
     SnugBertForReplacedTokenDetection,
     SnugBertPreTrainedModel,
 )
-from snugbert.languages import read_language, store_language
 from snugbert.models import ModelArguments, load_config, load_model
 from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT

@@ -21,8 +21,8 @@ class VocabularyArguments(TextArguments):
     """The text, the vocabulary to learn from it, and where to write it.
 
     Raises:
-        InputError: no text is given, a value is out of range, the language is not a code, a flag and its opposite are given, or the folder of
-            `init` does not exist.
+        InputError: no text is given, a value is out of range, the language is not a code, a flag and its opposite are
+            given, or the folder of `init` does not exist.
     """
 
     output_dir: str = field(metadata={"help": "Folder for the tokenizer, and for the model of --init."})

@@ -70,7 +70,7 @@ class TextSample:
         self.share_with_accents = sum(self._accented.values()) / max(1, words.total())
 
     def find_affected_word(self) -> str | None:
-        """Returns the most frequent word with a capital letter, or with an accent if there are many. None: no such word."""
+        """Returns the most frequent word with a capital letter, or with an accent if there are many, or None."""
         groups = [self._capitalized, self._accented]
         if self.share_with_accents >= MANY_ACCENTS:
             groups.reverse()
