@@ -1,7 +1,7 @@
 """Case and accents: the default for a language, and what it does to the words of a text.
 
 BERT's English models are often uncased: lowercased and without accents. Its multilingual models are cased, because
-accents distinguish words in many languages (https://github.com/google-research/bert/blob/master/multilingual.md).
+accents distinguish words in many languages. Google recommends bert-base-multilingual-cased over its uncased model.
 """
 
 from collections import Counter
@@ -65,26 +65,24 @@ class TextSample:
         self.lines: Iterator[str] = chain(self._start, remaining)
         words = Counter(word for line in self._start for word, _ in _words.pre_tokenize_str(line))
         accented = {word for word in words if _without_accents.normalize_str(word) != _composed.normalize_str(word)}
-        self._accented = {word: words[word] for word in accented}
-        self._capitalized = {word: count for word, count in words.items() if word != word.lower()}
-        self.share_with_accents = sum(self._accented.values()) / max(1, words.total())
+        self.share_with_accents = sum(words[word] for word in accented) / max(1, words.total())
+        if self.share_with_accents < MANY_ACCENTS:
+            accented |= {word for word in words if word != word.lower()}
+        self._affected = {word: words[word] for word in accented}
 
     def find_affected_word(self) -> str | None:
         """Returns the most frequent word with a capital letter, or with an accent if there are many, or None."""
-        groups = [self._capitalized, self._accented]
-        if self.share_with_accents >= MANY_ACCENTS:
-            groups.reverse()
-        words = groups[0] or groups[1]
+        words = self._affected
         return max(words, key=lambda word: (len(word) > 1, words[word], word), default=None)
 
     def find_example(self) -> str:
         """Returns the start of a line, or a part of it, with a word that the settings for case and accents affect."""
-        word = self.find_affected_word()
-        line = next(line for line in self._start if word is None or word in line)
-        start = 0 if word is None else line.index(word)
-        if start + len(word or "") <= EXAMPLE_LENGTH:
-            start = 0
-        return line[start : start + EXAMPLE_LENGTH]
+        for line in self._start:
+            for word, (start, end) in _words.pre_tokenize_str(line):
+                if word in self._affected:
+                    first = 0 if end <= EXAMPLE_LENGTH else start
+                    return line[first : first + EXAMPLE_LENGTH]
+        return self._start[0][:EXAMPLE_LENGTH]
 
     def describe(self, tokenizer: PreTrainedTokenizerBase, casing: dict[str, Any], advice: str) -> str:
         """Describes in one line what a tokenizer does to case and accents.
