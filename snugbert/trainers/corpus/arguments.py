@@ -19,18 +19,17 @@ class PreparationArguments(TextArguments):
     """The text, and how to split it into sentences.
 
     Raises:
-        InputError: a value is out of range, or the language is unknown.
+        InputError: a value is out of range, or the language is not a code.
+
+    Attributes:
+        language: the code. None: the command takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
     """
 
     lines_are_sentences: bool = field(
         default=False, metadata={"help": "Each line is one sentence. By default, lines are split into sentences."}
     )
     language: str | None = field(
-        default=None,
-        metadata={
-            "help": "Language code for splitting lines into sentences. Default: the stored language of the tokenizer, "
-            "the corpus or the checkpoint, or en."
-        },
+        default=None, metadata={"help": "Language code for splitting into sentences. Default: the stored one, or en."}
     )
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "Number of processes for tokenizing. Default: one per core."}

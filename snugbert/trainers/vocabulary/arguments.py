@@ -28,10 +28,7 @@ class VocabularyArguments(TextArguments):
     output_dir: str = field(metadata={"help": "Folder for the tokenizer, and for the model of --init."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})
     language: str | None = field(
-        default=None,
-        metadata={
-            "help": "Language code of the text, which the tokenizer stores. For any but en, case and accents are kept."
-        },
+        default=None, metadata={"help": "Language code of the text. Case and accents are kept for all but en."}
     )
     model: str | None = field(
         default=None,
@@ -52,7 +49,7 @@ class VocabularyArguments(TextArguments):
         metadata={
             "nargs": "?",
             "const": True,
-            "help": "Lowercase all text. Default: the setting of --init, or true for English (byte-bpe: false).",
+            "help": "Lowercase all text. Default: --init's setting, or true for English (byte-bpe: false).",
         },
     )
     no_do_lower_case: bool = field(
@@ -63,7 +60,7 @@ class VocabularyArguments(TextArguments):
         metadata={
             "nargs": "?",
             "const": True,
-            "help": "Remove accents. Default: same as --do_lower_case for English, false for other languages.",
+            "help": "Remove accents. Default: as --do_lower_case for English, otherwise false.",
         },
     )
     no_strip_accents: bool = field(

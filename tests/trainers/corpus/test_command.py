@@ -136,8 +136,8 @@ def test_the_next_command_keeps_what_it_needs(tmp_path, tokenizer, monkeypatch, 
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "--output_dir", "my corpus"]
     flags = ["--language", "de", "--on_bad_text", "skip", "--cache_dir", "cache", "--token", "hf_secret"]
     assert snugbert_command([*arguments, *flags]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "Next: snugbert pretrain --tokenizer_name tok --cache_dir cache --corpus 'my corpus' --on_bad_text skip "
-        f"{format_command('', {'config_name': 'mini', **SMALL_RECIPE_FLAGS}).split(maxsplit=2)[2]} --output_dir pretrained"
-    )
+    names = {"tokenizer_name": "tok", "cache_dir": "cache", "corpus": "my corpus", "on_bad_text": "skip"}
+    model = {"config_name": "mini", **SMALL_RECIPE_FLAGS, "output_dir": "pretrained"}
+    next_command = format_command("pretrain", {**names, **model})
+    assert capsys.readouterr().out.splitlines()[-1] == f"Next: {next_command}"
     assert open_corpus("my corpus", tokenizer).language == "de"
