@@ -11,9 +11,11 @@ from typing import NamedTuple, cast
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
+from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
 from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
+from snugbert.languages import DEFAULT, SEVERAL, primary_language, read_language
 from snugbert.modeling_snugbert import SnugBertForPreTraining
 from snugbert.models import ModelArguments, is_regression, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.question_answering.answerer import ExtractedAnswer, QuestionAnswerer
@@ -24,6 +26,11 @@ Marked = list[tuple[str, str | None]]
 MOST_GUESSES = 8  # per mask
 MOST_ANSWERS = 3  # per question
 NO_ANSWER = "(no answer)"
+ENGLISH_SENTENCES = (
+    "The capital of France is [MASK].",
+    "Open the [MASK] for reading and [MASK].",
+    "She put the [MASK] on the table.",
+)
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -62,6 +69,26 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
     model = load_model(classes[head], args, config, trained=True, **bare)
     device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return LoadedCheckpoint(model.to(device).eval(), tokenizer)  # type: ignore[arg-type]
+
+
+def find_language(checkpoint: LoadedCheckpoint | QuestionAnswerer) -> str:
+    """Returns the language of a model, without region. English if it stores none, or several languages."""
+    stored = read_language(checkpoint.model.config) or read_language(checkpoint.tokenizer)
+    return DEFAULT if stored in (None, SEVERAL) else primary_language(stored)
+
+
+def list_masked_sentences(checkpoint: LoadedCheckpoint) -> list[str]:
+    """Lists sentences to fill, in the language of the checkpoint. Empty if there is none in this language."""
+    language, mask = find_language(checkpoint), str(checkpoint.tokenizer.mask_token)
+    sentences = ENGLISH_SENTENCES if language == DEFAULT else [EXAMPLE_SENTENCES.get(language, "")]
+    return [sentence.replace("[MASK]", mask) for sentence in sentences if sentence]
+
+
+def choose_sentence(checkpoint: LoadedCheckpoint) -> str:
+    """Returns a sentence in the language of the checkpoint, to show attention. Empty if there is none."""
+    if find_language(checkpoint) == DEFAULT:
+        return "The cat sat on the mat because it was tired."
+    return next(iter(list_masked_sentences(checkpoint)), "")
 
 
 def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> BatchEncoding:

@@ -22,6 +22,7 @@ from snugbert.card_snugbert import escape
 from snugbert.demo import answers
 from snugbert.demo.answers import LoadedCheckpoint
 from snugbert.errors import InputError
+from snugbert.languages import DEFAULT
 from snugbert.modeling_snugbert import (
     SnugBertForMaskedLM,
     SnugBertForMultipleChoice,
@@ -166,12 +167,9 @@ def fill_mask_tab(checkpoint: LoadedCheckpoint) -> None:
             for index, words in enumerate(guesses, start=1):
                 gr.Label(words, label=mask if len(guesses) == 1 else f"{mask} {index}")
 
-    sentences = (
-        f"The capital of France is {mask}.",
-        f"Open the {mask} for reading and {mask}.",
-        f"She put the {mask} on the table.",
-    )
-    connect(answers.fill_masks, checkpoint, button, [text], [guesses], [[sentence] for sentence in sentences])
+    examples = [[sentence] for sentence in answers.list_masked_sentences(checkpoint)]
+    language = answers.find_language(checkpoint)
+    connect(answers.fill_masks, checkpoint, button, [text], [guesses], examples, language)
 
 
 def next_sentence_tab(checkpoint: LoadedCheckpoint) -> None:
@@ -336,7 +334,7 @@ def attention_tab(checkpoint: LoadedCheckpoint) -> None:
     """Shows the attention weights of one head, and an overview of all heads."""
     config = checkpoint.model.config
     with gr.Row():
-        text = gr.Textbox("The cat sat on the mat because it was tired.", label="Text", lines=2, scale=2)
+        text = gr.Textbox(answers.choose_sentence(checkpoint), label="Text", lines=2, scale=2)
         second = gr.Textbox(label="Second text (optional)", lines=2)
     with gr.Row():
         layer = number_input("Layer", config.num_hidden_layers)
@@ -370,23 +368,25 @@ def connect(
     inputs: Sequence[FormComponent],
     outputs: Sequence[Component],
     examples: Sequence[list[Any]] = (),
+    language: str = DEFAULT,
 ) -> None:
     """Runs `function` when the button is clicked, Enter is pressed or an example is chosen.
 
     Args:
         function: a function of `answers.py`, or one that draws attention.
-        model: its first argument.
+        model: its first argument, with a model and a tokenizer.
         button: the button.
         inputs: components of its other arguments.
         outputs: components of its results.
         examples: example inputs. Only text columns with different values are displayed.
+        language: language of the examples. If the model is for another one, there are no examples.
     """
     answered = show_errors(partial(function, model))
     texts = {index: component for index, component in enumerate(inputs) if isinstance(component, gr.Textbox)}
     # One call at a time, so that the model can use all cores.
     triggers = [button.click, *(text.submit for text in texts.values())]
     gr.on(triggers, answered, inputs, outputs, concurrency_id="model")
-    if examples:
+    if examples and answers.find_language(model) == language:
         columns = [index for index in texts if len(examples) == 1 or len({row[index] for row in examples}) > 1]
         gr.Examples(
             list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False, visible_columns=columns

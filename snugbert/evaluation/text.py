@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from snugbert.errors import InputError
 from snugbert.evaluation.arguments import HeldOutTextArguments
 from snugbert.evaluation.masked_models import predicts_pairs
+from snugbert.languages import choose_language, stored_in_model
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
 from snugbert.models import max_tokens
 from snugbert.trainers.corpus.corpus import Corpus
@@ -78,15 +79,21 @@ def score_text(
         model: any masked language model of transformers. If it predicts sentence pairs as `BertForPreTraining` does,
             the examples are pairs. Otherwise they are full sentences.
         tokenizer: its tokenizer.
-        args: the text, and the length of the examples.
+        args: the text, and the length of the examples. The default language is the one that the checkpoint or the
+            tokenizer stores, or English.
         batch_size: examples per batch.
         cache_dir: see [`prepare_in_cache`].
 
     Raises:
-        InputError: the text cannot be used, `max_seq_length` does not fit the model, or the loss is not finite.
+        InputError: the text cannot be used, its language contradicts the stored one, `max_seq_length` does not fit the
+            model, or the loss is not finite.
     """
     _check_length(args.max_seq_length, model, tokenizer)
     data_args = _choose_examples(args, model)
+    stored = stored_in_model(
+        model.config, tokenizer, model.config.name_or_path or None, str(tokenizer.name_or_path) or None
+    )
+    data_args.language = choose_language(args.language, stored)
     train, text = load_corpora(data_args, do_train=False, do_eval=True, cache_dir=cache_dir, tokenizer=tokenizer)
     assert text is not None  # `validation_file` is given
     characters = count_characters(data_args)

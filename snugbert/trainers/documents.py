@@ -14,7 +14,7 @@ import pyarrow.parquet
 import sentencex
 
 from snugbert.errors import InputError
-from snugbert.trainers.corpus.languages import splitter_language
+from snugbert.languages import splitter_language
 from snugbert.trainers.rows import read_json_rows
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog, read_numbered_lines

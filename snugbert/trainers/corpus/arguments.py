@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from snugbert.errors import InputError
-from snugbert.trainers.corpus.languages import check_language
+from snugbert.languages import DEFAULT, check_language
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.text_arguments import TextArguments
 
@@ -19,13 +19,18 @@ class PreparationArguments(TextArguments):
     """The text, and how to split it into sentences.
 
     Raises:
-        InputError: a value is out of range, or the language is unknown.
+        InputError: a value is out of range, or the language is not a code.
+
+    Attributes:
+        language: the code. None: the command takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
     """
 
     lines_are_sentences: bool = field(
         default=False, metadata={"help": "Each line is one sentence. By default, lines are split into sentences."}
     )
-    language: str = field(default="en", metadata={"help": "Language code for splitting lines into sentences."})
+    language: str | None = field(
+        default=None, metadata={"help": "Language code for splitting into sentences. Default: the stored one, or en."}
+    )
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "Number of processes for tokenizing. Default: one per core."}
     )
@@ -33,12 +38,13 @@ class PreparationArguments(TextArguments):
     def __post_init__(self):
         super().__post_init__()
         check_ranges(self)
-        check_language(self.language)
+        if self.language is not None:
+            check_language(self.language)
 
     @property
     def sentence_language(self) -> str | None:
         """The language for splitting text into sentences. None if each line is a sentence."""
-        return None if self.lines_are_sentences else self.language
+        return None if self.lines_are_sentences else self.language or DEFAULT
 
 
 @dataclass(kw_only=True)

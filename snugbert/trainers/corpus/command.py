@@ -12,10 +12,13 @@ It also lists and cleans the cache:
     snugbert prepare --clean all
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
+from snugbert.languages import choose_language, stored_in_tokenizer
 from snugbert.models import TokenizerArguments, load_tokenizer
 from snugbert.trainers.corpus.arguments import CacheArguments, OutputArguments, PreparationArguments
 from snugbert.trainers.hints import changed_flags, format_command
@@ -39,6 +42,7 @@ def main(argv: list[str]) -> None:
     from snugbert.trainers.corpus.corpus import open_corpus
     from snugbert.trainers.corpus.preparation import prepare_parts
     from snugbert.trainers.corpus.text_parts import plan_parts
+    from snugbert.trainers.pretraining.guidance import SUGGESTED_SIZE, recipe_flags
 
     if cache_args.clean or cache_args.list:
         if text_args.train_file or text_args.dataset_name or output_args.output_dir:
@@ -55,6 +59,8 @@ def main(argv: list[str]) -> None:
     if tokenizer_args.tokenizer_name is None:
         raise InputError("--tokenizer_name is missing. Give a tokenizer folder or a tokenizer on the Hub.")
     tokenizer = load_tokenizer(tokenizer_args)
+    language = choose_language(text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)])
+    text_args.language = language
     parts = plan_parts(text_args, output_args.num_shards)
     folder = Path(output_args.output_dir)
     prepare_parts(
@@ -64,6 +70,7 @@ def main(argv: list[str]) -> None:
         text_args.sentence_language,
         num_workers=text_args.preprocessing_num_workers,
         replace=output_args.overwrite_output_dir,
+        lines_language=language if text_args.lines_are_sentences else None,
     )
     missing = [part.name for part in parts if not (folder / part.name).exists()]
     if missing:
@@ -72,18 +79,22 @@ def main(argv: list[str]) -> None:
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
     else:
-        print(f"{folder}: {open_corpus(folder, tokenizer)}")
-        print(f"Next: {_suggest_pretraining(tokenizer_args, text_args, folder)}")
+        corpus = open_corpus(folder, tokenizer)
+        print(f"{folder}: {corpus}")
+        recipe = recipe_flags(SUGGESTED_SIZE, len(tokenizer), corpus.num_tokens)
+        print(f"Next: {_suggest_pretraining(tokenizer_args, text_args, folder, recipe)}")
 
 
-def _suggest_pretraining(tokenizer_args: TokenizerArguments, text_args: PreparationArguments, folder: Path) -> str:
+def _suggest_pretraining(
+    tokenizer_args: TokenizerArguments, text_args: PreparationArguments, folder: Path, recipe: Mapping[str, Any]
+) -> str:
     flags = {
         "tokenizer_name": tokenizer_args.tokenizer_name,
         **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
         "corpus": folder,
-        # For --validation_file and the card.
-        **changed_flags(text_args, ("lines_are_sentences", "language", "on_bad_text")),
-        "config_name": "mini",
+        # For --validation_file. The corpus stores the language.
+        **changed_flags(text_args, ("lines_are_sentences", "on_bad_text")),
+        **recipe,
         "output_dir": "pretrained",
     }
     return format_command("pretrain", flags)

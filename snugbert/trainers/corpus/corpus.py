@@ -27,6 +27,7 @@ class Corpus:
         sources: the digest of each text file, or of the dataset, by name.
         settings: everything else that decides the content: the digest of the tokenizer, the language, and which
             documents were kept.
+        language: the language of the text. None: unknown.
         document_starts: number of documents before each block, and in total. *Shape:* (blocks + 1,)
     """
 
@@ -43,6 +44,7 @@ class Corpus:
         self.folder = folder
         self.sources = sources or {}
         self.settings = settings or {}
+        self.language = _find_language(self.settings)
         self.document_starts = np.cumsum([0, *(len(block.documents) - 1 for block in self.blocks)])
 
     @property
@@ -66,6 +68,19 @@ class Corpus:
 
     def __str__(self) -> str:
         return f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} tokens"
+
+
+def _find_language(settings: dict[str, Any]) -> str | None:
+    return settings.get("language") or settings.get("lines_language")
+
+
+def read_corpus_language(folder: str | Path) -> str | None:
+    """Returns the language of a corpus without opening all of it. None: it stores none.
+
+    Raises:
+        InputError: `folder` holds no corpus, or a part is missing or damaged.
+    """
+    return _find_language(read_origin(_find_parts(Path(folder))[0])["settings"])
 
 
 def open_corpus(folder: str | Path, tokenizer: PreTrainedTokenizerBase) -> Corpus:

@@ -21,10 +21,10 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError, format_count
+from snugbert.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.trainers.corpus.corpus import Corpus, open_corpus
 from snugbert.trainers.corpus.digests import hash_tokenizer
 from snugbert.trainers.corpus.document_tokenizer import DocumentTokenizer, TokenizedDocuments
-from snugbert.trainers.corpus.languages import check_language
 from snugbert.trainers.corpus.parallel_map import map_in_order
 from snugbert.trainers.corpus.part_files import (
     DAMAGE,
@@ -53,7 +53,7 @@ def prepare_corpus(
     *,
     text_column_name: str = "text",
     lines_are_sentences: bool = False,
-    language: str = "en",
+    language: str | None = None,
     on_bad_text: OnBadText = "error",
     preprocessing_num_workers: int | None = None,
     overwrite_output_dir: bool = False,
@@ -74,7 +74,8 @@ def prepare_corpus(
         folder: where to write the corpus. It is created if it does not exist.
         text_column_name: the column of .jsonl and .parquet files that holds the text.
         lines_are_sentences: whether each line is one sentence. By default, lines are split into sentences.
-        language: code of the language whose rules split lines into sentences, such as "en".
+        language: code of the language whose rules split lines into sentences, such as "de". Default: the language
+            that the tokenizer stores, or "en".
         on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
             raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
@@ -85,11 +86,13 @@ def prepare_corpus(
         The corpus, as [`open_corpus`] opens it.
 
     Raises:
-        InputError: the language is unknown; a file does not exist, cannot be read, or changes while it is read; the
-            text is empty; `folder` holds a corpus with a different text, tokenizer or settings; the disk is full; or
-            a worker process was killed.
+        InputError: the language is not a code, or contradicts the tokenizer's; a file does not exist, cannot be read,
+            or changes while it is read; the text is empty; `folder` holds a corpus with a different text, tokenizer or
+            settings; the disk is full; or a worker process was killed.
     """
-    check_language(language)
+    if language is not None:
+        check_language(language)
+    language = choose_language(language, [stored_in_tokenizer(tokenizer, tokenizer.name_or_path)])
     patterns = [files] if isinstance(files, str | Path) else files
     text = TextArguments(
         train_file=[str(pattern) for pattern in patterns], text_column_name=text_column_name, on_bad_text=on_bad_text
@@ -99,7 +102,8 @@ def prepare_corpus(
         folder,
         plan_parts(text),
         tokenizer,
-        None if lines_are_sentences else language,
+        None if lines_are_sentences else language or DEFAULT,
+        lines_language=language if lines_are_sentences else None,
         num_workers=preprocessing_num_workers,
         replace=overwrite_output_dir,
         show_progress=show_progress,
@@ -116,6 +120,7 @@ def prepare_parts(
     num_workers: int | None = None,
     replace: bool = False,
     show_progress: bool = True,
+    lines_language: str | None = None,
 ) -> None:
     """Writes the parts of a corpus that are not in `folder` yet, or whose text has changed.
 
@@ -132,6 +137,7 @@ def prepare_parts(
         num_workers: number of processes that tokenize. Default: one per core that this process may use.
         replace: whether to replace parts with a different text, division, tokenizer or settings in `folder`.
         show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
+        lines_language: the language of the text if each line is a sentence. None: unknown.
 
     Raises:
         InputError: the text cannot be read, changes while it is read, or is empty; `folder` holds a part with a
@@ -148,6 +154,8 @@ def prepare_parts(
     on_bad_text = parts[0].text.on_bad_text
     if on_bad_text != "error":  # so corpora from before this setting stay valid
         settings["on_bad_text"] = on_bad_text
+    if lines_language is not None:
+        settings["lines_language"] = lines_language
     try:
         if not _is_complete(folder, parts, settings):
             worker = DocumentTokenizer(tokenizer, language)

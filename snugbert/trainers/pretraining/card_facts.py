@@ -6,8 +6,8 @@ from typing import Any
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import format_count
+from snugbert.languages import primary_language
 from snugbert.trainers.corpus.corpus import Corpus
-from snugbert.trainers.corpus.languages import primary_language
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments, PretrainingModelArguments
 from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.corpora import list_sources
@@ -60,9 +60,8 @@ def write_run_card(
 
 
 def _find_language(data_args: PretrainingDataArguments, train: Corpus | None) -> str | None:
-    """Returns the language of the text. None if lines are sentences and --language is not given."""
-    recorded = None if train is None else train.settings.get("language")  # a prepared corpus may have another one
-    language = recorded or (None if data_args.language == "en" else data_args.language)
+    """Returns the language of the text. None: lines are sentences, and no language is given or stored."""
+    language = data_args.language or (None if train is None else train.language)
     return language and primary_language(language)
 
 

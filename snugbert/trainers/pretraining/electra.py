@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.errors import InputError
 from snugbert.kernels_snugbert import has_own_kernels
+from snugbert.languages import read_language, store_language
 from snugbert.modeling_snugbert import (
     IGNORE_INDEX,
     SnugBertForMaskedLM,
@@ -198,6 +199,7 @@ def load_pair(
         generator_args = replace(model_args, model_name_or_path=str(folder), config_name=None, config_overrides=None)
         generator_config = load_config(generator_args, tokenizer)
         _check_generator(folder, generator_config, config)
+        store_language(read_language(config), generator_config)
         generator_config.hidden_dropout_prob = config.hidden_dropout_prob
         generator_config.attention_probs_dropout_prob = config.attention_probs_dropout_prob
         generator = load_model(AutoModelForMaskedLM, generator_args, generator_config)

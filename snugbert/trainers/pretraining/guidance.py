@@ -5,12 +5,28 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.trainers.pretraining.batches import Phase, count_epochs
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 logger = logging.getLogger(__name__)
 
 SMALL_RECIPE = "examples/pretrain_small_corpus.yaml"
+# Its settings as flags of `snugbert pretrain`, because the package has no examples. Without the settings for
+# evaluation, the device and checkpoints, and without those that equal a default.
+SMALL_RECIPE_FLAGS = {
+    "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
+    "bigram_init": "true",
+    "phases": "64:90%,128:10%",
+    "mlm_probability": "0.3",
+    "num_train_epochs": "1",
+    "per_device_train_batch_size": "64",
+    "optim": "muon",
+    "learning_rate": "4e-3",
+    "warmup_steps": "0.05",
+    "adam_beta2": "0.98",
+}
+SUGGESTED_SIZE = "mini"  # the size of the recipe, which other commands suggest
 
 # Nats by which the masked token loss should be below the frequency baseline after some tokens. Every measured run of
 # mini and small gained more than 2.0, and a run of tiny 1.9.
@@ -30,6 +46,19 @@ def count_layer_parameters(config: PreTrainedConfig) -> int:
 def has_expectation(config: PreTrainedConfig) -> bool:
     """Whether a model is like the measured ones: not larger than small, and with a vocabulary of words or pieces."""
     return count_layer_parameters(config) <= LARGEST_MODEL and config.vocab_size >= SMALLEST_VOCABULARY
+
+
+def recipe_flags(size: str, vocab_size: int, corpus_tokens: float) -> dict[str, str]:
+    """Returns the flags of `snugbert pretrain` for a new model: its size, and the small recipe if that fits.
+
+    Args:
+        size: a named size.
+        vocab_size: number of tokens in the vocabulary.
+        corpus_tokens: number of tokens in the training text.
+    """
+    config = SnugBertConfig.from_size(size, vocab_size=vocab_size)
+    fits = has_expectation(config) and corpus_tokens <= LARGEST_TEXT
+    return {"config_name": size, **(SMALL_RECIPE_FLAGS if fits else {})}
 
 
 def log_recipe(phases: Sequence[Phase], model: PreTrainedModel) -> None:

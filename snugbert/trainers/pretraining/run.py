@@ -25,9 +25,10 @@ from transformers.trainer_utils import IntervalStrategy
 from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.errors import InputError
+from snugbert.languages import Stored, choose_language, store_language, stored_in_model
 from snugbert.models import load_config, load_model, load_tokenizer
 from snugbert.students import hash_model
-from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.trainers.corpus.corpus import Corpus, read_corpus_language
 from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.log_lines import format_duration
@@ -64,6 +65,8 @@ from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
+
+FINE_TUNING_FILES = {"train_file": "train.csv", "validation_file": "dev.csv"}  # in the suggested next command
 
 
 def run(
@@ -104,6 +107,7 @@ def run(
     if data_args.bigram_init:
         _check_bigram_init(model_args, data_args, config)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
+    _choose_language(model_args, data_args, tokenizer, config)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
         data_args.mlm_probability,
@@ -117,6 +121,26 @@ def run(
         return
     with lock_output_dir(training_args):
         _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, teacher_config, collator)
+
+
+def _choose_language(
+    model_args: PretrainingModelArguments,
+    data_args: PretrainingDataArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    config: SnugBertConfig,
+) -> None:
+    """Sets the language of the text, and stores it in the model and the tokenizer that the run saves."""
+    start = model_args.teacher_name_or_path if model_args.model_name_or_path is None else model_args.model_name_or_path
+    if start is None:
+        vars(config).pop("language", None)  # --config_name may be a trained model
+    stored = stored_in_model(config, tokenizer, start, model_args.tokenizer_name)
+    if data_args.corpus is not None:
+        corpus = Stored(
+            f"the corpus {data_args.corpus}", read_corpus_language(data_args.corpus), "prepare the text again"
+        )
+        stored = [corpus, *stored]
+    data_args.language = choose_language(data_args.language, stored)
+    store_language(data_args.language, config, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -407,5 +431,5 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: di
         if (output_dir / file).exists():  # only ELECTRA has a generator, and a short run has no plot
             print(f"{name:<12}{output_dir / file}")
     if trained:
-        flags = {"model_name_or_path": output_dir, **hub_flags, "task_name": "sst2", "output_dir": "sst2"}
-        print(f"\nNext, fine-tune it:\n  {format_command('glue', flags)}")
+        flags = {"model_name_or_path": output_dir, **hub_flags, **FINE_TUNING_FILES, "output_dir": "classifier"}
+        print(f"\nNext, fine-tune it on texts with labels:\n  {format_command('glue', flags)}")

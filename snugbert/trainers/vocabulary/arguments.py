@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snugbert.errors import InputError
+from snugbert.languages import check_language
 from snugbert.models import check_folder
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.text_arguments import TextArguments
@@ -20,12 +21,15 @@ class VocabularyArguments(TextArguments):
     """The text, the vocabulary to learn from it, and where to write it.
 
     Raises:
-        InputError: no text is given, a value is out of range, a flag and its opposite are given, or the folder of
-            `init` does not exist.
+        InputError: no text is given, a value is out of range, the language is not a code, a flag and its opposite are
+            given, or the folder of `init` does not exist.
     """
 
     output_dir: str = field(metadata={"help": "Folder for the tokenizer, and for the model of --init."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})
+    language: str | None = field(
+        default=None, metadata={"help": "Language code of the text. Case and accents are kept for all but en."}
+    )
     model: str | None = field(
         default=None,
         metadata={"choices": KINDS, "help": "Kind of tokenizer. Default: wordpiece, or the kind of --init."},
@@ -45,14 +49,22 @@ class VocabularyArguments(TextArguments):
         metadata={
             "nargs": "?",
             "const": True,
-            "help": "Lowercase all text. Default: the setting of --init, or true (byte-bpe: false).",
+            "help": "Lowercase all text. Default: --init's setting, or true for English (byte-bpe: false).",
         },
     )
     no_do_lower_case: bool = field(
         default=False, metadata={"advanced": True, "help": "Same as --do_lower_case false."}
     )
     strip_accents: bool | None = field(
-        default=None, metadata={"help": "Remove accents. Default: same as --do_lower_case."}
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Remove accents. Default: as --do_lower_case for English, otherwise false.",
+        },
+    )
+    no_strip_accents: bool = field(
+        default=False, metadata={"advanced": True, "help": "Same as --strip_accents false."}
     )
     tokenize_chinese_chars: bool | None = field(
         default=None,
@@ -67,7 +79,9 @@ class VocabularyArguments(TextArguments):
         if not self.train_file and self.dataset_name is None:
             raise InputError("no text. Give --train_file or --dataset_name.")
         check_ranges(self)
-        for name in ("do_lower_case", "tokenize_chinese_chars"):
+        if self.language is not None:
+            check_language(self.language)
+        for name in CASING:
             if getattr(self, f"no_{name}"):
                 if getattr(self, name):
                     raise InputError(f"--{name} and --no_{name} exclude each other. Give one of them.")

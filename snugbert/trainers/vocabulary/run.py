@@ -12,15 +12,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBac
 from transformers.utils import logging as transformers_logging
 
 from snugbert.errors import InputError
+from snugbert.languages import choose_language, read_language, store_language, stored_in_tokenizer
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.models import ModelArguments, TokenizerArguments, load_tokenizer
 from snugbert.trainers.documents import find_files, read_dataset_documents, read_lines
 from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, remove_generator
 from snugbert.trainers.pretraining.electra import find_generator
+from snugbert.trainers.pretraining.guidance import SUGGESTED_SIZE, recipe_flags
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog
 from snugbert.trainers.vocabulary.arguments import VocabularyArguments
+from snugbert.trainers.vocabulary.casing import MANY_ACCENTS, TextSample, default_casing, strips_accents
 from snugbert.trainers.vocabulary.extension import (
     Extension,
     extend_model,
@@ -36,7 +39,8 @@ from snugbert.writing import writing
 
 Flags = dict[str, Any]
 
-WRITTEN_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+# Files that mark a folder as a tokenizer or a model.
+MARKING_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
 def run(args: VocabularyArguments) -> None:
@@ -56,9 +60,11 @@ def run(args: VocabularyArguments) -> None:
         source = args.dataset_name or ", ".join(args.train_file)
         raise InputError(f"{source}: the text is empty.{summary}")
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
+    before = _list_files(output_dir)
+    sample = TextSample(chain([first_line], lines))
 
     learn = _learn if args.init is None else _extend
-    tokenizer, model_flags = learn(args, output_dir, chain([first_line], lines))
+    tokenizer, model_flags = learn(args, output_dir, sample)
     with writing(output_dir, "run the same command again"):
         _save(tokenizer, output_dir)
 
@@ -69,16 +75,25 @@ def run(args: VocabularyArguments) -> None:
         )
     if summary := log.summarize():
         print(f"Note: {summary}")
-    example = first_line[:100]
+    example = sample.find_example()
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
-    written = [name for name in WRITTEN_FILES if (output_dir / name).exists()]
+    written = sorted(name for name, version in _list_files(output_dir).items() if before.get(name) != version)
     print(f"Written to {output_dir}: {', '.join(written)}")
     flags = {**model_flags, **_text_flags(args), "output_dir": "pretrained"}
-    print(f"Next: {format_command('pretrain', flags)}\nAdd --language if the text is not English.")
+    print(f"Next: {format_command('pretrain', flags)}")
+    if read_language(tokenizer) is None:
+        print("Add --language if the text is not English.")
+
+
+def _list_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns the inode and the time of the last change of each file that this command may write."""
+    files = [file for each in (folder, folder / GENERATOR_FOLDER) for file in each.glob("*") if file.is_file()]
+    versions = {file: file.stat() for file in files}
+    return {str(file.relative_to(folder)): (stat.st_ino, stat.st_mtime_ns) for file, stat in versions.items()}
 
 
 def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
-    if any((output_dir / name).exists() for name in WRITTEN_FILES) and not overwrite:
+    if any((output_dir / name).exists() for name in MARKING_FILES) and not overwrite:
         raise InputError(
             f"--output_dir: {output_dir} already contains a tokenizer or a model. Choose another folder, or set "
             "--overwrite_output_dir to replace it."
@@ -87,40 +102,61 @@ def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
 
 
-def _learn(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, Flags]:
+def _learn(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
     """Learns a new tokenizer. Also returns flags of `snugbert pretrain` that name it and a model."""
     kind: Kind = args.model or "wordpiece"  # type: ignore[assignment]
-    words = count_words(lines, make_tokenizer(kind, **args.casing))
+    casing = default_casing(args.language, kind, args.casing)
+    words = count_words(sample.lines, make_tokenizer(kind, **casing))
     tokens, merges = learn_tokens(words, args.vocab_size, args.min_frequency, kind)
+    tokenizer = make_tokenizer(kind, tokens, merges, **casing)
+    store_language(args.language, tokenizer)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
-    return make_tokenizer(kind, tokens, merges, **args.casing), _new_model(output_dir)
+    print(sample.describe(tokenizer, casing, _advise(args, sample, casing)))
+    return tokenizer, _new_model(output_dir, tokenizer, words)
 
 
-def _new_model(output_dir: Path) -> Flags:
-    return {"tokenizer_name": output_dir, "config_name": "mini"}
+def _advise(args: VocabularyArguments, sample: TextSample, casing: dict[str, Any]) -> str:
+    """Returns how to change the settings for case and accents."""
+    forgotten = args.language is None and args.strip_accents is None and strips_accents(casing)
+    if forgotten and sample.share_with_accents >= MANY_ACCENTS:
+        return (
+            f"{sample.share_with_accents:.1%} of the words have accents. If the text is not English, add --language, "
+            "such as --language de, which keeps case and accents."
+        )
+    flags = ["--no_do_lower_case" if casing["do_lower_case"] else "--do_lower_case"]
+    flags.append("--no_strip_accents" if strips_accents(casing) else "--strip_accents")
+    return f"To change this: {' or '.join([*flags, *(['--language'] if args.language is None else [])])}."
 
 
-def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, Flags]:
+def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Counter[str]) -> Flags:
+    num_tokens = words.total() * tokens_per_word(words, tokenizer)
+    return {"tokenizer_name": output_dir, **recipe_flags(SUGGESTED_SIZE, len(tokenizer), num_tokens)}
+
+
+def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
     """Extends the tokenizer of `init`, and its model if there is one. Also returns flags as `_learn` does."""
     name = str(args.init)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
     kind, settings = read_settings(old, name)
+    language = choose_language(args.language, [stored_in_tokenizer(old, name)])
     _check_init(args, old, name, kind, settings)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     model = load_init_model(name)
-    words = count_words(lines, make_tokenizer(kind, **settings))
+    words = count_words(sample.lines, make_tokenizer(kind, **settings))
     extension = learn_extension(words, old, args.vocab_size - len(old), args.min_frequency)
     tokenizer = extend_tokenizer(old, extension, name)
+    store_language(language, tokenizer)
     print(
         f"Added {len(extension.tokens):,} tokens to the {len(old):,} of {name}, from {_format_counts(words)}.\n"
         f"Tokens per word: {tokens_per_word(words, old):.3f} before, {tokens_per_word(words, tokenizer):.3f} now."
     )
+    print(sample.describe(tokenizer, settings, f"These settings of {name} hold."))
     unknown = 1 - extension.num_words / max(1, words.total())
     if unknown:
         print(f"Note: {unknown:.2%} of the words contain a character without a token in {name}. They stay [UNK].")
     if model is None:
         print(f"{name} has no model (config.json), so only the tokenizer was extended.")
-        return tokenizer, _new_model(output_dir)
+        return tokenizer, _new_model(output_dir, tokenizer, words)
     is_electra = isinstance(model, SnugBertForReplacedTokenDetection)
     generator = _load_generator(name) if is_electra else None  # before anything is written
     remove_generator(output_dir)

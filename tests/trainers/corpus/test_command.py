@@ -10,6 +10,8 @@ from prepared import content, prepare
 import snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.corpus import open_corpus
+from snugbert.trainers.hints import format_command
+from snugbert.trainers.pretraining.guidance import SMALL_RECIPE_FLAGS
 from snugbert_cli import main as snugbert_command
 
 
@@ -127,14 +129,15 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
 
 
 def test_the_next_command_keeps_what_it_needs(tmp_path, tokenizer, monkeypatch, capsys):
-    """--on_bad_text is for the validation text, --language also for the model card. The token stays secret."""
+    """--on_bad_text is for the validation text. The corpus stores the language. The token stays secret."""
     monkeypatch.chdir(tmp_path)
     tokenizer.save_pretrained("tok")
     Path("text.txt").write_text("Ein Satz. Noch einer.\n")
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "--output_dir", "my corpus"]
     flags = ["--language", "de", "--on_bad_text", "skip", "--cache_dir", "cache", "--token", "hf_secret"]
     assert snugbert_command([*arguments, *flags]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "Next: snugbert pretrain --tokenizer_name tok --cache_dir cache --corpus 'my corpus' --on_bad_text skip "
-        "--language de --config_name mini --output_dir pretrained"
-    )
+    names = {"tokenizer_name": "tok", "cache_dir": "cache", "corpus": "my corpus", "on_bad_text": "skip"}
+    model = {"config_name": "mini", **SMALL_RECIPE_FLAGS, "output_dir": "pretrained"}
+    next_command = format_command("pretrain", {**names, **model})
+    assert capsys.readouterr().out.splitlines()[-1] == f"Next: {next_command}"
+    assert open_corpus("my corpus", tokenizer).language == "de"

@@ -1,12 +1,15 @@
 """Which recipe the log names, and when a run near the frequency baseline gets a warning."""
 
 import logging
+from pathlib import Path
 
 import pytest
+import yaml
 from transformers import TrainerState
 
 import snugbert
-from snugbert.trainers.pretraining.guidance import EXPECTED_GAIN, describe_recipe, warn_at_baseline
+from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
+from snugbert.trainers.pretraining.guidance import EXPECTED_GAIN, describe_recipe, recipe_flags, warn_at_baseline
 from snugbert.trainers.pretraining.guidance import SMALL_RECIPE as RECIPE
 
 LIMITS = "vocabularies of at least 1,000 tokens, and up to 200,000,000 tokens of text."
@@ -72,3 +75,15 @@ def test_a_run_near_the_baseline_is_warned_once_when_it_should_be_below_it(size,
 @pytest.mark.parametrize(("size", "vocab_size"), [("medium", 8_192), ("large", 8_192), ("mini", 30)])
 def test_a_model_unlike_the_measured_ones_has_no_warning(size, vocab_size, caplog):
     assert warnings_of(caplog, size, dict.fromkeys(range(1, 9), 0.0), vocab_size=vocab_size) == []
+
+
+def test_the_recipe_as_flags_equals_the_file():
+    """Except the files, the validation, the checkpoints, the device, and the defaults of a flag."""
+    yaml_file = Path(__file__).parents[3] / RECIPE
+    recipe = yaml.load(yaml_file.read_text(), yaml.BaseLoader)
+    rest = {"train_file", "validation_file", "tokenizer_name", "output_dir", "use_cpu", "bf16", "seed"}
+    rest |= {name for name in recipe if "eval" in name or "save" in name}
+    flags = recipe_flags("mini", 8_192, 12_000_000)
+    assert flags == {name: value for name, value in recipe.items() if name not in rest | {"max_seq_length"}}
+    assert PretrainingDataArguments(train_file=["text.txt"]).max_seq_length == int(recipe["max_seq_length"])
+    assert recipe_flags("mini", 999, 12_000_000) == recipe_flags("mini", 8_192, 200_000_001) == {"config_name": "mini"}

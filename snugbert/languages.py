@@ -1,0 +1,139 @@
+"""Language codes: the codes that `--language` accepts, and the language that a tokenizer or a checkpoint stores.
+
+`tokenizer_config.json` and `config.json` store it as `language`, which transformers keeps when it loads, saves and
+pushes them.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from snugbert.errors import InputError
+
+CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")  # ISO 639, and the region, the script or the variety
+REGION = re.compile(r"-([a-z]{2}|[0-9]{3})$")
+DEFAULT = "en"  # the language of text if none is given or stored
+SEVERAL = "mul"  # ISO 639-2: several languages
+
+
+class Stored(NamedTuple):
+    """The language that a file stores.
+
+    Attributes:
+        place: what stores it, for messages.
+        language: its code. None: it stores none.
+        remedy: how to change it, for messages.
+    """
+
+    place: str
+    language: str | None
+    remedy: str
+
+
+def check_language(code: str) -> None:
+    """Checks that a language code has the form of one: `de`, `nds`, `pt-br`, `zh-hans`.
+
+    Raises:
+        InputError: it does not.
+    """
+    if CODE.fullmatch(code):
+        return
+    corrected = code.strip().lower()
+    hint = (
+        f"Did you mean {corrected}?"
+        if CODE.fullmatch(corrected)
+        else "Give an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar one."
+    )
+    raise InputError(f"--language {code!r} is not a language code. {hint}")
+
+
+def primary_language(code: str) -> str:
+    """Returns the code without region, script and variety: `pt` for `pt-br`."""
+    return re.split("[-_]", code)[0]
+
+
+def splitter_language(code: str) -> str:
+    """Returns the code for sentencex. It has scripts and varieties (`zh-hans`), but only a few regions.
+
+    sentencex splits text in an unknown language by the rules of English.
+    """
+    return REGION.sub("", code.lower().replace("_", "-"))
+
+
+def read_language(source: PreTrainedConfig | PreTrainedTokenizerBase) -> str | None:
+    """Returns the language that a configuration or a tokenizer stores. None: it stores none.
+
+    Values that are not a code do not count. FARM, for example, wrote `"language": "english"` into configurations.
+    """
+    if isinstance(source, PreTrainedTokenizerBase):
+        value = source.init_kwargs.get("language")
+    else:
+        value = getattr(source, "language", None)
+    return value if isinstance(value, str) and CODE.fullmatch(value) else None
+
+
+def store_language(language: str | None, *targets: PreTrainedConfig | PreTrainedTokenizerBase) -> None:
+    """Stores a language in configurations and tokenizers. `save_pretrained` writes it. None changes nothing."""
+    for target in targets if language is not None else ():
+        if isinstance(target, PreTrainedTokenizerBase):
+            target.init_kwargs["language"] = language
+        else:
+            target.language = language  # type: ignore[attr-defined]
+
+
+def stored_in_tokenizer(tokenizer: PreTrainedTokenizerBase, name: Any) -> Stored:
+    """Returns the language of a tokenizer. `name` is its folder or Hub name."""
+    remedy = 'change "language" in its tokenizer_config.json'
+    return Stored(f"the tokenizer {name}", read_language(tokenizer), remedy)
+
+
+def stored_in_model(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str | None, tokenizer_name: str | None
+) -> list[Stored]:
+    """Returns the languages of a checkpoint and of a tokenizer.
+
+    If the checkpoint stores one, it replaces the language of its own tokenizer.
+
+    Args:
+        config: configuration of the checkpoint.
+        tokenizer: the tokenizer.
+        name: folder or Hub name of the checkpoint. None: the weights are random and have no language.
+        tokenizer_name: folder or Hub name of the tokenizer. None: the checkpoint's own.
+    """
+    in_tokenizer = stored_in_tokenizer(tokenizer, tokenizer_name or name)
+    if name is None:
+        return [in_tokenizer]
+    remedy = "change the language of the checkpoint with --config_overrides language=CODE"
+    in_checkpoint = Stored(f"the checkpoint {name}", read_language(config), remedy)
+    if in_checkpoint.language is not None and tokenizer_name in (None, name):
+        return [in_checkpoint]
+    return [in_checkpoint, in_tokenizer]
+
+
+def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
+    """Returns the language of a text: `--language`, or what the files of a command store. None: unknown.
+
+    A region, script or variety is no contradiction: `pt` and `pt-br`. `mul` (several languages) contradicts none.
+
+    Args:
+        given: `--language`, or None.
+        stored: languages of the files, the most specific first.
+
+    Raises:
+        InputError: two of them contradict each other.
+    """
+    known = [each for each in stored if each.language is not None]
+    single = [each for each in known if each.language != SEVERAL]
+    for each in single:
+        if given is not None and primary_language(given) != primary_language(str(each.language)):
+            raise InputError(
+                f"--language {given}: {each.place} stores {each.language}. Remove the flag, or {each.remedy}."
+            )
+        if primary_language(str(each.language)) != primary_language(str(single[0].language)):
+            raise InputError(
+                f"{single[0].place} stores the language {single[0].language}, but {each.place} stores "
+                f"{each.language}. To continue, {single[0].remedy}, or {each.remedy}."
+            )
+    return given or next((each.language for each in single or known), None)
