@@ -603,7 +603,9 @@ def run_pretraining(args: argparse.Namespace, name: str, *flags: str) -> dict[st
     return {
         "job_seconds": seconds,
         "tokens_per_second": median(line["tokens_per_second"] for line in steady),
-        "mfu": median(line["mfu"] for line in steady),
+        **(
+            {"mfu": median(line["mfu"] for line in steady)} if "mfu" in steady[0] else {}
+        ),  # not in a rehearsal on a CPU
         "losses": [line["loss"] for line in logged],
     }
 

@@ -22,7 +22,9 @@ def set_up(training_args: DeviceArguments) -> None:
     Raises:
         InputError: with `--push_to_hub`, the Hub cannot be reached or rejects the token.
     """
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    from snugbert.trainers.log_lines import LogHandler  # only here, because `--help` works without Trainer
+
+    logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
     level = logging.INFO if training_args.should_log else logging.ERROR
     logging.getLogger("snugbert").setLevel(level)
     # Our log lines replace Trainer's INFO lines. Its warnings stay.

@@ -1,7 +1,7 @@
 """What to try if the scores of a run do not beat the baseline, or are uncertain."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.intervals import Interval
@@ -9,6 +9,8 @@ from snugbert.trainers.finetuning.tables import format_metric, is_score, set_tit
 from snugbert.trainers.finetuning.task import FineTuningTask
 
 LOWER_IS_BETTER = ("loss", "mse")
+# Overfitting: the last validation loss relative to the lowest one, and the last training loss relative to the first.
+RISE, REST = 1.1, 0.1
 WIDE = 10  # points on the scale up to 100; wider intervals get a warning
 
 
@@ -67,6 +69,29 @@ def describe_wide_intervals(
         elif width == 0:
             sentences.append(f"{title}: the 95 % interval has width 0. It is too narrow. {remedy}")
     return sentences
+
+
+def describe_overfitting(log_history: Sequence[Mapping[str, float]], args: FineTuningArguments) -> str | None:
+    """Returns a sentence if the validation loss rose while the training loss fell to almost zero. None: it did not.
+
+    Args:
+        log_history: `trainer.state.log_history`.
+        args: the settings of the run. With `load_best_model_at_end`, there is no sentence.
+    """
+    training = [line["loss"] for line in log_history if "loss" in line]
+    validation = [(line["eval_loss"], line["epoch"]) for line in log_history if "eval_loss" in line]
+    if args.load_best_model_at_end or len(validation) < 2:
+        return None
+    (lowest, epoch), (last, _) = min(validation), validation[-1]
+    ending = training[-math.ceil(len(training) / 10) :]  # the loss of one line is noisy
+    loss = sum(ending) / max(len(ending), 1)
+    if not ending or last < RISE * lowest or loss > REST * training[0]:
+        return None
+    return (
+        f"The validation loss rose from {lowest:.4f} (epoch {epoch:.3g}) to {last:.4f}, while the training loss fell to "
+        f"{loss:.4f}. To keep the model with the best {str(args.metric_for_best_model).replace('_', ' ')}, add "
+        "--load_best_model_at_end true."
+    )
 
 
 def _suggest(args: FineTuningArguments, trained: bool) -> str:

@@ -42,7 +42,7 @@ from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, pla
 from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams, share_weights
 from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.distillation import (
     list_student_layers,
@@ -253,6 +253,7 @@ def _prepare_data(
             check_data_settings(checkpoint, settings)
     validation: PretrainingDataset | None = None
     if validation_corpus is not None:
+        log_first_epoch("validation text")
         validation = make_dataset(
             validation_corpus,
             "validation text",
@@ -373,6 +374,7 @@ def _plan(
     epochs_dir: Path,
 ) -> list[Phase]:
     """Plans the phases of the run, and logs them."""
+    log_first_epoch("training text")
     datasets = [
         make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, training_args.examples_seed)
         for length, _ in data_args.lengths_and_shares

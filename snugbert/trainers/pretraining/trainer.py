@@ -155,9 +155,10 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     def _begin(self, state: TrainerState) -> None:
         self._load_log(state)
-        precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
-        self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        if self.args.device.type != "cpu":
+            precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
+            precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
+            self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
         check_processes(self.phases)
         self._train_counts = count_dataset(self.phases[0].dataset)
         if self._train_counts is not None:
