@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 
-import torch
 from huggingface_hub import HfApi
 from huggingface_hub.utils import httpx
 from transformers import TrainingArguments
@@ -32,8 +31,6 @@ def set_up(training_args: DeviceArguments) -> None:
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     use_one_gpu(training_args)
     logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])
-    if not torch.accelerator.is_available():
-        training_args.dataloader_pin_memory = False  # without a device torch warns in every epoch
     move_hub_token(training_args)
     if training_args.push_to_hub and training_args.should_save:
         _check_hub(training_args.hub_token)

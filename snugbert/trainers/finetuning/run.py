@@ -33,6 +33,7 @@ from snugbert.trainers.finetuning.card import write_finetuning_card
 from snugbert.trainers.finetuning.guidance import (
     LOWER_IS_BETTER,
     describe_overfitting,
+    describe_perfect_scores,
     describe_shortfalls,
     describe_wide_intervals,
 )
@@ -42,7 +43,12 @@ from snugbert.trainers.finetuning.results import RESULTS, RunResults, contains_m
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
 from snugbert.trainers.finetuning.tables import set_title
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
-from snugbert.trainers.finetuning.trainer import EarlyStopping, FewerEvaluations, FineTuningTrainer, reinitialize_layers
+from snugbert.trainers.finetuning.trainer import (
+    EarlyStopping,
+    FewerEvaluations,
+    FineTuningTrainer,
+    reinitialize_layers,
+)
 from snugbert.trainers.output_folder import (
     check_output_dir,
     clear_output_dir,
@@ -230,10 +236,11 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         metrics[name], intervals[name], losses[name] = evaluate(trainer, evaluation_set)
     results = collect_results(task, model_args, args, training, metrics, trainer.changes)
     results["intervals"] = intervals
-    for sentence in describe_wide_intervals(task, intervals, "Evaluate on more examples."):
+    wide = describe_wide_intervals(task, intervals, "Evaluate on more examples.")
+    for sentence in [*wide, *describe_perfect_scores(task, intervals)]:
         logger.warning(sentence)
-    if training and (sentence := describe_overfitting(trainer.state.log_history, args)):
-        logger.warning(sentence)
+    if training and (overfitting := describe_overfitting(trainer.state.log_history, args)):
+        logger.warning(overfitting)
     if task.compare is not None and training:
         compare = task.compare()
         if trainer.is_world_process_zero():
