@@ -34,12 +34,15 @@ LOG_NAMES = {
 SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
 
 
-class LogHandler(logging.StreamHandler):
+class LogHandler(logging.Handler):
     """Prints log records on standard error, above progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by the logger."""
-        print_line(self.format(record))
+        try:
+            print_line(self.format(record))
+        except Exception:  # as in logging's own handlers, a record that cannot be printed does not end the run
+            self.handleError(record)
 
 
 class Rhythm:
@@ -88,8 +91,9 @@ class LogLines(TrainerCallback):
             line = format_log_line({"loss": self._read_loss()}, state.global_step, state.max_steps)
             if state.is_world_process_zero:
                 print_line(line)
+        prints_time = args.disable_tqdm and state.is_world_process_zero and state.global_step < state.max_steps
         percentage = _percentage(state)
-        if args.disable_tqdm and state.is_world_process_zero and (is_first or self._rhythm.is_due(percentage)):
+        if prints_time and (is_first or self._rhythm.is_due(percentage)):
             left = estimate_seconds_left(self._start, self._first_step, state.global_step, state.max_steps)
             print_line(f"training: {percentage} % of {state.max_steps:,} steps, {format_duration(left)} left")
 
