@@ -133,8 +133,7 @@ class FineTuningArguments(DeviceArguments):
     eval_strategy: str | None = field(  # type: ignore[assignment]
         default=None,
         metadata={
-            "help": "When to evaluate during training: no, steps or epoch. Default: epoch, with validation data."
-        },
+            "help": "When to evaluate: no, steps or epoch. Default: epoch."},
     )
     # None: the user did not ask for checkpoints, see `keeps_checkpoints`.
     save_strategy: str | None = field(  # type: ignore[assignment]
