@@ -58,7 +58,7 @@ def clock(monkeypatch):
 
 
 def take_steps(callback, clock, first, last, *, seconds=10, bar=False, logs=(), main=True):
-    """Resumes a run of 1,000 steps at step `first` and takes the steps up to `last`. Trainer logs after the steps `logs`."""
+    """Resumes a run of 1,000 steps at step `first`, up to step `last`. Trainer logs after the steps `logs`."""
     state = TrainerState(global_step=first, max_steps=1000, is_world_process_zero=main)
     args, control = SimpleNamespace(disable_tqdm=not bar), TrainerControl()
     callback.on_train_begin(args, state, control)

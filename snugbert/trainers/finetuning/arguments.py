@@ -132,8 +132,7 @@ class FineTuningArguments(DeviceArguments):
     # None: the user did not choose. `choose_metric` then evaluates after each epoch if there are validation examples.
     eval_strategy: str | None = field(  # type: ignore[assignment]
         default=None,
-        metadata={
-            "help": "When to evaluate: no, steps or epoch. Default: epoch."},
+        metadata={"help": "When to evaluate: no, steps or epoch. Default: epoch."},
     )
     # None: the user did not ask for checkpoints, see `keeps_checkpoints`.
     save_strategy: str | None = field(  # type: ignore[assignment]

@@ -115,8 +115,8 @@ def describe_overfitting(log_history: Sequence[Mapping[str, float]], args: FineT
     if not ending or last < RISE * lowest or loss > REST * training[0]:
         return None
     return (
-        f"The validation loss rose from {lowest:.4f} (epoch {epoch:.3g}) to {last:.4f}, while the training loss fell to "
-        f"{loss:.4f}. To keep the model with the best {str(args.metric_for_best_model).replace('_', ' ')}, add "
+        f"The validation loss rose from {lowest:.4f} (epoch {epoch:.3g}) to {last:.4f}, while the training loss fell "
+        f"to {loss:.4f}. To keep the model with the best {str(args.metric_for_best_model).replace('_', ' ')}, add "
         "--load_best_model_at_end true."
     )
 

@@ -174,8 +174,8 @@ def _describe_masks(collator: Any) -> dict[str, str]:
         return {}
     units = "words" if collator.whole_word_mask else "tokens"
     return {
-        "masking": f"{collator.mlm_probability:.0%} of the {units}: {collator.mask_replace_prob:.0%} replaced by [MASK], "
-        f"{collator.random_replace_prob:.0%} by random tokens, the rest unchanged"
+        "masking": f"{collator.mlm_probability:.0%} of the {units}: {collator.mask_replace_prob:.0%} replaced by "
+        f"[MASK], {collator.random_replace_prob:.0%} by random tokens, the rest unchanged"
     }
 
 

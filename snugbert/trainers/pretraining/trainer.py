@@ -81,7 +81,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
-      padding. `training.png` is drawn with every checkpoint and at the end, when `README.md`, the model card, is written.
+      padding. `training.png` is drawn with every checkpoint and at the end, when the model card, `README.md`, is
+      written.
     - An output folder with another run is refused, unless `overwrite_output_dir` is set.
     - On SIGTERM, which clusters send before they stop a machine, and on SIGINT (Ctrl-C), training finishes the step
       (on a GPU, also the next), writes a checkpoint and ends. A second SIGINT ends it at once.

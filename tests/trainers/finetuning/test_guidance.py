@@ -86,7 +86,8 @@ def test_wide_intervals_and_perfect_scores(perfect_score, metric):
         f"validation mismatched {metric}: the 95 % interval is 22 points wide. Score more examples."
     ]
     assert describe_perfect_scores(task, intervals) == [
-        f"test {metric}: perfect on all 5 examples, so the interval shows no uncertainty. Other examples may score lower."
+        f"test {metric}: perfect on all 5 examples, so the interval shows no uncertainty. "
+        "Other examples may score lower."
     ]
     task.main_metric = "mse"
     assert describe_wide_intervals(task, {"eval": {"mse": (0.0, 50.0)}}, "") == []
@@ -109,8 +110,8 @@ def test_overfitting_has_one_sentence(training, validation, rises, tmp_path):
     history += [{"eval_loss": loss, "epoch": float(epoch)} for epoch, loss in enumerate(validation, start=1)]
     args = arguments(tmp_path, metric_for_best_model="accuracy")
     told = (
-        "The validation loss rose from 0.4000 (epoch 2) to 0.6000, while the training loss fell to 0.0100. To keep the "
-        "model with the best accuracy, add --load_best_model_at_end true."
+        "The validation loss rose from 0.4000 (epoch 2) to 0.6000, while the training loss fell to 0.0100. To keep "
+        "the model with the best accuracy, add --load_best_model_at_end true."
     )
     assert describe_overfitting(history, args) == (told if rises else None)
     args.load_best_model_at_end = True

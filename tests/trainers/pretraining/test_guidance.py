@@ -11,8 +11,8 @@ from snugbert.trainers.pretraining.guidance import SMALL_RECIPE as RECIPE
 
 DEFAULTS = "The defaults are the BERT paper's settings, for much text and many steps."
 FITS = (
-    f"{RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of 1.5 or more after "
-    "1,000,000 training tokens."
+    f"{RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of 1.5 or more "
+    "after 1,000,000 training tokens."
 )
 
 
