@@ -277,7 +277,7 @@ def run_command(method: str, name: str, seed: int | None, folder: Path, args: ar
         settings["reinit_layers"] = args.reinit_layers
     limits = ("max_train_samples", "max_eval_samples")
     settings |= {limit: getattr(args, limit) for limit in limits if getattr(args, limit)}
-    settings |= {"bf16": args.bf16, "use_cpu": True, "output_dir": folder}
+    settings |= {"bf16": args.bf16, "use_cpu": True, "output_dir": folder, "eval_strategy": "no"}
     try:
         run_snugbert(["glue", *as_flags(settings)], folder / "log.txt")
     except SystemExit as error:

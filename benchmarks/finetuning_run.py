@@ -110,7 +110,7 @@ def build_command(side: str, name: str, args: argparse.Namespace) -> list[str]:
     task = TASKS[name]
     if side == "ours":
         data = [part.replace("{}", args.data_dir) for part in task.command.split()]
-        command = ["-m", "snugbert", *data, "--do_train", "--do_eval"]
+        command = ["-m", "snugbert", *data, "--do_train", "--do_eval", "--eval_strategy", "no"]
     else:
         command = [str(Path(__file__).with_name("stock_finetuning.py")), "--task", name]
         command += ["--data_dir", args.data_dir, "--padding", args.stock_padding]

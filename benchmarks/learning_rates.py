@@ -104,7 +104,7 @@ def build_command(model: str, task: str, factor: float, args: argparse.Namespace
         "report_to": "none",
     }
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    return [*command, "--do_train", "--do_eval", *flags]
+    return [*command, "--do_train", "--do_eval", "--eval_strategy", "no", *flags]
 
 
 def _count_examples(task: str, args: argparse.Namespace) -> int:

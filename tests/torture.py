@@ -30,7 +30,6 @@ from damage import damage
 import snugbert
 from snugbert.trainers.corpus import preparation
 from snugbert.trainers.output_folder import list_checkpoints
-from snugbert.trainers.pretraining import trainer
 from snugbert.trainers.pretraining.run import run as _imports_what_a_run_needs  # noqa: F401
 from snugbert_cli import main as snugbert_command
 
@@ -63,7 +62,6 @@ class Kill:
 def pretrain(arguments: Sequence[str], kill: Kill | None) -> int:
     """Runs `snugbert pretrain`. Small blocks, so that a short text has many of them. Plots are not rendered."""
     preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 4000
-    trainer._peak_flops = lambda *_: 1e12  # measuring takes two seconds
     matplotlib.figure.Figure.savefig = lambda figure, file, **options: Path(file).touch()
     torch.set_num_threads(1)
     if kill is not None:
@@ -235,7 +233,7 @@ def _read_optimizer(file: Path) -> dict:
 
 def _read_log(run: Path) -> list[dict]:
     """metrics.jsonl, and the states of the run and of its last checkpoint, without times and speeds."""
-    times = re.compile("runtime|per_second|preparation_time|mfu")
+    times = re.compile("runtime|per_second|preparation_time")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for state in (run / "trainer_state.json", list_checkpoints(run)[-1] / "trainer_state.json"):
         lines += json.loads(state.read_text())["log_history"]

@@ -54,6 +54,8 @@ class DeviceArguments(TrainingArguments):
         self.bf16, self.tf32 = choose_precision(self.bf16, self.fp16, self.tf32, self.uses_cuda)
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = choose_workers(self.uses_cuda)
+        if not (self.uses_cuda or torch.accelerator.is_available()):
+            self.dataloader_pin_memory = False  # without a device, torch would warn in every epoch
         super().__post_init__()
         if self.uses_cuda and self.dataloader_pin_memory:
             self.accelerator_config.non_blocking = True  # type: ignore[union-attr]

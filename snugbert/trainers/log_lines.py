@@ -1,11 +1,13 @@
-"""What a run prints: one line per log entry, a progress bar, and durations."""
+"""What a run prints: log lines, a progress bar or lines with the remaining time, and durations."""
 
+import logging
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tqdm import tqdm
-from transformers import ProgressCallback, TrainerCallback
+from transformers import ProgressCallback, TrainerCallback, TrainerState
 
 # Metrics that log lines omit. Log files have them.
 NOT_PRINTED = (
@@ -28,10 +30,72 @@ LOG_NAMES = {
 }
 
 
+# Seconds. After the first, a log file gets another line if another 10 % is done. After the second, it gets one anyway.
+SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
+
+
+class LogHandler(logging.Handler):
+    """Prints log records on standard error, above progress bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by the logger."""
+        try:
+            print_line(self.format(record))
+        except Exception:  # as in logging's own handlers, a record that cannot be printed does not end the run
+            self.handleError(record)
+
+
+class Rhythm:
+    """Decides when a log file gets another line with the remaining time.
+
+    Args:
+        percentage: what is done at the start.
+    """
+
+    def __init__(self, percentage: int = 0):
+        self._last_time, self._last_percentage = time.monotonic(), percentage
+
+    def is_due(self, percentage: int) -> bool:
+        """Whether it is time for a line, now that `percentage` of the work is done."""
+        pause = time.monotonic() - self._last_time
+        is_due = pause >= LONGEST_PAUSE or (pause >= SHORTEST_PAUSE and percentage >= self._last_percentage + 10)
+        if is_due:
+            self._last_time, self._last_percentage = time.monotonic(), percentage
+        return is_due
+
+
 class LogLines(TrainerCallback):
-    """Prints the metrics of a step or an evaluation as one line on standard error."""
+    """Prints the metrics of a step or an evaluation as one line on standard error.
+
+    The first step has a line, too, whatever `logging_steps` is. It is only printed, so the logged metrics are the same
+    in a run that was stopped and resumed. Without a progress bar, further lines report the remaining time.
+
+    Args:
+        read_loss: returns the loss since the last log entry. Every process calls it, once, after the first step.
+    """
 
     last_line = ""
+
+    def __init__(self, read_loss: Callable[[], float]):
+        self._read_loss = read_loss
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        self._start, self._first_step = time.monotonic(), state.global_step
+        self._rhythm = Rhythm(_percentage(state))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each step."""
+        is_first = state.global_step == self._first_step + 1
+        if is_first and not control.should_log:
+            line = format_log_line({"loss": self._read_loss()}, state.global_step, state.max_steps)
+            if state.is_world_process_zero:
+                print_line(line)
+        prints_time = args.disable_tqdm and state.is_world_process_zero and state.global_step < state.max_steps
+        percentage = _percentage(state)
+        if prints_time and (is_first or self._rhythm.is_due(percentage)):
+            left = estimate_seconds_left(self._start, self._first_step, state.global_step, state.max_steps)
+            print_line(f"training: {percentage} % of {state.max_steps:,} steps, {format_duration(left)} left")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Called by Trainer with the metrics. A summary follows the run, so the run's totals are not printed."""
@@ -39,15 +103,45 @@ class LogLines(TrainerCallback):
             line = format_log_line(logs, state.global_step, state.max_steps)
             # The last evaluation is often repeated after training. Without training, the caller prints the metrics.
             if line != self.last_line and state.max_steps > 0:
-                tqdm.write(line, file=sys.stderr)
+                print_line(line)
             self.last_line = line
 
 
+def _percentage(state: TrainerState) -> int:
+    return 100 * state.global_step // max(state.max_steps, 1)
+
+
 class ProgressBar(ProgressCallback):
-    """The progress bar of transformers without its log lines."""
+    """The progress bar of transformers without its log lines. In a resumed run, only the new steps count as speed."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        self.current_step = state.global_step
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(
+                desc="training", total=state.max_steps, initial=state.global_step, unit=" steps", dynamic_ncols=True
+            )
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         """Prints nothing. [`LogLines`] does."""
+
+
+def print_line(line: str) -> None:
+    """Prints a line on standard error, above progress bars."""
+    tqdm.write(line, file=sys.stderr)
+    sys.stderr.flush()
+
+
+def estimate_seconds_left(start: float, done_before: int, done: int, total: int) -> float:
+    """Returns the seconds until all work is done.
+
+    Args:
+        start: when this work started, from `time.monotonic`.
+        done_before: what was done before the start. It does not count as speed.
+        done: what is done now.
+        total: the whole work.
+    """
+    return (time.monotonic() - start) * (total - done) / max(done - done_before, 1)
 
 
 def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:

@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 
-import torch
 from huggingface_hub import HfApi
 from huggingface_hub.utils import httpx
 from transformers import TrainingArguments
@@ -23,7 +22,9 @@ def set_up(training_args: DeviceArguments) -> None:
     Raises:
         InputError: with `--push_to_hub`, the Hub cannot be reached or rejects the token.
     """
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    from snugbert.trainers.log_lines import LogHandler  # only here, because `--help` works without Trainer
+
+    logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
     level = logging.INFO if training_args.should_log else logging.ERROR
     logging.getLogger("snugbert").setLevel(level)
     # Our log lines replace Trainer's INFO lines. Its warnings stay.
@@ -32,8 +33,6 @@ def set_up(training_args: DeviceArguments) -> None:
     use_one_gpu(training_args)
     share_cores()
     logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])
-    if not torch.accelerator.is_available():
-        training_args.dataloader_pin_memory = False  # without a device torch warns in every epoch
     move_hub_token(training_args)
     if training_args.push_to_hub and training_args.should_save:
         _check_hub(training_args.hub_token)

@@ -14,6 +14,7 @@ from accelerate.utils import TorchDynamoPlugin
 from huggingface_hub import HfApi
 from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
 
@@ -87,7 +88,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         move_hub_token(self.args)
         self.add_callback(ApplyIntervals)
         self.remove_callback(PrinterCallback)
-        self.add_callback(LogLines)
+        self.add_callback(LogLines(self._read_loss))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(ProgressBar)
 
@@ -131,6 +132,15 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
                     return super().train(checkpoint, *args, **kwargs)
             finally:
                 self.args.save_total_limit = limit
+
+    def _read_loss(self) -> float:
+        """Returns the loss since the last log entry, averaged over all processes. Waits for the device.
+
+        Raises:
+            DivergedError: the loss or the gradient norm is not finite.
+        """
+        self._read_report()
+        return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
 
     def _begin(self, state: TrainerState) -> None:
         """Called before training with the `state` of the checkpoint, or of a new run."""

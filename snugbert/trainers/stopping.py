@@ -45,9 +45,9 @@ class StoppableTrainer(Trainer):
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
     All processes stop after the same step. On a GPU, the host reads both one step late, so that it never waits for the
-    GPU within a step. A stopped run then takes one step more. A run that diverges has already taken the bad step, so
-    the weights in memory are not finite either. They reach no log line, evaluation or checkpoint, because the host
-    waits for the last report before each of these.
+    GPU within a step. Only the first step, which has a log line, is read at once. A stopped run then takes one step
+    more. A run that diverges has already taken the bad step, so the weights in memory are not finite either. They
+    reach no log line, evaluation or checkpoint, because the host waits for the last report before each of these.
 
     Attributes:
         interrupted: the signal that ended the last call of `train`. None if training is complete.

@@ -153,7 +153,7 @@ def train(runs: list[dict]) -> None:
 
 def without_times(log: list[dict]) -> list[dict]:
     """The lines of a log without times, which differ between equal runs."""
-    times = ("runtime", "per_second", "preparation_time", "mfu")
+    times = ("runtime", "per_second", "preparation_time")
     return [{name: value for name, value in line.items() if not name.endswith(times)} for line in log]
 
 
@@ -226,7 +226,7 @@ def test_the_log_reports_the_sequences_of_each_step(straight):
     assert [line["learning_rate"] for line in lines] == pytest.approx([1e-3 * (12 - step) / 11 for step in (4, 9)])
     for line in lines:
         assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], rel=1e-12)
-        assert 0 < line["mfu"] < 1 and line["tokens_per_second"] > 0
+        assert line["tokens_per_second"] > 0 and "mfu" not in line  # on a CPU
     assert metrics_of(Path(straight.args.output_dir)) == straight.state.log_history
     last = straight.state.log_history[-1]
     assert last["train_loss"] == pytest.approx(sum(line["loss"] for line in lines) / 2, rel=0.1)

@@ -1,8 +1,14 @@
-"""Log lines and durations."""
+"""Log lines, the remaining time, and durations."""
+
+import logging
+import re
+from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerControl, TrainerState
 
-from snugbert.trainers.log_lines import format_duration, format_log_line
+from snugbert.trainers import log_lines
+from snugbert.trainers.log_lines import LogHandler, LogLines, ProgressBar, format_duration, format_log_line
 
 
 @pytest.mark.parametrize(
@@ -41,3 +47,80 @@ def test_durations():
     assert [format_duration(seconds) for seconds in (0.4, 59.6, 3599, 3601, 90000)] == [
         *("0 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "25 h 0 min")
     ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that changes only when it is set."""
+    seconds = [0.0]
+    monkeypatch.setattr(log_lines.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def take_steps(callback, clock, first, last, *, seconds=10, bar=False, logs=(), main=True):
+    """Resumes a run of 1,000 steps at step `first`, up to step `last`. Trainer logs after the steps `logs`."""
+    state = TrainerState(global_step=first, max_steps=1000, is_world_process_zero=main)
+    args, control = SimpleNamespace(disable_tqdm=not bar), TrainerControl()
+    callback.on_train_begin(args, state, control)
+    while state.global_step < last:
+        clock[0] += seconds
+        state.global_step += 1
+        control.should_log = state.global_step in logs
+        callback.on_step_end(args, state, control)
+        if control.should_log:
+            callback.on_log(args, state, control, {"loss": 5.0})
+
+
+def test_a_log_file_gets_a_line_at_once_and_then_every_ten_percent(clock, capsys):
+    reads = []
+    callback = LogLines(lambda: reads.append(1) or 6.5)
+    take_steps(callback, clock, 0, 300)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["step    1/1000  loss 6.5000", "training: 0 % of 1,000 steps, 2 h 46 min left"]
+    # After 10 minutes, and each time that another 10 minutes passed. 10 % take longer.
+    assert lines[2:] == [
+        f"training: {step // 10} % of 1,000 steps, {format_duration(10 * (1000 - step))} left"
+        for step in (60, 120, 180, 240, 300)
+    ]
+    assert len(reads) == 1  # the host waits for the device only once
+
+
+@pytest.mark.parametrize("logs", [(), (501,)], ids=["a late first entry", "logging_steps 1"])
+def test_the_remaining_time_of_a_resumed_run_counts_its_own_steps(clock, capsys, logs):
+    take_steps(LogLines(lambda: 6.5), clock, 500, 1000, seconds=2, logs=logs)
+    loss = 5 if logs else 6.5
+    assert sorted(capsys.readouterr().err.splitlines()) == sorted(
+        [
+            f"step  501/1000  loss {loss:.4f}",
+            "training: 50 % of 1,000 steps, 16 min 38 s left",
+            "training: 60 % of 1,000 steps, 13 min 20 s left",
+            "training: 70 % of 1,000 steps, 10 min 0 s left",
+            "training: 80 % of 1,000 steps, 6 min 40 s left",
+            "training: 90 % of 1,000 steps, 3 min 20 s left",
+        ]
+    )
+
+
+def test_other_processes_print_nothing(clock, capsys):
+    reads = []
+    take_steps(LogLines(lambda: reads.append(1) or 6.5), clock, 0, 1000, main=False)
+    assert reads == [1]  # together with the main process
+    assert capsys.readouterr().err == ""
+
+
+def test_the_bar_survives_lines_and_counts_only_new_steps(clock, capsys, monkeypatch):
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # no thread
+    state = TrainerState(global_step=500, max_steps=1000)
+    args, control, bar = SimpleNamespace(disable_tqdm=False), TrainerControl(), ProgressBar()
+    bar.on_train_begin(args, state, control)
+    assert bar.training_bar.format_dict["initial"] == 500
+    take_steps(LogLines(lambda: 6.5), clock, 500, 502, bar=True)
+    LogHandler().handle(logging.makeLogRecord({"msg": "a warning"}))
+    state.global_step = 501
+    bar.on_step_end(args, state, control)
+    assert bar.training_bar.n == 501
+    bar.on_train_end(args, state, control)
+    # A line first clears the bar. Afterwards the bar is drawn again.
+    screen = [part for part in re.split(r"[\r\n]+", capsys.readouterr().err) if part.strip()]
+    kinds = ["bar" if part.startswith("training:") and "|" in part else part for part in screen]
+    assert kinds == ["bar", "step  501/1000  loss 6.5000", "bar", "a warning", "bar", "bar"]

@@ -1,16 +1,12 @@
 """The progress of `snugbert prepare`: a bar on a terminal, occasional lines in a log file."""
 
-import sys
 import time
 from typing import Any, Literal
 
 from tqdm import tqdm
 
-from snugbert.trainers.log_lines import format_duration
+from snugbert.trainers.log_lines import Rhythm, estimate_seconds_left, format_duration, print_line
 from snugbert.trainers.text_lines import ReadingLog
-
-# Seconds. After the first, a line is printed if another 10 % is done. After the second, it is printed anyway.
-SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
 
 
 class PreparationProgress:
@@ -33,8 +29,7 @@ class PreparationProgress:
         self._prints_lines = show and self._bar.disable  # tqdm shows no bar without a terminal
         self._skipped = self._done = self._documents = 0
         self._done_before = 0
-        self._start = self._last_time = time.monotonic()
-        self._last_percentage = 0
+        self._start, self._rhythm = time.monotonic(), Rhythm()
 
     def __enter__(self) -> "PreparationProgress":
         return self
@@ -58,12 +53,8 @@ class PreparationProgress:
         """Counts prepared documents, up to a `position` of the log."""
         self._documents += documents
         self._move_to(position)
-        if not self._prints_lines:
-            return
-        pause = time.monotonic() - self._last_time
-        if pause >= LONGEST_PAUSE or (pause >= SHORTEST_PAUSE and self._percentage >= self._last_percentage + 10):
-            self._last_time, self._last_percentage = time.monotonic(), self._percentage
-            print(self._describe(), file=sys.stderr, flush=True)
+        if self._prints_lines and self._rhythm.is_due(self._percentage):
+            print_line(self._describe())
 
     def _move_to(self, position: int) -> None:
         done = position + self._skipped
@@ -79,8 +70,7 @@ class PreparationProgress:
         if not self._total:
             return f"preparing: {documents}"
         total = format_bytes(self._total) if self._unit == "bytes" else f"{self._total:,} rows"
-        seconds = time.monotonic() - self._start
-        left = seconds * (self._total - self._done) / max(self._done - self._done_before, 1)
+        left = estimate_seconds_left(self._start, self._done_before, self._done, self._total)
         return f"preparing: {self._percentage} % of {total}, {documents}, {format_duration(left)} left"
 
 

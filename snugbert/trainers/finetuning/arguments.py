@@ -97,6 +97,7 @@ class FineTuningArguments(DeviceArguments):
             `save_total_limit` or `save_only_model`. Otherwise, they only serve to resume, and a finished run removes
             them.
         min_steps: minimum number of steps of a run. 0 if the user chose the length.
+        chooses_evaluation: whether the user left `eval_strategy` to the run.
     """
 
     paper_learning_rate: ClassVar[float] = 3e-5
@@ -128,6 +129,11 @@ class FineTuningArguments(DeviceArguments):
         default=0.1, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
+    # None: the user did not choose. `choose_metric` then evaluates after each epoch if there are validation examples.
+    eval_strategy: str | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={"help": "When to evaluate: no, steps or epoch. Default: epoch."},
+    )
     # None: the user did not ask for checkpoints, see `keeps_checkpoints`.
     save_strategy: str | None = field(  # type: ignore[assignment]
         default=None, metadata={"help": "When to save a checkpoint: no, steps, epoch or best. Default: steps."}
@@ -218,16 +224,20 @@ class FineTuningArguments(DeviceArguments):
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
         self.keeps_checkpoints = asks or self.save_total_limit is not None
-        self.save_strategy = "steps" if self.save_strategy is None else self.save_strategy
+        stops_early = self.early_stopping_patience is not None
+        keeps_best = self.load_best_model_at_end or stops_early
+        self.chooses_evaluation = self.eval_strategy is None and not keeps_best
+        if self.save_strategy is None:
+            # Keeping the best model requires a checkpoint after each evaluation.
+            self.save_strategy = "epoch" if keeps_best and self.eval_strategy is None else "steps"
+        if self.eval_strategy is None or (stops_early and self.eval_strategy == IntervalStrategy.NO):
+            self.eval_strategy = IntervalStrategy.EPOCH if keeps_best else IntervalStrategy.NO
         self.save_steps = 500 if self.save_steps is None else self.save_steps
         self.save_total_limit = 3 if self.save_total_limit is None else self.save_total_limit
-        if self.early_stopping_patience is not None and self.eval_strategy == IntervalStrategy.NO:
-            self.eval_strategy = IntervalStrategy.EPOCH
         if self.eval_strategy == IntervalStrategy.STEPS and self.eval_steps is None:
             # As in Trainer, unless --logging_steps is a share. Evaluation costs more than a log line.
             self.eval_steps = self.logging_steps if self.logging_steps >= 1 else 500
-        if self.early_stopping_patience is not None:
-            # Keeping the best model requires a checkpoint after each evaluation.
+        if stops_early:
             self.save_strategy, self.save_steps = SaveStrategy(self.eval_strategy), self.eval_steps or self.save_steps
             self.load_best_model_at_end = True
         self.metric_for_best_model = self.metric_for_best_model or MAIN_METRIC

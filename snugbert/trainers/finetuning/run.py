@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
+from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import InputError
@@ -29,14 +30,25 @@ from snugbert.trainers.finetuning.arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.guidance import LOWER_IS_BETTER, describe_shortfalls, describe_wide_intervals
+from snugbert.trainers.finetuning.guidance import (
+    LOWER_IS_BETTER,
+    describe_overfitting,
+    describe_perfect_scores,
+    describe_shortfalls,
+    describe_wide_intervals,
+)
 from snugbert.trainers.finetuning.intervals import Interval
 from snugbert.trainers.finetuning.plots import draw_learning_curve, remove_plots
 from snugbert.trainers.finetuning.results import RESULTS, RunResults, contains_model, write_results
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
 from snugbert.trainers.finetuning.tables import set_title
 from snugbert.trainers.finetuning.task import EvaluationSet, FineTuningTask
-from snugbert.trainers.finetuning.trainer import EarlyStopping, FineTuningTrainer, reinitialize_layers
+from snugbert.trainers.finetuning.trainer import (
+    EarlyStopping,
+    FewerEvaluations,
+    FineTuningTrainer,
+    reinitialize_layers,
+)
 from snugbert.trainers.output_folder import (
     check_output_dir,
     clear_output_dir,
@@ -154,9 +166,15 @@ def _check_finished_run(task: FineTuningTask, model_args: FineTunedModelArgument
 def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
     """Sets `metric_for_best_model` to the task's main metric unless the user chose one, and sets `greater_is_better`.
 
+    Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
+
     Raises:
         InputError: the task has no such metric, or there are no validation examples to select the best model by.
     """
+    if args.chooses_evaluation:
+        is_scored = task.validation_set is not None and task.validation_set.score is not None
+        evaluates = is_scored and task.train_features is not None
+        args.eval_strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO
     chosen = str(args.metric_for_best_model).removeprefix("eval_")
     if chosen == MAIN_METRIC:
         chosen = task.main_metric
@@ -218,8 +236,11 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         metrics[name], intervals[name], losses[name] = evaluate(trainer, evaluation_set)
     results = collect_results(task, model_args, args, training, metrics, trainer.changes)
     results["intervals"] = intervals
-    for sentence in describe_wide_intervals(task, intervals, "Evaluate on more examples."):
+    wide = describe_wide_intervals(task, intervals, "Evaluate on more examples.")
+    for sentence in [*wide, *describe_perfect_scores(task, intervals)]:
         logger.warning(sentence)
+    if training and (overfitting := describe_overfitting(trainer.state.log_history, args)):
+        logger.warning(overfitting)
     if task.compare is not None and training:
         compare = task.compare()
         if trainer.is_world_process_zero():
@@ -252,7 +273,7 @@ def make_trainer(task: FineTuningTask, args: FineTuningArguments) -> FineTuningT
         raise InputError(
             "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."
         )
-    callbacks = []
+    callbacks: list[TrainerCallback] = [FewerEvaluations()] if args.chooses_evaluation else []
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
     weights = None if args.class_weights is None else class_weights(args.class_weights, task)
@@ -343,12 +364,14 @@ def evaluate(
 ) -> tuple[dict[str, float], dict[str, Interval], float | None]:
     """Predicts, writes predictions and plots, and saves the metrics next to the baseline's.
 
+    If training ended with an evaluation of the same examples, its predictions are used.
+
     Returns:
         The metrics, their intervals, and the loss. Without labels, there are no metrics, and the loss is None.
     """
     name = evaluation_set.name
-    output = trainer.predict(evaluation_set.features, metric_key_prefix=name)
-    predictions = evaluation_set.decode(output.predictions)
+    output = trainer.predict_once(evaluation_set.features, metric_key_prefix=name)
+    predictions = evaluation_set.decode_once(output.predictions)
     metrics = {} if evaluation_set.score is None else evaluation_set.score(predictions)
     intervals = {} if evaluation_set.estimate_intervals is None else evaluation_set.estimate_intervals(predictions)
     if trainer.is_world_process_zero():

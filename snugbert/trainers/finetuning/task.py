@@ -68,10 +68,18 @@ class EvaluationSet(Generic[Predictions]):
     baseline: Baseline | None = None
     training_metrics: tuple[str, ...] | None = None
     estimate_intervals: Callable[[Predictions], dict[str, Interval]] | None = None
+    _decoded: tuple[Logits, Predictions] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def decode_once(self, logits: Logits) -> Predictions:
+        """Returns the result of `decode`. Keeps the last one, because the last evaluation also scores the model."""
+        if self._decoded is None or self._decoded[0] is not logits:
+            self._decoded = None  # frees its memory first
+            self._decoded = logits, self.decode(logits)
+        return self._decoded[1]
 
     def score_in_training(self, logits: Logits) -> dict[str, float]:
         """Returns the metrics to log during training; none if the examples have no labels."""
-        metrics = {} if self.score is None else self.score(self.decode(logits))
+        metrics = {} if self.score is None else self.score(self.decode_once(logits))
         return {name: metrics[name] for name in self.training_metrics or metrics if name in metrics}
 
 

@@ -3,6 +3,7 @@
 Shapes in comments: N examples in a batch, T tokens in total, L tokens in the longest example, C labels.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from datasets import Dataset
 from huggingface_hub import HfApi
 from torch import nn
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from snugbert.errors import InputError, format_count
 from snugbert.modeling_snugbert import IGNORE_INDEX
@@ -24,6 +25,7 @@ from snugbert.trainers.shared_trainer import NOT_UPLOADED, SharedTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
 
 PADDING = -100  # padding of predictions, as in Trainer
+MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
 LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
 # ELECTRA projects its embeddings. The embeddings of DeBERTa's relative positions are in the encoder.
 EMBEDDINGS = re.compile(r"(?:^|\.)(?:embeddings|embeddings_project|encoder\.rel_embeddings|encoder\.LayerNorm)\.")
@@ -79,6 +81,7 @@ class FineTuningTrainer(SharedTrainer):
         self._token_outputs = token_outputs
         self.keeps_checkpoints = args.keeps_checkpoints
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
+        self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step and result
         if args.freezes:
             frozen = _frozen_parameters(model, args)
             if args.unfreeze_after_steps is None:
@@ -183,13 +186,14 @@ class FineTuningTrainer(SharedTrainer):
         return loss, logits, None
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """As in `Trainer`, with predictions in the order of the dataset.
+        """As in `Trainer`, with predictions in the order of the dataset. Does not change the random state of training.
 
         Raises:
             DivergedError: a logit is NaN.
         """
         prefix = kwargs.get("metric_key_prefix", "eval")
-        output = super().evaluation_loop(dataloader, description, *args, **kwargs)
+        with torch.random.fork_rng(devices=[]):  # the data loader draws a seed
+            output = super().evaluation_loop(dataloader, description, *args, **kwargs)
         if output.predictions is None:
             return output
         predictions: Any = output.predictions
@@ -206,7 +210,34 @@ class FineTuningTrainer(SharedTrainer):
         if self.compute_metrics is not None and description == "Evaluation":  # not for `predict`
             scores = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=None))  # type: ignore[arg-type]
             metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
-        return output._replace(predictions=predictions, metrics=metrics)
+        output = output._replace(predictions=predictions, metrics=metrics)
+        if description == "Evaluation":
+            self._last_evaluation = self.state.global_step, output
+        return output
+
+    def predict_once(self, test_dataset: Dataset, metric_key_prefix: str) -> EvalLoopOutput | PredictionOutput:
+        """As `predict`, but returns the last evaluation if it had these examples, this prefix and the same weights."""
+        step = self.state.global_step
+        if self.args.load_best_model_at_end:
+            step = self.state.best_global_step or step
+        if self._last_evaluation is not None and test_dataset is self.eval_dataset and metric_key_prefix == "eval":
+            evaluated, output = self._last_evaluation
+            if evaluated == step:
+                return output
+        return self.predict(test_dataset, metric_key_prefix=metric_key_prefix)  # type: ignore[arg-type]
+
+
+class FewerEvaluations(TrainerCallback):
+    """Evaluates `MOST_EVALUATIONS` times in a run of more epochs: after every second epoch, or more rarely.
+
+    With 16 labels, an epoch is one step, and evaluating after each would take most of the time.
+    """
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after it set what is due. The last evaluation stays, because it scores the model."""
+        every = math.ceil(state.num_train_epochs / MOST_EVALUATIONS)
+        if round(state.epoch) % every and state.global_step < state.max_steps:
+            control.should_evaluate = False
 
 
 class EarlyStopping(EarlyStoppingCallback):

@@ -52,6 +52,7 @@ class PretrainingArguments(DeviceArguments):
     save_total_limit: int | None = field(
         default=3, metadata={"help": "Number of checkpoints to keep: the best and the newest. 0 keeps all."}
     )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
     def __post_init__(self):
         check_ranges(self)
@@ -173,7 +174,6 @@ class PretrainingDataArguments(PreparationArguments):
     allow_changed_data: bool = field(
         default=False, metadata={"advanced": True, "help": "Resume even if the text or the data settings changed."}
     )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
     def __post_init__(self):
         super().__post_init__()

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Subset
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.errors import format_count
 from snugbert.languages import primary_language
 from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.arguments import PretrainingDataArguments, PretrainingModelArguments
+from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.card import write_pretraining_card
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.distillation import list_student_layers
 from snugbert.trainers.pretraining.electra import ElectraPair
@@ -21,29 +25,33 @@ from snugbert.trainers.pretraining.objectives import (
     SOFT_WEIGHT,
     TEMPERATURE,
 )
-from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 from snugbert.trainers.splits import describe_dataset, hub_id
 
-# The head of each objective, a key of `HEADS`.
-HEAD_NAMES = {
-    "mlm+nsp": "ForPreTraining",
-    "mlm": "ForMaskedLM",
-    "mlm+order": "ForPreTraining",
-    "electra": "ForReplacedTokenDetection",
-}
+if TYPE_CHECKING:
+    from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 
 def write_run_card(
-    trainer: PretrainingTrainer,
-    model_args: PretrainingModelArguments,
-    data_args: PretrainingDataArguments,
-    train: Corpus | None,
-    validation: Corpus | None,
+    trainer: "PretrainingTrainer",
     metrics: Mapping[str, float],
     baselines: Mapping[str, float],
+    model_args: PretrainingModelArguments | None = None,
+    data_args: PretrainingDataArguments | None = None,
 ) -> None:
-    """Writes the model card of a run, finished or not, into its output folder."""
+    """Writes the model card of a run, finished or not, into its output folder.
+
+    Without the arguments of the command, the card leaves out what the trainer does not know.
+
+    Args:
+        trainer: the trainer, after it began to train.
+        metrics: metrics on the validation text, without a prefix.
+        baselines: metrics of trivial predictions.
+        model_args: the command's arguments of the model.
+        data_args: the command's arguments of the data.
+    """
     output_dir = Path(trainer.args.output_dir or "")
+    train, validation = _find_corpus(trainer.phases[0].dataset), _find_corpus(trainer.eval_dataset)
+    given = trainer.model.config.name_or_path if model_args is None else model_args.model_name_or_path
     write_pretraining_card(
         output_dir,
         name=trainer.hub_model_id or trainer.args.hub_model_id or output_dir.resolve().name,
@@ -53,22 +61,37 @@ def write_run_card(
         metrics=metrics,
         baselines=baselines,
         validation_name=_name_validation_text(data_args, validation),
-        dataset_name=hub_id(data_args.dataset_name),
-        base_model=model_args.model_name_or_path,
-        head_name=HEAD_NAMES[str(data_args.objective)],
+        dataset_name=None if data_args is None else hub_id(data_args.dataset_name),
+        base_model=None if model_args is None else given,
+        # A configuration has a name even if the weights are new.
+        knows_start=model_args is not None or not given,
+        head_name=_find_head(trainer.model),
     )
 
 
-def _find_language(data_args: PretrainingDataArguments, train: Corpus | None) -> str | None:
+def _find_corpus(dataset: Any) -> Corpus | None:
+    """Returns the corpus of a dataset. None: it has none."""
+    return getattr(dataset.dataset if isinstance(dataset, Subset) else dataset, "corpus", None)
+
+
+def _find_head(model: Any) -> str:
+    """Returns the key of the model's head in `HEADS`. FSDP2 and compilation prefix the name of the class."""
+    if isinstance(model, ElectraPair):
+        return "ForReplacedTokenDetection"
+    return "ForMaskedLM" if type(model).__name__.endswith("ForMaskedLM") else "ForPreTraining"
+
+
+def _find_language(data_args: PretrainingDataArguments | None, train: Corpus | None) -> str | None:
     """Returns the language of the text. None: lines are sentences, and no language is given or stored."""
-    language = data_args.language or (None if train is None else train.language)
+    given = None if data_args is None else data_args.language
+    language = given or (None if train is None else train.language)
     return language and primary_language(language)
 
 
-def _name_validation_text(data_args: PretrainingDataArguments, validation: Corpus | None) -> str:
+def _name_validation_text(data_args: PretrainingDataArguments | None, validation: Corpus | None) -> str:
     if validation is None:
         return "validation text"
-    if data_args.dataset_name is not None and not data_args.validation_file:
+    if data_args is not None and data_args.dataset_name is not None and not data_args.validation_file:
         return f"{describe_dataset(data_args.dataset_name)}, held out"
     return list_sources(validation)
 
@@ -79,51 +102,85 @@ def _describe_text(train: Corpus | None, validation: Corpus | None) -> dict[str,
 
 
 def _describe_training(
-    trainer: PretrainingTrainer, model_args: PretrainingModelArguments, data_args: PretrainingDataArguments
+    trainer: "PretrainingTrainer",
+    model_args: PretrainingModelArguments | None,
+    data_args: PretrainingDataArguments | None,
 ) -> dict[str, str | int]:
-    args, model, state = trainer.args, trainer.model, trainer.state
-    config = model.config
+    args, state = trainer.args, trainer.state
+    model: Any = trainer.model
     sizes = {"model": _describe_model(model)}
     if isinstance(model, ElectraPair):
         sizes = {"model": _describe_model(model.discriminator), "generator": _describe_model(model.generator)}
-    changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
-    pair_task = PAIR_TASKS.get(data_args.dataset_objective)
-    objective = "masked tokens" + (f", {pair_task}" if pair_task else "")
-    if data_args.objective == "electra":
-        objective = f"ELECTRA: masked tokens (generator), {DISCRIMINATOR_WEIGHT:g} x replaced tokens (discriminator)"
-    start = find_base_model(model_args.model_name_or_path)[1]
     if trainer.teacher is not None:
-        teacher = trainer.teacher
-        sizes["teacher"] = f"{find_base_model(model_args.teacher_name_or_path)[1]}: {_describe_model(teacher)}"
-        objective = f"{LABEL_WEIGHT:g} x ({objective}), {SOFT_WEIGHT:g} x predictions of the teacher at temperature "
-        objective += f"{TEMPERATURE:g}"
-        if teacher.config.hidden_size == config.hidden_size:
-            objective += f", {COSINE_WEIGHT:g} x last hidden states of the teacher"
-        if model_args.num_student_layers is not None:
-            layers = ", ".join(map(str, list_student_layers(model_args, teacher.config.num_hidden_layers)))
-            start = f"layers {layers} of the teacher, counted from 0"
-    units = "words" if data_args.whole_word_mask else "tokens"
+        name = trainer.teacher.config.name_or_path if model_args is None else model_args.teacher_name_or_path
+        known = f"{find_base_model(name)[1]}: " if name else ""
+        sizes["teacher"] = f"{known}{_describe_model(trainer.teacher)}"
+    changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
     return {
-        "initial weights": "bigrams of the training text" if data_args.bigram_init else start,
+        **_describe_start(trainer, model_args, data_args),
         **sizes,
-        "objective": objective,
-        "masking": f"{data_args.mlm_probability:.0%} of the {units}: {data_args.mask_replace_prob:.0%} replaced by "
-        f"[MASK], {data_args.random_replace_prob:.0%} by random tokens, the rest unchanged",
-        "steps": "; ".join(
-            f"{phase.steps:,} with {phase.batch_size:,} examples of at most {phase.max_seq_length} tokens each"
-            for phase in trainer.phases
-        ),
+        "objective": _describe_objective(trainer),
+        **_describe_masks(getattr(trainer.data_collator, "collate", None)),
+        "steps": "; ".join(map(_describe_phase, trainer.phases)),
         "steps done": f"{state.global_step:,} of {state.max_steps:,}",
         "tokens seen": f"{state.num_input_tokens_seen:,}",
         "optimizer": f"{_name(args.optim)}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",
         "schedule": _name(args.lr_scheduler_type),
         "warmup steps": args.get_warmup_steps(state.max_steps),
-        "dropout": f"hidden {config.hidden_dropout_prob:g}, attention {config.attention_probs_dropout_prob:g}",
+        "dropout": f"hidden {model.config.hidden_dropout_prob:g}, "
+        f"attention {model.config.attention_probs_dropout_prob:g}",
         "precision": args.precision,
         "seed": args.seed,
         "processes": args.world_size,
         **changes,
     }
+
+
+def _describe_start(
+    trainer: "PretrainingTrainer",
+    model_args: PretrainingModelArguments | None,
+    data_args: PretrainingDataArguments | None,
+) -> dict[str, str]:
+    """Describes the initial weights. Empty: they are not known."""
+    model: Any = trainer.model
+    if model_args is None or data_args is None:
+        return {} if model.config.name_or_path else {"initial weights": "random weights"}
+    start = find_base_model(model_args.model_name_or_path)[1]
+    if trainer.teacher is not None and model_args.num_student_layers is not None:
+        layers = ", ".join(map(str, list_student_layers(model_args, trainer.teacher.config.num_hidden_layers)))
+        start = f"layers {layers} of the teacher, counted from 0"
+    return {"initial weights": "bigrams of the training text" if data_args.bigram_init else start}
+
+
+def _describe_objective(trainer: "PretrainingTrainer") -> str:
+    model: Any = trainer.model
+    if isinstance(model, ElectraPair):
+        return f"ELECTRA: masked tokens (generator), {DISCRIMINATOR_WEIGHT:g} x replaced tokens (discriminator)"
+    objective = "masked tokens"
+    if _find_head(model) == "ForPreTraining":
+        examples = getattr(trainer.phases[0].dataset, "objective", None)
+        objective += f", {PAIR_TASKS[examples] if examples in PAIR_TASKS else 'sentence pairs'}"
+    if trainer.teacher is not None:
+        objective = f"{LABEL_WEIGHT:g} x ({objective}), {SOFT_WEIGHT:g} x predictions of the teacher at temperature "
+        objective += f"{TEMPERATURE:g}"
+        if trainer.teacher.config.hidden_size == model.config.hidden_size:
+            objective += f", {COSINE_WEIGHT:g} x last hidden states of the teacher"
+    return objective
+
+
+def _describe_masks(collator: Any) -> dict[str, str]:
+    if not isinstance(collator, SnugBertDataCollatorForPretraining):
+        return {}
+    units = "words" if collator.whole_word_mask else "tokens"
+    return {
+        "masking": f"{collator.mlm_probability:.0%} of the {units}: {collator.mask_replace_prob:.0%} replaced by "
+        f"[MASK], {collator.random_replace_prob:.0%} by random tokens, the rest unchanged"
+    }
+
+
+def _describe_phase(phase: Phase) -> str:
+    length = "" if phase.max_seq_length is None else f" of at most {phase.max_seq_length} tokens each"
+    return f"{phase.steps:,} with {phase.batch_size:,} examples{length}"
 
 
 def _describe_model(model: Any) -> str:

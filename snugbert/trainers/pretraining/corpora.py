@@ -145,6 +145,11 @@ def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
         )
 
 
+def log_first_epoch(name: str) -> None:
+    """Logs that the examples of a text are about to be made. With several lengths, they are made several times."""
+    logger.info("%s: making the examples of epoch 0", name)
+
+
 def make_dataset(
     corpus: Corpus,
     name: str,

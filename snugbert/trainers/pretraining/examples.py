@@ -8,7 +8,6 @@ import errno
 import functools
 import hashlib
 import json
-import logging
 import os
 import random
 import time
@@ -48,8 +47,6 @@ RECIPE_VERSION = 4  # part of a table's name; increase it with every change to t
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
 STALE_SECONDS = 3600  # a process that writes a table writes a block every few seconds
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs
-
-logger = logging.getLogger(__name__)
 
 
 class PretrainingDataset(torch.utils.data.Dataset):
@@ -252,7 +249,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     def _write_epoch(self, epoch: int, file: Path) -> None:
         """Writes a table under a unique name and renames it, so that an unfinished table is never read."""
-        logger.info("making the examples of epoch %d", epoch)
         # Machines may write the same table at once, because network file systems may ignore the lock.
         unfinished = file.with_suffix(f".{uuid.uuid4().hex}.unfinished")
         try:

@@ -7,19 +7,41 @@ the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
+from snugbert.trainers.pretraining.training_log import METRICS_NAME
+
+logger = logging.getLogger(__name__)
 
 PLOT_NAME = "training.png"  # in the output folder
 TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}
+
+
+class DrawTraining(TrainerCallback):
+    """Draws `training.png` when a checkpoint is saved, in about a second. The end of the run draws it again."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer after a checkpoint was saved."""
+        if state.is_world_process_zero and state.log_history and state.global_step < state.max_steps:
+            draw_log(Path(args.output_dir or ""))
+
+
+def draw_log(output_dir: Path, baselines: Mapping[str, float] | None = None) -> None:
+    """Draws the log of a run. A plot that cannot be drawn does not stop the run."""
+    try:
+        draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
+    except Exception as error:
+        logger.warning("%s was not drawn (%s: %s)", output_dir / PLOT_NAME, type(error).__name__, error)
 
 
 def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:

@@ -3,9 +3,7 @@
 import copy
 import logging
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,6 @@ from transformers import (
     AutoModelForPreTraining,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
     set_seed,
 )
 from transformers.trainer_utils import IntervalStrategy
@@ -32,7 +27,7 @@ from snugbert.trainers.corpus.corpus import Corpus, read_corpus_language
 from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.log_lines import format_duration
-from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir
 from snugbert.trainers.pretraining.arguments import (
     PretrainingArguments,
     PretrainingDataArguments,
@@ -41,9 +36,8 @@ from snugbert.trainers.pretraining.arguments import (
 from snugbert.trainers.pretraining.baselines import compute_baselines, detection_baseline, format_comparison
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
 from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams, share_weights
-from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
 from snugbert.trainers.pretraining.distillation import (
     list_student_layers,
@@ -55,10 +49,9 @@ from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, lo
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.guidance import log_recipe
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS
-from snugbert.trainers.pretraining.plot import PLOT_NAME, draw_training
+from snugbert.trainers.pretraining.plot import PLOT_NAME
 from snugbert.trainers.pretraining.show import show_examples
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
-from snugbert.trainers.pretraining.training_log import METRICS_NAME
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 from snugbert.trainers.run_setup import set_up
@@ -178,7 +171,7 @@ def _train_and_evaluate(
         initial_weights["--student_layers"] = list_student_layers(model_args, teacher_config.num_hidden_layers)
     if data_args.objective == "electra":
         initial_weights["--generator_size"] = data_args.generator_size
-    checkpoint = check_output_dir(training_args, data_args.overwrite_output_dir) if do_train else None
+    checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
         check_max_steps(checkpoint, training_args)
@@ -203,18 +196,14 @@ def _train_and_evaluate(
         teacher=teacher,
     )
     trainer.command_settings = initial_weights
-    write_card = partial(write_run_card, trainer, model_args, data_args, data.train_corpus, data.validation_corpus)
-    seconds = 0.0
-    if do_train:
-        trainer.write_card = lambda: write_card(trainer.last_metrics(), {})
-        seconds = _train(trainer, checkpoint, data_args.overwrite_output_dir)
+    trainer.command_arguments = model_args, data_args
+    seconds = _train(trainer, checkpoint) if do_train else 0.0
     metrics, baselines = _evaluate(trainer, data)
     if training_args.local_process_index == 0:
         shutil.rmtree(epochs_dir, ignore_errors=True)
     if training_args.should_save:
         if do_train:
-            _draw(output_dir, baselines)
-            write_card(metrics, baselines)
+            trainer.report(metrics, baselines)
             _print_duration(trainer.state.global_step, checkpoint, seconds)
         if metrics:
             print(f"\n{format_comparison(metrics, baselines, data_args.dataset_objective)}")
@@ -277,6 +266,7 @@ def _prepare_data(
             check_data_settings(checkpoint, settings)
     validation: PretrainingDataset | None = None
     if validation_corpus is not None:
+        log_first_epoch("validation text")
         validation = make_dataset(
             validation_corpus,
             "validation text",
@@ -289,11 +279,9 @@ def _prepare_data(
     return _Data(train_corpus, validation_corpus, phases, settings, validation)
 
 
-def _train(trainer: PretrainingTrainer, checkpoint: str | None, overwrite: bool) -> float:
+def _train(trainer: PretrainingTrainer, checkpoint: str | None) -> float:
     """Trains, and saves the model, the metrics and the state. Returns the seconds of training."""
-    if checkpoint is None and overwrite:
-        trainer.add_callback(ClearOutputDir())
-    trainer.add_callback(DrawTraining())
+    trainer.checks_output_dir = False  # done, before the text was prepared
     metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     raise_if_interrupted(trainer)
     trainer.save_model(_internal_call=True)  # an external call would push before the card is written
@@ -317,31 +305,6 @@ def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float
     metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
     trainer.save_metrics("eval", metrics)
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
-
-
-class ClearOutputDir(TrainerCallback):
-    """Removes the earlier run in the output folder as late as possible, after optimizer and schedule are created."""
-
-    def on_train_begin(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step."""
-        clear_output_dir(args)
-
-
-class DrawTraining(TrainerCallback):
-    """Draws `training.png` when a checkpoint is saved, in about a second. The end of the run draws it again."""
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        """Called by Trainer after a checkpoint was saved."""
-        if state.is_world_process_zero and state.log_history and state.global_step < state.max_steps:
-            _draw(Path(args.output_dir or ""))
-
-
-def _draw(output_dir: Path, baselines: Mapping[str, float] | None = None) -> None:
-    """Draws the log. A plot that cannot be drawn does not stop a run."""
-    try:
-        draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
-    except Exception as error:
-        logger.warning("%s was not drawn (%s: %s)", output_dir / PLOT_NAME, type(error).__name__, error)
 
 
 def _check_training_arguments(args: PretrainingArguments, model: PreTrainedModel) -> None:
@@ -397,6 +360,7 @@ def _plan(
     epochs_dir: Path,
 ) -> list[Phase]:
     """Plans the phases of the run, and logs them."""
+    log_first_epoch("training text")
     datasets = [
         make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, training_args.examples_seed)
         for length, _ in data_args.lengths_and_shares

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import load_corpora, make_dataset
+from snugbert.trainers.pretraining.corpora import load_corpora, log_first_epoch, make_dataset
 
 
 def show_examples(
@@ -30,6 +30,7 @@ def show_examples(
     if corpus is None:
         raise InputError("--show: there is no training text. Give --train_file, --dataset_name or --corpus.")
     (length, _), *_ = data_args.lengths_and_shares
+    log_first_epoch("training text")
     with tempfile.TemporaryDirectory() as epochs_dir:
         dataset = make_dataset(
             corpus, "training text", length, data_args, tokenizer, Path(epochs_dir), training_args.examples_seed

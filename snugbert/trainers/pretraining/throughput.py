@@ -5,8 +5,9 @@ MFU (Chowdhery et al., 2022, "PaLM", appendix B) is
     FLOPs that the steps need / (seconds x processes x FLOPs per second of large matrix products)
 
 Needed FLOPs exclude waste: padding, logits of unlabeled tokens, recomputation. The rate is not from a datasheet. It is
-measured on the same device, in the precision of training, when the run starts. At 100 % the device would do
-nothing but large matrix products.
+measured on the same accelerator, in the precision of training, when the run starts. At 100 % the device would do
+nothing but large matrix products. Runs on a CPU report no MFU, because other programs use its cores, too: the rate at
+the start says little about the rest of the run.
 
     rate = peak_flops(args.device, torch.bfloat16)          # takes half a second, once
     flops += training_flops(model.config, batch)            # for every batch; a tensor, so nothing waits for a GPU

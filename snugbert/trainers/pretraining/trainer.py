@@ -11,7 +11,7 @@ import copy
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -20,16 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
+from transformers import PreTrainedModel, TrainerCallback, TrainerState, get_wsd_schedule
 from transformers.trainer_utils import (
     EvalLoopOutput,
     IntervalStrategy,
     SaveStrategy,
+    TrainOutput,
 )
 from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
-from snugbert.trainers.output_folder import GENERATOR_FOLDER
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
 from snugbert.trainers.pretraining.batches import (
@@ -44,12 +45,14 @@ from snugbert.trainers.pretraining.batches import (
     plan_phases,
     seed_random_state,
 )
+from snugbert.trainers.pretraining.card_facts import write_run_card
 from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.distillation import distill
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.guidance import warn_at_baseline
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
+from snugbert.trainers.pretraining.plot import DrawTraining, draw_log
 from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.throughput import peak_flops
@@ -78,7 +81,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
-      padding.
+      padding. `training.png` is drawn with every checkpoint and at the end, when the model card, `README.md`, is
+      written.
+    - An output folder with another run is refused, unless `overwrite_output_dir` is set.
     - On SIGTERM, which clusters send before they stop a machine, and on SIGINT (Ctrl-C), training finishes the step
       (on a GPU, also the next), writes a checkpoint and ends. A second SIGINT ends it at once.
     - A loss or gradient norm that is not finite is an error. No checkpoint contains that step.
@@ -107,6 +112,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     Attributes:
         phases: phases of the run.
         interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
+        command_arguments: the model and data arguments of `snugbert pretrain`, for the card. Empty: no command.
+        checks_output_dir: whether `train` refuses an output folder with another run.
 
     Raises:
         InputError: `train_dataset` is empty or has no length, or the teacher does not fit the model.
@@ -145,6 +152,11 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             teacher.requires_grad_(False).eval()
             if teacher.config.hidden_size != self._model_config.hidden_size:
                 logger.info("The teacher has another hidden size. The loss on hidden states is omitted.")
+        self.command_arguments: Any = ()
+        self.checks_output_dir = True
+        self.write_card = self._write_card
+        self.add_callback(ClearOutputDir)
+        self.add_callback(DrawTraining)
         self._step_pairs: torch.Tensor | None = None
         self._step_tokens: torch.Tensor | None = None
         self._train_counts: np.ndarray | None = None
@@ -153,11 +165,50 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     # --- start and end of a run ---------------------------------------------------------------------------------
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in Trainer. Also draws `training.png` and writes the model card.
+
+        Raises:
+            InputError: the output folder contains another run, and `overwrite_output_dir` is not set.
+        """
+        if self.checks_output_dir and not resume_from_checkpoint:
+            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
+        self.checks_output_dir = False  # from now on, the run in it is this one
+        output = super().train(resume_from_checkpoint, *args, **kwargs)
+        if not (self.interrupted or self.command_arguments):  # the command reports after its evaluation
+            self.report()
+        return output
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in Trainer. After training, also adds the metrics to the plot and to the model card."""
+        metrics = super().evaluate(*args, **kwargs)
+        if self.state.global_step and not self.is_in_train and not self.command_arguments:
+            self.report()
+        return metrics
+
+    def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
+        """Draws `training.png` and writes the model card.
+
+        Args:
+            metrics: metrics on the validation text, without a prefix. Default: of the last evaluation.
+            baselines: metrics of trivial predictions.
+        """
+        if self.args.should_save:
+            draw_log(Path(self.args.output_dir or ""), baselines)
+            self._write_card(metrics, baselines)
+
+    def _write_card(
+        self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None
+    ) -> None:
+        metrics = self.last_metrics() if metrics is None else metrics
+        write_run_card(self, metrics, baselines or {}, *self.command_arguments)
+
     def _begin(self, state: TrainerState) -> None:
         self._load_log(state)
-        precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
-        self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        if self.args.device.type != "cpu":
+            precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
+            precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
+            self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
         check_processes(self.phases)
         self._train_counts = count_dataset(self.phases[0].dataset)
         if self._train_counts is not None:
@@ -377,6 +428,15 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             outputs = model(**inputs, sparse_prediction=True)
         sums = sum_per_sequence(outputs, inputs)
         return None, sums, sums[:, 2]
+
+
+class ClearOutputDir(TrainerCallback):
+    """Removes the earlier run in the output folder as late as possible, after optimizer and schedule are created."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        if args.overwrite_output_dir and state.global_step == 0:
+            clear_output_dir(args)
 
 
 def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> PretrainingArguments:

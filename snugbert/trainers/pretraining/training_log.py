@@ -5,7 +5,6 @@ of a resumed run equals the log of an uninterrupted run.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -78,7 +77,8 @@ class TrainingLog:
         reduce: adds up a tensor over all processes.
 
     Attributes:
-        peak_flops: FLOPs per second that the devices of all processes reach together. Set it before training.
+        peak_flops: FLOPs per second that the devices of all processes reach together. None: unknown, so there is no
+            `mfu`.
         frequency_loss: masked token loss of predicting tokens by their frequency, for `mlm_gain`. None if the training
             dataset has no text to count.
         has_teacher: whether the outputs have the losses of distillation.
@@ -92,7 +92,7 @@ class TrainingLog:
     ):
         self._is_main_process = is_main_process
         self._reduce = reduce
-        self.peak_flops = math.nan
+        self.peak_flops: float | None = None
         self.frequency_loss: float | None = None
         self.has_teacher = False
         # Float64 adds up float32 values without rounding, so their order and their process do not matter.
@@ -160,7 +160,7 @@ class TrainingLog:
             `replaced`, the share of tokens that the generator replaced; with a teacher `soft_loss` and `cos_loss`, not
             yet multiplied by their weights; with a `frequency_loss`, `mlm_gain` = `frequency_loss` - `mlm_loss`;
             `tokens` of the run so far; `tokens_per_second`; `padding`, the share of padding in padded batches, or the
-            share that packing saves; `mfu`, the share of `peak_flops` that the model's FLOPs take.
+            share that packing saves; with `peak_flops`, `mfu`, the share of it that the model's FLOPs take.
         """
         sums, seconds, steps = self._collect(), self._elapsed_seconds(), self._steps
         loss = self._add_losses(sums)
@@ -187,12 +187,14 @@ class TrainingLog:
                 line["cos_loss"] = sums["cos_loss"] / steps
         if self.frequency_loss is not None:
             line["mlm_gain"] = self.frequency_loss - line["mlm_loss"]
-        return line | {
+        line |= {
             "tokens": int(self._totals["tokens"]),
             "tokens_per_second": round(sums["tokens"] / seconds),
             "padding": 1 - sums["tokens"] / sums["positions"],
-            "mfu": sums["flops"] / seconds / self.peak_flops,
         }
+        if self.peak_flops is not None:
+            line["mfu"] = sums["flops"] / seconds / self.peak_flops
+        return line
 
     def summarize(self, steps: int) -> dict[str, float]:
         """Returns the mean loss over all `steps` of the run, and its FLOPs. All processes must call it."""

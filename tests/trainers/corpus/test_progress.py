@@ -3,9 +3,9 @@
 import pytest
 from prepared import prepare, text_arguments
 
-from snugbert.trainers.corpus import progress
+from snugbert.trainers import log_lines
 from snugbert.trainers.corpus.preparation import prepare_parts
-from snugbert.trainers.corpus.progress import PreparationProgress
+from snugbert.trainers.corpus.progress import PreparationProgress, format_bytes
 from snugbert.trainers.corpus.text_parts import plan_parts
 from snugbert.trainers.text_lines import ReadingLog
 
@@ -14,7 +14,7 @@ from snugbert.trainers.text_lines import ReadingLog
 def clock(monkeypatch):
     """A clock that changes only when it is set."""
     seconds = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(log_lines.time, "monotonic", lambda: seconds[0])
     return seconds
 
 
@@ -44,7 +44,7 @@ def test_a_preparation_reports_the_bytes_of_its_files(tmp_path, words_tokenizer,
     """In two parts. The first is prepared already."""
     other = tmp_path / "other.txt"
     other.write_text(small.text.read_text())
-    monkeypatch.setattr(progress, "SHORTEST_PAUSE", 0)
+    monkeypatch.setattr(log_lines, "SHORTEST_PAUSE", 0)
     parts = plan_parts(text_arguments(small.text, other), num_shards=2)
     options = {"language": None, "num_workers": 1}
     prepare_parts(tmp_path / "out", parts[:1], words_tokenizer, **options)
@@ -53,6 +53,6 @@ def test_a_preparation_reports_the_bytes_of_its_files(tmp_path, words_tokenizer,
     lines = capsys.readouterr().err.splitlines()
     percentages = [int(line.split()[1]) for line in lines]
     assert percentages[0] > 50 and percentages[-1] > 90 and percentages == sorted(set(percentages))
-    assert f"of {progress.format_bytes(2 * small.text.stat().st_size)}, 18 documents, 0 s left" in lines[-1]
+    assert f"of {format_bytes(2 * small.text.stat().st_size)}, 18 documents, 0 s left" in lines[-1]
     prepare(tmp_path / "quiet", words_tokenizer, small.text, **options)
     assert capsys.readouterr().err == ""

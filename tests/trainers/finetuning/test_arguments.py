@@ -24,6 +24,7 @@ def test_evaluation_and_checkpoint_steps(settings, expected, tmp_path):
     [
         ({}, False),
         ({"early_stopping_patience": 1}, False),
+        ({"load_best_model_at_end": True}, False),
         ({"save_strategy": "no"}, False),
         ({"save_strategy": "epoch"}, True),
         ({"save_steps": 500}, True),  # the default, but the user asks for it
@@ -36,7 +37,8 @@ def test_checkpoints_are_kept_if_the_user_asks(settings, kept, tmp_path):
     assert args.keeps_checkpoints == kept
     assert (args.save_steps, args.save_total_limit) == (500, 3)
     assert args.save_strategy == settings.get(
-        "save_strategy", "epoch" if "early_stopping_patience" in settings else "steps"
+        "save_strategy",
+        "epoch" if settings.keys() & {"early_stopping_patience", "load_best_model_at_end"} else "steps",
     )
 
 

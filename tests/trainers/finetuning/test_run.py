@@ -1,5 +1,7 @@
 """One fine-tuning run: its files and summary, early stopping, class weights."""
 
+import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -11,14 +13,17 @@ import torch
 from finetuning_examples import HEADS, arguments, examples, make_task
 from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
+from parity import CONFIG
 from safetensors.torch import load_file
 
+import snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.run import check_early, class_weights, fine_tune, make_trainer
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.manifest import write_manifest
+from snugbert.trainers.splits import DataSource
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -32,7 +37,7 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
 
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
     monkeypatch.setattr(HfApi, "upload_folder", upload)
-    settings = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "no", "push_to_hub": True}
+    settings = {"num_train_epochs": 2, "save_strategy": "no", "push_to_hub": True}
     run_task(make_task(tokenizer), model_args, arguments(folder, **settings))
     summary = capsys.readouterr().out
     assert pushed.count("README.md") == 1  # once, and with the card
@@ -68,6 +73,58 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     fine_tune(task, model_args, arguments(tmp_path / "scored", do_eval=True))
     with pytest.raises(InputError, match="contains a model or results, but no whole checkpoint"):
         fine_tune(make_task(tokenizer), model_args, arguments(tmp_path / "scored", resume_from_checkpoint="true"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"num_train_epochs": 3}, [2, 4, 6]),
+        ({"max_steps": 3}, [2, 3]),  # the last epoch is incomplete
+        ({"max_steps": 84}, [*range(6, 84, 6), 84]),  # 42 epochs: after every third
+        ({"num_train_epochs": 3, "eval_strategy": "no"}, [6]),
+        ({"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1}, [1, 2, 3]),
+        ({"num_train_epochs": 2, "load_best_model_at_end": True}, [2, 4]),
+    ],
+)
+def test_validation_examples_are_scored_after_each_epoch_and_only_once(
+    settings, steps, tokenizer, model_args, tmp_path, monkeypatch
+):
+    """The last evaluation also gives the final score. Test examples are predicted once, after the training."""
+    task, evaluated, decoded = make_task(tokenizer), [], []
+    (validation,) = task.evaluation_sets
+    decode = lambda logits: decoded.append(1) or logits.argmax(-1)  # noqa: E731
+    test = dataclasses.replace(validation, name="predict", features=examples(HEADS[0], 7), num_examples=7, score=None)
+    task.evaluation_sets = [dataclasses.replace(validation, decode=decode), test]
+    task.data["predict"] = [DataSource("test.csv", "test", 7)]
+    loop = FineTuningTrainer.evaluation_loop
+
+    def count(trainer, loader, *args, **kwargs):
+        evaluated.append((trainer.state.global_step, len(loader.dataset)))
+        return loop(trainer, loader, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "evaluation_loop", count)
+    results = fine_tune(task, model_args, arguments(tmp_path, **settings))
+    assert evaluated[-1] == (steps[-1], 7)
+    *validations, _ = evaluated
+    best = json.loads((tmp_path / "trainer_state.json").read_text())["best_global_step"]
+    # The best model may not be the last one.
+    again = [steps[-1]] if "load_best_model_at_end" in settings and best != steps[-1] else []
+    assert [step for step, _ in validations] == [*steps, *again] and len(decoded) == len(validations)
+    assert set(results["intervals"]) == {"eval", "predict"}
+    predicted = np.loadtxt(tmp_path / "predictions.txt")
+    assert predicted.shape == (7,)  # of the test examples, which are written last
+
+
+def test_evaluation_does_not_change_the_training(tokenizer, model_args, tmp_path):
+    weights = []
+    for strategy in ({}, {"eval_strategy": "no"}):
+        folder = tmp_path / str(len(strategy))
+        task = make_task(tokenizer)
+        config = snugbert.SnugBertConfig(**CONFIG | {"hidden_dropout_prob": 0.1})  # draws from the random state
+        task.make_model = functools.partial(snugbert.SnugBertForSequenceClassification, config)
+        fine_tune(task, model_args, arguments(folder, num_train_epochs=2, **strategy))
+        weights.append(load_file(folder / "model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_only_training_starts_from_random_layers(tokenizer, tmp_path):

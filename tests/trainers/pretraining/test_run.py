@@ -157,7 +157,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
         draw_training(log, picture, baselines)
         assert picture.stat().st_size > 10_000
 
-    monkeypatch.setattr("snugbert.trainers.pretraining.run.draw_training", draw)
+    monkeypatch.setattr("snugbert.trainers.pretraining.plot.draw_training", draw)
     assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3, language="fr") == 0
     assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
     assert "training.png was not drawn (ValueError: no font)" in caplog.text
@@ -165,7 +165,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
     assert all(
-        {"tokens", "mlm_gain", "tokens_per_second", "padding", "mfu", "grad_norm"} <= line.keys() for line in lines[:2]
+        {"tokens", "mlm_gain", "tokens_per_second", "padding", "grad_norm"} <= line.keys() for line in lines[:2]
     )
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
@@ -260,7 +260,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
         run(small_run | more, output_dir=tmp_path / "straight")
     assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
     assert "training: 2 steps of 8 examples of at most 40 tokens" in caplog.text
-    assert "recipe: examples/pretrain_small_corpus.yaml (in SnugBERT's repository) fits 5," in caplog.text
+    assert "recipe: examples/pretrain_small_corpus.yaml (in SnugBERT's repository) fits the text" in caplog.text
+    assert caplog.text.count("making the examples") == 2  # of the training and of the validation text
     initialized = "initial weights: computing them from the bigrams of the training text"
     assert caplog.text.count(initialized) == 1
     assert "MLM gain" in capfd.readouterr().err
@@ -272,7 +273,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     assert weights[0] == weights[1]
     assert "MLM gain is " not in caplog.text and initialized not in caplog.text
     logs = [read_log(tmp_path / name) for name in ("straight", "resumed")]
-    timings = ("tokens_per_second", "mfu", "runtime", "samples_per_second", "steps_per_second")
+    timings = ("tokens_per_second", "runtime", "samples_per_second", "steps_per_second")
     for lines in zip(*logs, strict=True):
         first, second = ({name: x for name, x in line.items() if not name.endswith(timings)} for line in lines)
         assert first == second

@@ -99,7 +99,7 @@ def test_an_epoch_has_every_example_once_in_a_new_order(tokenizer, tmp_path):
     order = [ids[1] - 5 for [batch] in trainer.seen for ids in batch]
     assert sorted(order[:40]) == sorted(order[40:]) == list(range(40))
     assert order[:40] != order[40:] and order[:40] != list(range(40))
-    again = make_trainer(tokenizer, tmp_path, features, collate, max_steps=1, seed=1)
+    again = make_trainer(tokenizer, tmp_path / "again", features, collate, max_steps=1, seed=1)
     again.train()
     assert again.seen[0] != trainer.seen[0]
 
