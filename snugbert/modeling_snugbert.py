@@ -166,14 +166,14 @@ def eager_attention_forward(
         query, key, value: *Shape:* (B, heads, L, D)
         attention_mask: boolean, or added to the scores; None for no mask. *Shape:* broadcasts to (B, heads, L, L)
         scaling: multiplies the scores.
-        dropout: dropout probability of the weights in training.
+        dropout: dropout probability of the weights.
         kwargs: ignored.
 
     Returns:
         The output (B, L, heads, D) and the attention weights (B, heads, L, L).
     """
     scores = mask_scores(query @ key.transpose(-2, -1) * scaling, attention_mask)
-    weights = F.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
+    weights = F.dropout(scores.softmax(dim=-1), p=dropout)
     return (weights @ value).transpose(1, 2), weights
 
 
@@ -228,6 +228,7 @@ class SnugBertSelfAttention(nn.Module):
             self.position_dropout = SnugBertDropout(config.hidden_dropout_prob)
             # Three products are summed. The root is rounded to float32, as in transformers.
             self.scaling = 1 / float(np.sqrt(np.float32(3 * self.head_size)))
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)  # its `p` is read in every call
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -261,10 +262,11 @@ class SnugBertSelfAttention(nn.Module):
             to_autocast_dtype(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
             for projection, tokens in projected
         )
-        options = {
-            "scaling": self.scaling,
-            "dropout": self.config.attention_probs_dropout_prob if self.training else 0.0,
-        }
+        # As in transformers: BERT's attention decides whether to drop, and DeBERTa's dropout itself.
+        is_dropping = (self if distances is None else self.dropout).training
+        options = {"scaling": self.scaling, "dropout": self.dropout.p if is_dropping else 0.0}
+        if options["dropout"] and is_flash_attention_requested(self.config, version=[3, 4]):
+            warn_once(f"{self.config._attn_implementation} has no dropout. Attention drops no weights.")
         implementation = self.config._attn_implementation
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
@@ -296,6 +298,8 @@ class SnugBertSelfAttention(nn.Module):
             context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
+            if options["dropout"] == 1:  # the scale of the weights that are left would be infinite
+                value, options["dropout"] = 0 * value, 0.0
             attend = grouped_attention if has_own_kernels(query) else ragged_attention
             context = attend(query, key, value, tables=tables, **options, **kwargs)
         else:
@@ -457,7 +461,10 @@ class SnugBertPooler(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
-        self.dropout = SnugBertDropout(0.0)  # a classifier may set it, see `classification_head`
+        # DeBERTa's pooler has one with probability 0. A classifier may replace it, see `classification_head`.
+        self.dropout: nn.Module = nn.Identity()
+        if config.position_embedding_type == "relative":
+            self.dropout = SnugBertDropout(0.0)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.pooler_act]
 
@@ -715,9 +722,6 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 f"{self.config._attn_implementation} cannot add the scores of relative positions. Use "
                 'attn_implementation="sdpa".'
             )
-        without_dropout = is_flash_attention_requested(self.config, version=[3, 4])
-        if self.training and self.config.attention_probs_dropout_prob and without_dropout:
-            warn_once(f"{self.config._attn_implementation} has no dropout. `attention_probs_dropout_prob` is ignored.")
         if token_indices is not None and is_ragged(self.config, batch) and layout is None:
             # The last layer computes only the needed tokens. From here on, indices refer to these. First tokens are
             # always included, because ragged kernels require a query in each sequence.

@@ -59,6 +59,31 @@ def test_settings_and_dropout_equal_stock_bert(head, monkeypatch):
 
 
 @pytest.mark.parametrize("head", HEADS)
+def test_dropout_modules_decide_as_in_stock_bert(head):
+    """Probabilities of 0 and 1 leave nothing to chance. Monte Carlo dropout changes the mode of the modules only."""
+    ours, stock = ours_and_stock(head, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
+    inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")
+    batches = [("sdpa", inputs), ("eager", inputs)] + [("sdpa", packed(inputs))] * (head != "Model")
+    for probability, training, dropping in [(0, True, True), (1, True, True), (1, True, False), (1, False, True)]:
+        for model in (ours, stock):
+            model.zero_grad()
+            model.train(training)
+            for module in model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = probability
+                    module.train(dropping)
+        expected = scalar(stock(**inputs))
+        expected.backward()
+        for attention, batch in batches:
+            ours.set_attn_implementation(attention)
+            ours.zero_grad()
+            mine = scalar(ours(**batch))
+            torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
+            mine.backward()
+            assert_same_gradients(ours, stock)
+
+
+@pytest.mark.parametrize("head", HEADS)
 def test_sdpa_drops_in_training_only(head):
     ours, _ = ours_and_stock(head, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.3, classifier_dropout=0.0)
     inputs = ragged_batch(head)
