@@ -237,7 +237,7 @@ class SnugBertSelfAttention(nn.Module):
         self,
         query_states: torch.Tensor,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        score_mask: torch.Tensor | None = None,
         batch_size: int | None = None,
         padded_shape: tuple[int, int] | None = None,
         token_indices: torch.Tensor | None = None,
@@ -250,7 +250,7 @@ class SnugBertSelfAttention(nn.Module):
         Args:
             query_states: tokens whose output is needed. *Shape:* (1, Q, H)
             hidden_states: all tokens. *Shape:* (1, T, H)
-            attention_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
+            score_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
             distances, rows: embeddings of distances and their order, from [`SnugBertEncoder.embed_distances`]; None
                 without relative positions.
 
@@ -280,22 +280,22 @@ class SnugBertSelfAttention(nn.Module):
             query, key, value = (
                 tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value)
             )
-            if attention_mask is not None and attention_mask.dim() == 4:
-                if attention_mask.is_floating_point():  # added to the scores
+            if score_mask is not None and score_mask.dim() == 4:
+                if score_mask.is_floating_point():  # added to the scores
                     # A wider dtype's minimum would overflow to minus infinity and make a fully masked row NaN.
-                    attention_mask = attention_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
+                    score_mask = score_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
                 else:
-                    attention_mask = attention_mask.bool()
+                    score_mask = score_mask.bool()
             if tables:
-                attention_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, attention_mask)
-            context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
+                score_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, score_mask)
+            context, weights = attention(self, query, key, value, score_mask, **options, **kwargs)
         elif padded_shape is not None and token_indices is not None:
             query, key, value = (
                 scatter(tensor, token_indices, padded_shape).transpose(1, 2) for tensor in (query, key, value)
             )
             if tables:
-                attention_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, attention_mask)
-            context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
+                score_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, score_mask)
+            context, weights = attention(self, query, key, value, score_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
             if options["dropout"] == 1:  # the scale of the weights that are left would be infinite
@@ -382,12 +382,16 @@ class SnugBertLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        query_indices: torch.Tensor | None = None,
+        layer_mask: torch.Tensor | None = None,
         distances: torch.Tensor | None = None,
+        *args,
+        query_indices: torch.Tensor | None = None,
         layout: SnugBertBatch | None = None,
         **kwargs,
     ) -> torch.Tensor:
         """Computes the output of all tokens, or of `query_indices` (Q,) only.
+
+        `layer_mask` and `args` are ignored. They come from wrappers that have the arguments of stock BERT's layers.
 
         *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, (B, L, H) -> (B, L, H), and all tokens
         """
@@ -396,6 +400,20 @@ class SnugBertLayer(GradientCheckpointingLayer):
         hidden_states = self.attention(hidden_states, query_indices, distances=distances, **kwargs)
         hidden_states = self.output(self.intermediate(hidden_states), hidden_states)
         return hidden_states if layout is None else layout.scatter(hidden_states)
+
+
+def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
+    """Whether a module runs the `forward` of a class, not that of a wrapper, of a subclass or of its own."""
+    return type(module).forward is module_class.forward and "forward" not in vars(module)
+
+
+def is_own_layer(layer: nn.Module) -> bool:
+    """Whether a layer and its attention are SnugBERT's. Nobody replaced or wrapped them."""
+    return (
+        _runs(layer, SnugBertLayer)
+        and _runs(layer.attention, SnugBertAttention)  # type: ignore[arg-type]
+        and _runs(layer.attention.self, SnugBertSelfAttention)  # type: ignore[arg-type, union-attr]
+    )
 
 
 class SnugBertEncoder(nn.Module):
@@ -434,7 +452,7 @@ class SnugBertEncoder(nn.Module):
             hidden_states: embeddings. *Shape:* (1, T, H)
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
-                only these. *Shape:* (Q,)
+                only these. It must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
             kwargs: passed on to the layers, among them `layout`.
 
         Returns:
@@ -448,12 +466,16 @@ class SnugBertEncoder(nn.Module):
             else:
                 _, length = arguments.get("padded_shape", batch.shape)
             distances, kwargs["rows"] = self.embed_distances(length)
-        for layer in self.layer[:-1]:
+        is_own = all(map(is_own_layer, self.layer))
+        layer_mask = None if is_own else batch.layer_mask(hidden_states.dtype)
+        for number, layer in enumerate(self.layer, start=1):
+            if query_indices is not None and number == len(self.layer):
+                kwargs["query_indices"] = query_indices
+                if distances is None:
+                    arguments = attention_arguments(self.config, batch, query_indices)
             # By position, because gradient checkpointing may ignore gradients of keyword arguments.
-            hidden_states = layer(hidden_states, None, distances, **arguments, **kwargs)
-        if query_indices is not None and distances is None:
-            arguments = attention_arguments(self.config, batch, query_indices)
-        return self.layer[-1](hidden_states, query_indices, distances, **arguments, **kwargs)
+            hidden_states = layer(hidden_states, layer_mask, distances, **arguments, **kwargs)
+        return hidden_states
 
 
 class SnugBertPooler(nn.Module):
@@ -703,10 +725,13 @@ class SnugBertModel(SnugBertPreTrainedModel):
         self, batch: SnugBertBatch, token_indices: torch.Tensor | None, **kwargs
     ) -> BaseModelOutputWithPooling:
         """Returns `last_hidden_state` (1, T, H), or (1, M, H) of `token_indices`, and `pooler_output` (N, H)."""
-        # Hooks, and gradients of hidden states, expect the caller's layout between the layers.
-        modules = (self.embeddings, *self.embeddings.children(), self.encoder, *self.encoder.layer)
+        # Hooks, layers of others, and gradients of hidden states, expect the caller's layout between the layers.
+        layers = self.encoder.layer
+        modules = (self.embeddings, *self.embeddings.children(), self.encoder, *layers)
         observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or _has_hooks(modules)
-        layout = batch if observed else None
+        has_own_pooler = self.pooler is None or _runs(self.pooler, SnugBertPooler)
+        is_own = len(layers) > 0 and all(map(is_own_layer, layers)) and has_own_pooler
+        layout = batch if observed or not is_own else None
         inputs = [batch.inputs, batch.token_type_ids, batch.position_ids]
         if layout is not None:
             inputs = [layout.scatter(values) for values in inputs]
@@ -733,7 +758,9 @@ class SnugBertModel(SnugBertPreTrainedModel):
         hidden_states = hidden_states if layout is None else layout.gather(hidden_states)
         hidden_states = hidden_states.to(first_tokens.device)
         pooled = None
-        if self.pooler is not None:
+        if not has_own_pooler:
+            pooled = self.pooler(batch.scatter_by_sequence(hidden_states, 0.0))  # type: ignore[misc]
+        elif self.pooler is not None:
             first = hidden_states.index_select(1, first_tokens).squeeze(0)
             pooled = self.pooler(first if batch.empty is None else first.masked_fill(batch.empty[:, None], 0))
         return BaseModelOutputWithPooling(

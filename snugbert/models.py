@@ -279,6 +279,22 @@ def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
 
 
+def check_ids(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Checks that the ids of a tokenizer are 0, 1, 2 and so on, before text is prepared or tokens are added.
+
+    Otherwise the number of tokens would not be the size of the vocabulary.
+
+    Raises:
+        InputError: an id has no token, for example because a `vocab.txt` contains a token twice.
+    """
+    free = sorted(set(range(len(tokenizer))) - set(tokenizer.get_vocab().values()))
+    if free:
+        raise InputError(
+            f"{name}: no token has the id {free[0]}. Give this id to a new token in the files of the tokenizer. If "
+            f"there is a vocab.txt, line {free[0] + 1} repeats another line."
+        )
+
+
 def is_regression(config: PreTrainedConfig) -> bool:
     """Whether a sequence classifier predicts numbers. As in transformers, one output without `problem_type` does."""
     return config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import snugbert
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer
+from snugbert.models import ModelArguments, TokenizerArguments, check_ids, load_config, load_model, load_tokenizer
 
 # --- what cannot be loaded --------------------------------------------------------------------------------------
 
@@ -46,6 +46,20 @@ def test_a_foreign_auto_map_of_any_tokenizer_is_not_saved(tokenizer_class, tmp_p
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path))).save_pretrained(tmp_path / "saved")
     assert "evil" not in (tmp_path / "saved" / "tokenizer_config.json").read_text()
+
+
+def test_ids_without_a_token_are_refused_before_text_is_prepared(tmp_path):
+    """`BertTokenizer` gives a token that is listed twice its last id, and the first one to nobody."""
+    words = [*PIECES[:5], "the", "cat", "the", "mat"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    with pytest.raises(InputError, match=r"vocab\.txt, line 8: 'the' is already on line 6"):
+        load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path)))
+    transformers.BertTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path)))
+    assert (len(tokenizer), tokenizer.get_vocab()["mat"]) == (8, 8)
+    with pytest.raises(InputError, match=r"the folder: no token has the id 5\. .* line 6 repeats another line"):
+        check_ids(tokenizer, "the folder")
+    check_ids(snugbert.SnugBertTokenizer(VOCABULARY), "the folder")
 
 
 def test_a_missing_or_truncated_weight_file_is_named(sharded):
