@@ -42,7 +42,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .card_snugbert import write_model_card
 from .configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
-from .families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES
+from .families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, WRAPPER_NAMES
 from .kernels_snugbert import (
     SnugBertDropout,
     cross_entropy_sum,
@@ -559,8 +559,11 @@ class SnugBertPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Loads as in transformers. Also opens RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 checkpoints."""
-        kwargs["key_mapping"] = {**cls._family_names, **(kwargs.get("key_mapping") or {})}
+        """Loads as in transformers. Also opens RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 checkpoints.
+
+        The prefixes `module.`, `model.` and `_orig_mod.` of names are dropped. A `key_mapping` is applied before that.
+        """
+        kwargs["key_mapping"] = {**(kwargs.get("key_mapping") or {}), **WRAPPER_NAMES, **cls._family_names}
         loaded = super().from_pretrained(*args, **kwargs)
         # Otherwise transformers would save the weights under the names of the file that was read.
         (loaded[0] if isinstance(loaded, tuple) else loaded)._weight_conversions = None

@@ -23,10 +23,11 @@ from snugbert.configuration_snugbert import (
     compute_max_length,
 )
 from snugbert.errors import InputError, shorten
+from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import is_uncased
-from snugbert.weight_files import read_weights
+from snugbert.weight_files import find_prefix, read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,10 @@ class ModelArguments(TokenizerArguments):
     )
     config_overrides: str | None = field(
         default=None, metadata={"help": "Change fields of the configuration, such as hidden_dropout_prob=0."}
+    )
+    allow_missing_weights: bool = field(
+        default=False,
+        metadata={"advanced": True, "help": "Train encoder weights that the checkpoint lacks from random values."},
     )
     attn_implementation: str | None = field(
         default=None, metadata={"help": "Attention: sdpa, eager or flash_attention_2. Default: sdpa."}
@@ -340,8 +345,9 @@ def load_model(
 
     Raises:
         InputError: a weight file is missing or truncated, the weights do not fit the configuration, the attention
-            implementation is unknown or not installed, or, with `trained`, the checkpoint lacks weights or has
-            weights that SnugBERT does not use.
+            implementation is unknown or not installed, the checkpoint lacks weights of the encoder (all of them, or,
+            without `allow_missing_weights`, any), or, with `trained`, it lacks any weights or has weights that
+            SnugBERT does not use.
     """
     name = model_args.model_name_or_path
     if trained and name is None:
@@ -351,10 +357,13 @@ def load_model(
         # steps.
         if name is None:
             return auto_class.from_config(config, dtype=torch.float32)
+        options = dict(config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub)
         with _no_load_report():
-            model, info = auto_class.from_pretrained(
-                name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub
-            )
+            model, info = auto_class.from_pretrained(name, **options)
+            if prefix := find_prefix(info["unexpected_keys"]):
+                logger.info("%s: dropped the prefix %s of all names", name, prefix)
+                options["key_mapping"] = {**WRAPPER_NAMES, f"^{re.escape(prefix)}": ""}
+                model, info = auto_class.from_pretrained(name, **options)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         _check_files(name)
         raise InputError(f"cannot load the model {name or model_args.config_name}: {error}") from error
@@ -373,6 +382,16 @@ def load_model(
     except Exception:  # a damaged pickle can raise anything
         _check_files(name)
         raise
+    random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+    random_encoder = [key for key in random if not HEAD_WEIGHTS.match(key)]
+    # Tied word embeddings can come from a head. Other architectures (`snugbert evaluate`) have other names.
+    layers = {key for key in model.state_dict() if "encoder.layer." in key}
+    if layers and layers <= set(random):
+        found = shorten(sorted(info["unexpected_keys"])) or "heads only"
+        raise InputError(
+            f"{name}: no weights of the encoder. Expected names such as {min(layers)}, found {found}. To start from "
+            "random weights, use --config_name."
+        )
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
     # Other architectures (`snugbert evaluate`) are transformers' own classes, which load all that they use.
     if unknown and trained and isinstance(model, SnugBertPreTrainedModel):
@@ -382,17 +401,21 @@ def load_model(
         )
     if unknown:
         logger.warning("%s: ignored weights that this model does not use: %s", name, shorten(unknown))
-    random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if random and trained:
         raise MissingWeightsError(
             f"{name} has no weights for {shorten(random)}. Choose a model that was trained for this task, or train "
             "it first."
         )
-    if random and all(HEAD_WEIGHTS.match(key) for key in random):
+    if random_encoder and not model_args.allow_missing_weights:
+        raise InputError(
+            f"{name}: weights of the encoder are missing or have another shape: {shorten(random_encoder)}. Get the "
+            "whole checkpoint. To train them from random values, add --allow_missing_weights true."
+        )
+    if random_encoder:
+        logger.warning("%s: missing weights were initialized randomly: %s", name, shorten(random))
+    elif random:
         heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]
         logger.info("randomly initialized weights: %s", ", ".join(heads))
-    elif random:
-        logger.warning("%s: missing weights were initialized randomly: %s", name, shorten(random))
     return model
 
 
