@@ -404,7 +404,9 @@ class SnugBertLayer(GradientCheckpointingLayer):
 
 def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
     """Whether a module runs the `forward` of a class, not that of a wrapper, of a subclass or of its own."""
-    return type(module).forward is module_class.forward and "forward" not in vars(module)
+    replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
+    forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
+    return forward is module_class.forward
 
 
 def is_own_layer(layer: nn.Module) -> bool:
@@ -466,7 +468,7 @@ class SnugBertEncoder(nn.Module):
             else:
                 _, length = arguments.get("padded_shape", batch.shape)
             distances, kwargs["rows"] = self.embed_distances(length)
-        is_own = all(map(is_own_layer, self.layer))
+        is_own = kwargs.get("layout") is None or all(map(is_own_layer, self.layer))
         layer_mask = None if is_own else batch.layer_mask(hidden_states.dtype)
         for number, layer in enumerate(self.layer, start=1):
             if query_indices is not None and number == len(self.layer):

@@ -360,7 +360,8 @@ def load_model(
         options = dict(config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub)
         with _no_load_report():
             model, info = auto_class.from_pretrained(name, **options)
-            if prefix := find_prefix(info["unexpected_keys"]):
+            prefix = find_prefix(info["unexpected_keys"])
+            if prefix and _lacks_encoder(model, info):
                 logger.info("%s: dropped the prefix %s of all names", name, prefix)
                 options["key_mapping"] = {**WRAPPER_NAMES, f"^{re.escape(prefix)}": ""}
                 model, info = auto_class.from_pretrained(name, **options)
@@ -384,13 +385,11 @@ def load_model(
         raise
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     random_encoder = [key for key in random if not HEAD_WEIGHTS.match(key)]
-    # Tied word embeddings can come from a head. Other architectures (`snugbert evaluate`) have other names.
-    layers = {key for key in model.state_dict() if "encoder.layer." in key}
-    if layers and layers <= set(random):
+    if _lacks_encoder(model, info):
         found = shorten(sorted(info["unexpected_keys"])) or "heads only"
         raise InputError(
-            f"{name}: no weights of the encoder. Expected names such as {min(layers)}, found {found}. To start from "
-            "random weights, use --config_name."
+            f"{name}: no weights of the encoder. Expected names such as {random_encoder[0]}, found {found}. To start "
+            "from random weights, use --config_name."
         )
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
     # Other architectures (`snugbert evaluate`) are transformers' own classes, which load all that they use.
@@ -417,6 +416,15 @@ def load_model(
         heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]
         logger.info("randomly initialized weights: %s", ", ".join(heads))
     return model
+
+
+def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
+    """Whether no layer was in the checkpoint. Tied word embeddings can come from a head.
+
+    Other architectures (`snugbert evaluate`) have other names.
+    """
+    layers = {key for key in model.state_dict() if "encoder.layer." in key}
+    return bool(layers) and layers <= set(info["missing_keys"])
 
 
 @contextmanager

@@ -112,6 +112,15 @@ def bert_folder(tmp_path):
     return write
 
 
+def test_weights_of_a_second_model_do_not_replace_the_first(bert_folder):
+    folder = bert_folder(str)
+    weights = load_file(folder / "model.safetensors")
+    teacher = {f"teacher.{name}": weight + 1 for name, weight in weights.items()}
+    save_file(weights | teacher, folder / "model.safetensors", {"format": "pt"})
+    expected = bert_folder.stock.bert.encoder.layer[2].output.dense.weight
+    assert torch.equal(as_in_a_command(folder).bert.encoder.layer[2].output.dense.weight, expected)
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_prefix_of_all_names_is_dropped(bert_folder, prefix, tmp_path):
     inputs = ragged_batch("ForMaskedLM")
