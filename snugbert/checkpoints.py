@@ -26,7 +26,7 @@ from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
 from snugbert.errors import InputError, shorten
 from snugbert.families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, FAMILY_TYPES
 from snugbert.json_files import read_json
-from snugbert.weight_files import NOT_NEEDED, find_tensorflow_prefix, read_tensorflow, read_weights
+from snugbert.weight_files import NOT_NEEDED, find_prefix, find_tensorflow_prefix, read_tensorflow, read_weights
 
 # Head -> its parts in addition to the encoder.
 PARTS: dict[str, set[str]] = {
@@ -148,6 +148,7 @@ class Checkpoint:
         weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
             for the bare encoder.
         notes: sentences to show to the user.
+        prefix: the prefix of all names in the file, which `weights` do not have.
     """
 
     folder: Path
@@ -157,6 +158,7 @@ class Checkpoint:
     head: str
     weights: dict[str, torch.Tensor]
     notes: list[str] = field(default_factory=list)
+    prefix: str = ""
 
     @property
     def has_pooler(self) -> bool:
@@ -212,7 +214,7 @@ def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
         InputError: files are missing, truncated or contain more than tensors; the architecture is not supported;
             weights are missing, unknown or of the wrong shape.
     """
-    prefix = find_tensorflow_prefix(path)
+    prefix, shared = find_tensorflow_prefix(path), ""
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"
     values = read_json(file)
     if prefix is not None:
@@ -226,6 +228,8 @@ def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
                 "release of BERT."
             )
         tensors = read_weights(path)
+        shared = find_prefix(tensors)
+        tensors = {name.removeprefix(shared): tensor for name, tensor in tensors.items()}
         if any(name.startswith("lm_predictions.") for name in tensors):
             values["legacy"] = False  # only the names of the weights show which masked token head a DeBERTa has
     weights, origin = _rename(tensors, _choose_names(kind, tensors), path)
@@ -233,7 +237,10 @@ def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
     head = "Model" if encoder_only else _find_head(kind, declared, weights, file)
     if encoder_only:
         weights = {name: tensor for name, tensor in weights.items() if name.startswith("bert.")}
-    checkpoint = Checkpoint(file.parent, kind, values, _convert_config(kind, values, head, file), head, weights)
+    config = _convert_config(kind, values, head, file)
+    checkpoint = Checkpoint(file.parent, kind, values, config, head, weights, prefix=shared)
+    if shared:
+        checkpoint.notes.append(f"The prefix {shared} of all names was dropped.")
     if declared not in (None, head):
         checkpoint.notes.append(f"config.json declares {declared}, but the weights belong to {head}.")
     _add_implied_weights(checkpoint)

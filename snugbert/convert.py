@@ -302,6 +302,8 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
     if kind == "tensorflow":
         source = build_model(source_class, config, checkpoint.weights, dtype, options)
     else:
+        if checkpoint.prefix:
+            options["key_mapping"] = {f"^{re.escape(checkpoint.prefix)}": ""}
         source = source_class.from_pretrained(checkpoint.folder, config=config, dtype=dtype, **options)
     inputs = _example_batch(checkpoint)
     with torch.no_grad():

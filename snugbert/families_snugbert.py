@@ -39,6 +39,8 @@ DEBERTA_NAMES = {
     "deberta.embeddings.position_embeddings.": "unused_positions.",
     "deberta.": "bert.",
 }
+# Prefixes of DataParallel, of torch.compile, and of modules with a model inside. They can be nested.
+WRAPPER_NAMES = {r"^(module\.|model\.|_orig_mod\.)+": ""}
 # Additional names of sequence classifiers, which go first. The dense layer of the head takes the place of the pooler.
 DENSE_CLASSIFIER_NAMES = {
     "roberta.pooler.": "unused_pooler.",

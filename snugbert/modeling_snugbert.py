@@ -42,7 +42,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .card_snugbert import write_model_card
 from .configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
-from .families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES
+from .families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, WRAPPER_NAMES
 from .kernels_snugbert import (
     SnugBertDropout,
     cross_entropy_sum,
@@ -166,14 +166,14 @@ def eager_attention_forward(
         query, key, value: *Shape:* (B, heads, L, D)
         attention_mask: boolean, or added to the scores; None for no mask. *Shape:* broadcasts to (B, heads, L, L)
         scaling: multiplies the scores.
-        dropout: dropout probability of the weights in training.
+        dropout: dropout probability of the weights.
         kwargs: ignored.
 
     Returns:
         The output (B, L, heads, D) and the attention weights (B, heads, L, L).
     """
     scores = mask_scores(query @ key.transpose(-2, -1) * scaling, attention_mask)
-    weights = F.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
+    weights = F.dropout(scores.softmax(dim=-1), p=dropout)
     return (weights @ value).transpose(1, 2), weights
 
 
@@ -228,6 +228,7 @@ class SnugBertSelfAttention(nn.Module):
             self.position_dropout = SnugBertDropout(config.hidden_dropout_prob)
             # Three products are summed. The root is rounded to float32, as in transformers.
             self.scaling = 1 / float(np.sqrt(np.float32(3 * self.head_size)))
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)  # its `p` is read in every call
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -236,7 +237,7 @@ class SnugBertSelfAttention(nn.Module):
         self,
         query_states: torch.Tensor,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        score_mask: torch.Tensor | None = None,
         batch_size: int | None = None,
         padded_shape: tuple[int, int] | None = None,
         token_indices: torch.Tensor | None = None,
@@ -249,7 +250,7 @@ class SnugBertSelfAttention(nn.Module):
         Args:
             query_states: tokens whose output is needed. *Shape:* (1, Q, H)
             hidden_states: all tokens. *Shape:* (1, T, H)
-            attention_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
+            score_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
             distances, rows: embeddings of distances and their order, from [`SnugBertEncoder.embed_distances`]; None
                 without relative positions.
 
@@ -261,10 +262,11 @@ class SnugBertSelfAttention(nn.Module):
             to_autocast_dtype(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
             for projection, tokens in projected
         )
-        options = {
-            "scaling": self.scaling,
-            "dropout": self.config.attention_probs_dropout_prob if self.training else 0.0,
-        }
+        # As in transformers: BERT's attention decides whether to drop, and DeBERTa's dropout itself.
+        is_dropping = (self if distances is None else self.dropout).training
+        options = {"scaling": self.scaling, "dropout": self.dropout.p if is_dropping else 0.0}
+        if options["dropout"] and is_flash_attention_requested(self.config, version=[3, 4]):
+            warn_once(f"{self.config._attn_implementation} has no dropout. Attention drops no weights.")
         implementation = self.config._attn_implementation
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
@@ -278,24 +280,26 @@ class SnugBertSelfAttention(nn.Module):
             query, key, value = (
                 tensor.unflatten(0, (batch_size, -1)).transpose(1, 2) for tensor in (query, key, value)
             )
-            if attention_mask is not None and attention_mask.dim() == 4:
-                if attention_mask.is_floating_point():  # added to the scores
+            if score_mask is not None and score_mask.dim() == 4:
+                if score_mask.is_floating_point():  # added to the scores
                     # A wider dtype's minimum would overflow to minus infinity and make a fully masked row NaN.
-                    attention_mask = attention_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
+                    score_mask = score_mask.clamp(min=torch.finfo(query.dtype).min).to(query.dtype)
                 else:
-                    attention_mask = attention_mask.bool()
+                    score_mask = score_mask.bool()
             if tables:
-                attention_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, attention_mask)
-            context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
+                score_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, score_mask)
+            context, weights = attention(self, query, key, value, score_mask, **options, **kwargs)
         elif padded_shape is not None and token_indices is not None:
             query, key, value = (
                 scatter(tensor, token_indices, padded_shape).transpose(1, 2) for tensor in (query, key, value)
             )
             if tables:
-                attention_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, attention_mask)
-            context, weights = attention(self, query, key, value, attention_mask, **options, **kwargs)
+                score_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, score_mask)
+            context, weights = attention(self, query, key, value, score_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
+            if options["dropout"] == 1:  # the scale of the weights that are left would be infinite
+                value, options["dropout"] = 0 * value, 0.0
             attend = grouped_attention if has_own_kernels(query) else ragged_attention
             context = attend(query, key, value, tables=tables, **options, **kwargs)
         else:
@@ -378,12 +382,16 @@ class SnugBertLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        query_indices: torch.Tensor | None = None,
+        layer_mask: torch.Tensor | None = None,
         distances: torch.Tensor | None = None,
+        *args,
+        query_indices: torch.Tensor | None = None,
         layout: SnugBertBatch | None = None,
         **kwargs,
     ) -> torch.Tensor:
         """Computes the output of all tokens, or of `query_indices` (Q,) only.
+
+        `layer_mask` and `args` are ignored. They come from wrappers that have the arguments of stock BERT's layers.
 
         *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, (B, L, H) -> (B, L, H), and all tokens
         """
@@ -392,6 +400,22 @@ class SnugBertLayer(GradientCheckpointingLayer):
         hidden_states = self.attention(hidden_states, query_indices, distances=distances, **kwargs)
         hidden_states = self.output(self.intermediate(hidden_states), hidden_states)
         return hidden_states if layout is None else layout.scatter(hidden_states)
+
+
+def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
+    """Whether a module runs the `forward` of a class, not that of a wrapper, of a subclass or of its own."""
+    replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
+    forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
+    return forward is module_class.forward
+
+
+def is_own_layer(layer: nn.Module) -> bool:
+    """Whether a layer and its attention are SnugBERT's. Nobody replaced or wrapped them."""
+    return (
+        _runs(layer, SnugBertLayer)
+        and _runs(layer.attention, SnugBertAttention)  # type: ignore[arg-type]
+        and _runs(layer.attention.self, SnugBertSelfAttention)  # type: ignore[arg-type, union-attr]
+    )
 
 
 class SnugBertEncoder(nn.Module):
@@ -430,7 +454,7 @@ class SnugBertEncoder(nn.Module):
             hidden_states: embeddings. *Shape:* (1, T, H)
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
-                only these. *Shape:* (Q,)
+                only these. It must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
             kwargs: passed on to the layers, among them `layout`.
 
         Returns:
@@ -444,12 +468,16 @@ class SnugBertEncoder(nn.Module):
             else:
                 _, length = arguments.get("padded_shape", batch.shape)
             distances, kwargs["rows"] = self.embed_distances(length)
-        for layer in self.layer[:-1]:
+        is_own = kwargs.get("layout") is None or all(map(is_own_layer, self.layer))
+        layer_mask = None if is_own else batch.layer_mask(hidden_states.dtype)
+        for number, layer in enumerate(self.layer, start=1):
+            if query_indices is not None and number == len(self.layer):
+                kwargs["query_indices"] = query_indices
+                if distances is None:
+                    arguments = attention_arguments(self.config, batch, query_indices)
             # By position, because gradient checkpointing may ignore gradients of keyword arguments.
-            hidden_states = layer(hidden_states, None, distances, **arguments, **kwargs)
-        if query_indices is not None and distances is None:
-            arguments = attention_arguments(self.config, batch, query_indices)
-        return self.layer[-1](hidden_states, query_indices, distances, **arguments, **kwargs)
+            hidden_states = layer(hidden_states, layer_mask, distances, **arguments, **kwargs)
+        return hidden_states
 
 
 class SnugBertPooler(nn.Module):
@@ -457,7 +485,10 @@ class SnugBertPooler(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
-        self.dropout = SnugBertDropout(0.0)  # a classifier may set it, see `classification_head`
+        # DeBERTa's pooler has one with probability 0. A classifier may replace it, see `classification_head`.
+        self.dropout: nn.Module = nn.Identity()
+        if config.position_embedding_type == "relative":
+            self.dropout = SnugBertDropout(0.0)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.pooler_act]
 
@@ -530,8 +561,11 @@ class SnugBertPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Loads as in transformers. Also opens RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 checkpoints."""
-        kwargs["key_mapping"] = {**cls._family_names, **(kwargs.get("key_mapping") or {})}
+        """Loads as in transformers. Also opens RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 checkpoints.
+
+        The prefixes `module.`, `model.` and `_orig_mod.` of names are dropped. A `key_mapping` is applied before that.
+        """
+        kwargs["key_mapping"] = {**(kwargs.get("key_mapping") or {}), **WRAPPER_NAMES, **cls._family_names}
         loaded = super().from_pretrained(*args, **kwargs)
         # Otherwise transformers would save the weights under the names of the file that was read.
         (loaded[0] if isinstance(loaded, tuple) else loaded)._weight_conversions = None
@@ -696,10 +730,13 @@ class SnugBertModel(SnugBertPreTrainedModel):
         self, batch: SnugBertBatch, token_indices: torch.Tensor | None, **kwargs
     ) -> BaseModelOutputWithPooling:
         """Returns `last_hidden_state` (1, T, H), or (1, M, H) of `token_indices`, and `pooler_output` (N, H)."""
-        # Hooks, and gradients of hidden states, expect the caller's layout between the layers.
-        modules = (self.embeddings, *self.embeddings.children(), self.encoder, *self.encoder.layer)
+        # Hooks, layers of others, and gradients of hidden states, expect the caller's layout between the layers.
+        layers = self.encoder.layer
+        modules = (self.embeddings, *self.embeddings.children(), self.encoder, *layers)
         observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or _has_hooks(modules)
-        layout = batch if observed else None
+        has_own_pooler = self.pooler is None or _runs(self.pooler, SnugBertPooler)
+        is_own = len(layers) > 0 and all(map(is_own_layer, layers)) and has_own_pooler
+        layout = batch if observed or not is_own else None
         inputs = [batch.inputs, batch.token_type_ids, batch.position_ids]
         if layout is not None:
             inputs = [layout.scatter(values) for values in inputs]
@@ -715,9 +752,6 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 f"{self.config._attn_implementation} cannot add the scores of relative positions. Use "
                 'attn_implementation="sdpa".'
             )
-        without_dropout = is_flash_attention_requested(self.config, version=[3, 4])
-        if self.training and self.config.attention_probs_dropout_prob and without_dropout:
-            warn_once(f"{self.config._attn_implementation} has no dropout. `attention_probs_dropout_prob` is ignored.")
         if token_indices is not None and is_ragged(self.config, batch) and layout is None:
             # The last layer computes only the needed tokens. From here on, indices refer to these. First tokens are
             # always included, because ragged kernels require a query in each sequence.
@@ -729,7 +763,9 @@ class SnugBertModel(SnugBertPreTrainedModel):
         hidden_states = hidden_states if layout is None else layout.gather(hidden_states)
         hidden_states = hidden_states.to(first_tokens.device)
         pooled = None
-        if self.pooler is not None:
+        if not has_own_pooler:
+            pooled = self.pooler(batch.scatter_by_sequence(hidden_states, 0.0))  # type: ignore[misc]
+        elif self.pooler is not None:
             first = hidden_states.index_select(1, first_tokens).squeeze(0)
             pooled = self.pooler(first if batch.empty is None else first.masked_fill(batch.empty[:, None], 0))
         return BaseModelOutputWithPooling(

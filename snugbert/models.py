@@ -23,10 +23,11 @@ from snugbert.configuration_snugbert import (
     compute_max_length,
 )
 from snugbert.errors import InputError, shorten
+from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import is_uncased
-from snugbert.weight_files import read_weights
+from snugbert.weight_files import find_prefix, read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,10 @@ class ModelArguments(TokenizerArguments):
     )
     config_overrides: str | None = field(
         default=None, metadata={"help": "Change fields of the configuration, such as hidden_dropout_prob=0."}
+    )
+    allow_missing_weights: bool = field(
+        default=False,
+        metadata={"advanced": True, "help": "Train encoder weights that the checkpoint lacks from random values."},
     )
     attn_implementation: str | None = field(
         default=None, metadata={"help": "Attention: sdpa, eager or flash_attention_2. Default: sdpa."}
@@ -279,6 +284,22 @@ def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
 
 
+def check_ids(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Checks that the ids of a tokenizer are 0, 1, 2 and so on, before text is prepared or tokens are added.
+
+    Otherwise the number of tokens would not be the size of the vocabulary.
+
+    Raises:
+        InputError: an id has no token, for example because a `vocab.txt` contains a token twice.
+    """
+    free = sorted(set(range(len(tokenizer))) - set(tokenizer.get_vocab().values()))
+    if free:
+        raise InputError(
+            f"{name}: no token has the id {free[0]}. Give this id to a new token in the files of the tokenizer. If "
+            f"there is a vocab.txt, line {free[0] + 1} repeats another line."
+        )
+
+
 def is_regression(config: PreTrainedConfig) -> bool:
     """Whether a sequence classifier predicts numbers. As in transformers, one output without `problem_type` does."""
     return config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
@@ -324,8 +345,9 @@ def load_model(
 
     Raises:
         InputError: a weight file is missing or truncated, the weights do not fit the configuration, the attention
-            implementation is unknown or not installed, or, with `trained`, the checkpoint lacks weights or has
-            weights that SnugBERT does not use.
+            implementation is unknown or not installed, the checkpoint lacks weights of the encoder (all of them, or,
+            without `allow_missing_weights`, any), or, with `trained`, it lacks any weights or has weights that
+            SnugBERT does not use.
     """
     name = model_args.model_name_or_path
     if trained and name is None:
@@ -335,10 +357,14 @@ def load_model(
         # steps.
         if name is None:
             return auto_class.from_config(config, dtype=torch.float32)
+        options = dict(config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub)
         with _no_load_report():
-            model, info = auto_class.from_pretrained(
-                name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub
-            )
+            model, info = auto_class.from_pretrained(name, **options)
+            prefix = find_prefix(info["unexpected_keys"])
+            if prefix and _lacks_encoder(model, info):
+                logger.info("%s: dropped the prefix %s of all names", name, prefix)
+                options["key_mapping"] = {**WRAPPER_NAMES, f"^{re.escape(prefix)}": ""}
+                model, info = auto_class.from_pretrained(name, **options)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         _check_files(name)
         raise InputError(f"cannot load the model {name or model_args.config_name}: {error}") from error
@@ -357,6 +383,14 @@ def load_model(
     except Exception:  # a damaged pickle can raise anything
         _check_files(name)
         raise
+    random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+    random_encoder = [key for key in random if not HEAD_WEIGHTS.match(key)]
+    if _lacks_encoder(model, info):
+        found = shorten(sorted(info["unexpected_keys"])) or "heads only"
+        raise InputError(
+            f"{name}: no weights of the encoder. Expected names such as {random_encoder[0]}, found {found}. To start "
+            "from random weights, use --config_name."
+        )
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
     # Other architectures (`snugbert evaluate`) are transformers' own classes, which load all that they use.
     if unknown and trained and isinstance(model, SnugBertPreTrainedModel):
@@ -366,18 +400,31 @@ def load_model(
         )
     if unknown:
         logger.warning("%s: ignored weights that this model does not use: %s", name, shorten(unknown))
-    random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if random and trained:
         raise MissingWeightsError(
             f"{name} has no weights for {shorten(random)}. Choose a model that was trained for this task, or train "
             "it first."
         )
-    if random and all(HEAD_WEIGHTS.match(key) for key in random):
+    if random_encoder and not model_args.allow_missing_weights:
+        raise InputError(
+            f"{name}: weights of the encoder are missing or have another shape: {shorten(random_encoder)}. Get the "
+            "whole checkpoint. To train them from random values, add --allow_missing_weights true."
+        )
+    if random_encoder:
+        logger.warning("%s: missing weights were initialized randomly: %s", name, shorten(random))
+    elif random:
         heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]
         logger.info("randomly initialized weights: %s", ", ".join(heads))
-    elif random:
-        logger.warning("%s: missing weights were initialized randomly: %s", name, shorten(random))
     return model
+
+
+def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
+    """Whether no layer was in the checkpoint. Tied word embeddings can come from a head.
+
+    Other architectures (`snugbert evaluate`) have other names.
+    """
+    layers = {key for key in model.state_dict() if "encoder.layer." in key}
+    return bool(layers) and layers <= set(info["missing_keys"])
 
 
 @contextmanager

@@ -211,6 +211,22 @@ class SnugBertBatch:
         token_indices, shape = self.sequence_layout()
         return scatter(values.squeeze(0), token_indices, shape, fill)
 
+    def layer_mask(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Returns the mask that stock BERT gives its layers, for layers that are not SnugBERT's.
+
+        It is added to the scores of the caller's layout. Tokens attend to the tokens of their sequence. At padding,
+        where outputs are undefined, padding attends to padding. A 4-D mask of the caller is returned as it is.
+        *Shape:* (B, 1, L, L)
+        """
+        mask = self.attention_mask
+        if not self.padded:
+            order = torch.arange(self.inputs.shape[1], dtype=torch.int32, device=self.cu_seq_lens.device)
+            numbers = self.scatter(torch.searchsorted(self.cu_seq_lens[1:], order, right=True)[None], fill=-1)
+            mask = numbers[:, None, :, None] == numbers[:, None, None]
+        if mask is None or mask.dtype != torch.bool:
+            return mask
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+
     def row_lengths(self) -> int | torch.Tensor:
         """Returns L if the caller's batch was padded, else the length of each sequence, (N,)."""
         return self.shape[1] if self.num_sequences == self.shape[0] else self.cu_seq_lens.diff()
@@ -549,20 +565,20 @@ def attention_arguments(
     Returns:
         One of three sets of arguments:
 
-        - `batch_size` and `attention_mask`, for a batch that keeps its padding.
-        - `token_indices`, `padded_shape` and `attention_mask`, for implementations that need padded sequences.
+        - `batch_size` and `score_mask`, for a batch that keeps its padding.
+        - `token_indices`, `padded_shape` and `score_mask`, for implementations that need padded sequences.
         - `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as in transformers' flash attention,
           for all others.
     """
     if batch.padded:
-        return {"batch_size": batch.shape[0], "attention_mask": batch.attention_mask}
+        return {"batch_size": batch.shape[0], "score_mask": batch.attention_mask}
     if not is_ragged(config, batch):
         token_indices, shape = batch.sequence_layout()
         mask = token_indices.new_zeros(shape[0] * shape[1], dtype=torch.bool).index_fill_(0, token_indices, True)
         return {
             "token_indices": token_indices,
             "padded_shape": shape,
-            "attention_mask": mask.view(shape)[:, None, None],
+            "score_mask": mask.view(shape)[:, None, None],
         }
     starts = batch.cu_seq_lens
     query_starts = starts if query_indices is None else torch.searchsorted(query_indices, starts, out_int32=True)

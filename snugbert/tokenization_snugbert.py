@@ -3,6 +3,7 @@
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
 
 # isort: split
+import codecs
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class SnugBertTokenizer(TokenizersBackend):
         strip_accents (`bool`, *optional*): Whether to remove accents. None: as `do_lower_case`.
 
     Raises:
-        ValueError: the vocabulary is missing, lacks a special token or is not UTF-8.
+        ValueError: the vocabulary is missing, lacks a special token, contains a token twice or is not UTF-8.
         FileNotFoundError: the `vocab.txt` does not exist.
     """
 
@@ -107,14 +108,23 @@ class SnugBertTokenizer(TokenizersBackend):
 
 
 def _read_vocabulary(file: Path) -> dict[str, int]:
-    """Reads a `vocab.txt` with one token per line. A token's id is its line number, starting at 0."""
-    vocabulary = {}
-    for index, line in enumerate(file.read_bytes().split(b"\n")):
+    """Reads a `vocab.txt` with one token per line. A token's id is its line number, starting at 0.
+
+    As in `BertTokenizer`, spaces after a token are dropped, and an empty line is a token, which no text contains.
+    """
+    vocabulary: dict[str, int] = {}
+    lines = file.read_bytes().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n").split(b"\n")
+    for index, line in enumerate(lines):
         try:
-            vocabulary[line.decode("utf-8").rstrip("\r")] = index
+            token = line.decode("utf-8").rstrip()
         except UnicodeDecodeError as error:
             raise ValueError(f"{file}, line {index + 1}: not UTF-8 ({error.reason}).") from error
-    vocabulary.pop("", None)  # from the final newline
+        if token in vocabulary:  # one line's id would have no token, and an added token would take another one's id
+            raise ValueError(
+                f"{file}, line {index + 1}: {repr(token) if token else 'an empty line'} is already on line "
+                f"{vocabulary[token] + 1}. Replace one of them with a new word. Removing it would change later ids."
+            )
+        vocabulary[token] = index
     return vocabulary
 
 

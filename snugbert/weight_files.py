@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from snugbert.json_files import read_json
 
 # Not part of a model: the position buffer of files from 2019 to 2022, and optimizer state in TensorFlow files.
 NOT_NEEDED = r"(^|\.)position_ids$|/adam_[mv]$|^global_step$"
+
+# The first group is what comes before the name in a file of the encoder.
+WORD_EMBEDDINGS = r"((?:[^.]+\.)*?)((bert|roberta|electra|deberta|distilbert)\.)?embeddings\.word_embeddings\.weight"
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -39,6 +43,15 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
                 f"{folder}: {index.name} is missing. {shard.name} and the other shards need this index. Copy it here."
             )
     raise InputError(f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin.")
+
+
+def find_prefix(names: Iterable[str]) -> str:
+    """Returns the prefix that all names share before those of the encoder, such as `module.` or `student.model.`.
+
+    The word embeddings show where it ends. It is empty if the names do not share one.
+    """
+    prefixes = [match[1] for name in names if (match := re.fullmatch(WORD_EMBEDDINGS, name))]
+    return prefixes[0] if prefixes and all(name.startswith(prefixes[0]) for name in names) else ""
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:

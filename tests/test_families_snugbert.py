@@ -228,9 +228,16 @@ def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, famil
         del inputs["start_positions"], inputs["end_positions"]
         inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
         mask = torch.ones_like(mask)
-    (mine, _), (expected, _) = run(ours, inputs, mask), run(stock, inputs, mask)
-    names = ["loss"] if head == "ForMaskedLM" else list(expected)  # ours computes logits of labeled tokens only
-    assert_close({name: mine[name] for name in names}, {name: expected[name] for name in names}, 1e-5)
+    for _ in range(2):
+        (mine, _), (expected, _) = run(ours, inputs, mask), run(stock, inputs, mask)
+        names = ["loss"] if head == "ForMaskedLM" else list(expected)  # ours computes logits of labeled tokens only
+        assert_close({name: mine[name] for name in names}, {name: expected[name] for name in names}, 1e-5)
+        for model in (ours, stock):  # Monte Carlo dropout
+            model.eval()
+            for module in model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.5
+                    module.train()
 
 
 @pytest.mark.parametrize("family", FAMILY_TYPES)

@@ -1,5 +1,6 @@
 """Models compared with stock BERT, and features that transformers users expect."""
 
+import copy
 import logging
 import math
 
@@ -59,6 +60,31 @@ def test_settings_and_dropout_equal_stock_bert(head, monkeypatch):
 
 
 @pytest.mark.parametrize("head", HEADS)
+def test_dropout_modules_decide_as_in_stock_bert(head):
+    """Probabilities of 0 and 1 leave nothing to chance. Monte Carlo dropout changes the mode of the modules only."""
+    ours, stock = ours_and_stock(head, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
+    inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")
+    batches = [("sdpa", inputs), ("eager", inputs)] + [("sdpa", packed(inputs))] * (head != "Model")
+    for probability, training, dropping in [(0, True, True), (1, True, True), (1, True, False), (1, False, True)]:
+        for model in (ours, stock):
+            model.zero_grad()
+            model.train(training)
+            for module in model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = probability
+                    module.train(dropping)
+        expected = scalar(stock(**inputs))
+        expected.backward()
+        for attention, batch in batches:
+            ours.set_attn_implementation(attention)
+            ours.zero_grad()
+            mine = scalar(ours(**batch))
+            torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
+            mine.backward()
+            assert_same_gradients(ours, stock)
+
+
+@pytest.mark.parametrize("head", HEADS)
 def test_sdpa_drops_in_training_only(head):
     ours, _ = ours_and_stock(head, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.3, classifier_dropout=0.0)
     inputs = ragged_batch(head)
@@ -113,6 +139,109 @@ def test_hooks_and_gradients_of_hidden_states_equal_stock_bert(head, attention):
     for mine, theirs in zip(observe(ours), observe(stock), strict=True):
         torch.testing.assert_close(mine[real], theirs[real], atol=2e-6, rtol=1e-5)
     assert_same_gradients(ours, stock)
+
+
+class Skip(torch.nn.Module):
+    def forward(self, hidden_states, *args, **kwargs):
+        return hidden_states
+
+
+class AddFirst(torch.nn.Module):
+    def forward(self, hidden_states, attention_mask=None, *args, **kwargs):
+        return hidden_states + hidden_states[:, :1]
+
+
+class Scale(torch.nn.Module):
+    """Wraps a layer, an attention or a pooler."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        output = self.inner(*args, **kwargs)
+        return (1.5 * output[0], *output[1:]) if isinstance(output, tuple) else 1.5 * output
+
+
+class StockSignature(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        past_key_values=None,
+        **kwargs,
+    ):
+        others = (encoder_hidden_states, encoder_attention_mask, past_key_values)
+        return 1.5 * self.inner(hidden_states, attention_mask, *others, **kwargs)
+
+
+class FirstToken(torch.nn.Module):
+    def forward(self, hidden_states):
+        return hidden_states[:, 0].sigmoid()
+
+
+def override_forward(layers):
+    old = layers[-1].forward
+    layers[-1].forward = lambda *args, **kwargs: 1.5 * old(*args, **kwargs)
+
+
+def make_subclass(layers):
+    class Louder(type(layers[-1])):
+        def forward(self, *args, **kwargs):
+            return 1.5 * super().forward(*args, **kwargs)
+
+    layers[-1].__class__ = Louder
+
+
+def wrap_attention(layers):
+    layers[-1].attention = Scale(layers[-1].attention)
+
+
+# Name -> a function that changes the layers of a model, of ours or of stock BERT.
+CHANGES = {
+    "skip": lambda layers: layers.__setitem__(-1, Skip()),
+    "skip_first": lambda layers: layers.__setitem__(0, Skip()),
+    "mix": lambda layers: layers.__setitem__(-1, AddFirst()),
+    "wrap": lambda layers: layers.__setitem__(-1, Scale(layers[-1])),
+    "wrap_first_by_signature": lambda layers: layers.__setitem__(0, StockSignature(layers[0])),
+    "override": override_forward,
+    "subclass": make_subclass,
+    "attention": wrap_attention,
+    "transplant": lambda layers: layers.__setitem__(-1, copy.deepcopy(ours_and_stock("Model")[1].encoder.layer[-1])),
+    "drop": lambda layers: layers.__delitem__(slice(1, None)),
+    "drop_all": lambda layers: layers.__delitem__(slice(None)),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "pooler"])
+@pytest.mark.parametrize("head", HEADS)
+def test_changed_layers_equal_stock_bert(head, change):
+    ours, stock = ours_and_stock(head, num_hidden_layers=2 if change != "transplant" else 3)
+    for model in (ours.train(), stock.train()):
+        encoder = getattr(model, "bert", model)
+        if change == "pooler":
+            encoder.pooler = encoder.pooler and FirstToken()
+        else:
+            CHANGES[change](encoder.encoder.layer)
+    inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")
+    batches = [("sdpa", inputs), ("eager", inputs)]
+    if head != "Model" and change != "mix":  # in a packed batch, the row has several first tokens
+        batches.append(("sdpa", packed(inputs)))
+    expected = scalar(stock(**inputs))
+    expected.backward()
+    for attention, batch in batches:
+        ours.set_attn_implementation(attention)
+        ours.zero_grad()
+        mine = scalar(ours(**batch))
+        torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
+        mine.backward()
+        assert_same_gradients(ours, stock)
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -121,6 +121,53 @@ def test_a_replaced_special_token_round_trips(tmp_path):
         assert other("a")["input_ids"] == [6, 5, 3]
 
 
+SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ("the\ncat\n\nsat\non\nmat\n", 11),
+        ("the\ncat\n \t\nsat\non\nmat\n", 11),
+        ("the\ncat\nmat\n\n", 9),
+        ("the\ncat\nmat", 8),
+        ("the  \r\ncat\r\n\r\nmat\r\n", 9),
+        ("th\u2028e\nc\rat\n\u3000\nmat\u00a0\n", 9),
+    ],
+)
+def test_every_line_of_a_vocabulary_has_the_id_of_bert_tokenizer(tmp_path, words, size):
+    file = tmp_path / "vocab.txt"
+    file.write_bytes((SPECIAL + words).encode())
+    ours, stock = snugbert.SnugBertTokenizer(file), BertTokenizer(vocab=str(file))
+    assert len(ours) == size
+    for tokenizer in (ours, stock):
+        tokenizer.add_tokens(["zzz"])
+    assert ours.get_vocab() == stock.get_vocab() and ours.convert_tokens_to_ids("zzz") == size
+    assert ours("the zzz cat mat")["input_ids"] == stock("the zzz cat mat")["input_ids"]
+    assert [ours.decode([index]) for index in range(size)] == [stock.decode([index]) for index in range(size)]
+    ours.save_pretrained(tmp_path)
+    assert snugbert.SnugBertTokenizer.from_pretrained(tmp_path).get_vocab() == stock.get_vocab()
+
+
+def test_a_byte_order_mark_is_not_part_of_a_token(tmp_path):
+    (tmp_path / "vocab.txt").write_text(SPECIAL + "a\n", encoding="utf-8-sig")
+    assert snugbert.SnugBertTokenizer(tmp_path / "vocab.txt").get_vocab()["[PAD]"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("the\ncat\nthe \r\n", "line 8: 'the' is already on line 6"),
+        ("the\n\ncat\n \n", "line 9: an empty line is already on line 7"),
+        ("[MASK]\n", r"line 6: '\[MASK\]' is already on line 5"),
+    ],
+)
+def test_a_line_that_repeats_another_is_named(tmp_path, words, message):
+    (tmp_path / "vocab.txt").write_text(SPECIAL + words)
+    with pytest.raises(ValueError, match=rf"vocab\.txt, {message}\. Replace one"):
+        snugbert.SnugBertTokenizer(tmp_path / "vocab.txt")
+
+
 def test_unreadable_vocabulary_files_are_refused(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n[UNK]\ncaf\xe9\n")
     with pytest.raises(ValueError, match=r"vocab.txt, line 3: not UTF-8"):

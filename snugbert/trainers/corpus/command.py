@@ -19,7 +19,7 @@ from typing import Any
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.languages import choose_language, stored_in_tokenizer
-from snugbert.models import TokenizerArguments, load_tokenizer
+from snugbert.models import TokenizerArguments, check_ids, load_tokenizer
 from snugbert.trainers.corpus.arguments import CacheArguments, OutputArguments, PreparationArguments
 from snugbert.trainers.hints import changed_flags, format_command
 
@@ -59,6 +59,7 @@ def main(argv: list[str]) -> None:
     if tokenizer_args.tokenizer_name is None:
         raise InputError("--tokenizer_name is missing. Give a tokenizer folder or a tokenizer on the Hub.")
     tokenizer = load_tokenizer(tokenizer_args)
+    check_ids(tokenizer, tokenizer_args.tokenizer_name)
     language = choose_language(text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)])
     text_args.language = language
     parts = plan_parts(text_args, output_args.num_shards)

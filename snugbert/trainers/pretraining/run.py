@@ -21,7 +21,7 @@ from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.errors import InputError
 from snugbert.languages import Stored, choose_language, store_language, stored_in_model
-from snugbert.models import load_config, load_model, load_tokenizer
+from snugbert.models import check_ids, load_config, load_model, load_tokenizer
 from snugbert.students import hash_model
 from snugbert.trainers.corpus.corpus import Corpus, read_corpus_language
 from snugbert.trainers.disk_space import check_disk_space
@@ -78,6 +78,7 @@ def run(
     training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
     tokenizer = load_tokenizer(model_args)
+    check_ids(tokenizer, str(model_args.tokenizer_source))
     config = load_config(model_args, tokenizer)
     if data_args.objective == "electra" and model_args.model_name_or_path is None:
         given = model_args.config_overrides or ""

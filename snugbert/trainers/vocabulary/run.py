@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from snugbert.errors import InputError
 from snugbert.languages import choose_language, read_language, store_language, stored_in_tokenizer
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
-from snugbert.models import ModelArguments, TokenizerArguments, load_tokenizer
+from snugbert.models import ModelArguments, TokenizerArguments, check_ids, load_tokenizer
 from snugbert.trainers.documents import find_files, read_dataset_documents, read_lines
 from snugbert.trainers.hints import changed_flags, format_command
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, remove_generator
@@ -200,8 +200,7 @@ def _check_init(
                 f"--{flag} {str(value).lower()}: the tokenizer of {name} was learned with "
                 f"{str(settings[flag]).lower()}. Remove the flag."
             )
-    if max(old.get_vocab().values()) >= len(old):
-        raise InputError(f"--init: the tokenizer of {name} has ids without a token and cannot be extended.")
+    check_ids(old, name)
     if args.vocab_size <= len(old):
         raise InputError(
             f"--vocab_size {args.vocab_size} must be above the {len(old)} tokens of {name}. Give the total number, "

@@ -245,12 +245,13 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
 
 def test_a_student_has_its_own_dropout(teacher_run):
     teacher_config = snugbert.SnugBertConfig.from_pretrained(teacher_run)
-    config = snugbert.SnugBertConfig.from_pretrained(teacher_run, hidden_dropout_prob=0.0)
+    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.3}
+    config = snugbert.SnugBertConfig.from_pretrained(teacher_run, **dropouts)
     assert teacher_config.hidden_dropout_prob == 0.1
     model_args = PretrainingModelArguments(teacher_name_or_path=str(teacher_run), num_student_layers=2)
     student = load_student(AutoModelForPreTraining, model_args, config, teacher_config)
     assert student.config.hidden_dropout_prob == 0.0
-    assert {module.p for module in student.modules() if isinstance(module, nn.Dropout)} == {0.0}
+    assert {module.p for module in student.modules() if isinstance(module, nn.Dropout)} == {0.0, 0.3}
 
 
 def test_a_narrower_student_of_the_same_vocabulary(student_run, small_run, tmp_path):
