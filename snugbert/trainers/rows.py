@@ -6,6 +6,7 @@ Errors name the file and the line or row.
 import csv
 import logging
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -32,6 +33,9 @@ SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads it
 NO_SEPARATOR = "\0"  # lines with this character are refused
 csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
+# Spaces, line ends, the byte order mark and marks without width: soft hyphen, joiners, directions.
+INVISIBLE = r"[\s\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+"
+EDGES = re.compile(rf"\A{INVISIBLE}|{INVISIBLE}\Z")
 
 
 def read_rows(
@@ -85,6 +89,30 @@ def read_rows(
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
+
+
+def clean_label(text: str) -> str:
+    """Removes what nobody means in a label: spaces and invisible characters at its ends, and decomposed letters."""
+    return EDGES.sub("", unicodedata.normalize("NFC", text))
+
+
+def find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Groups labels that differ only in case, spaces, invisible characters or the form of letters (Unicode's NFKC).
+
+    Returns:
+        The groups of two or more, sorted.
+    """
+    groups: dict[str, list[str]] = {}
+    for label in sorted(set(labels)):
+        groups.setdefault(_fold_label(label), []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _fold_label(label: str) -> str:
+    """Returns the same text for labels that look alike."""
+    text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+    # Cf: format characters. Variation selectors choose between two pictures of an emoji.
+    return "".join(char for char in text if unicodedata.category(char) != "Cf" and not "\ufe00" <= char <= "\ufe0f")
 
 
 def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
