@@ -140,15 +140,15 @@ def _choose_columns(
         return ("text",) * numbers[0]
     defaults, trained = kind.default_columns, ""
     if len(trained_columns) in numbers:
-        trained = f" The model was trained on {' and '.join(map(repr, trained_columns))}."
+        trained = f" The model was trained on the {describe_columns(trained_columns)}."
         numbers = (len(trained_columns),)
         defaults = (trained_columns, *(names for names in defaults if len(names) in numbers))
     for names in defaults:
         if all(name in first_rows[0] for name in names):
             return names
     if not kind.any_columns:
-        expected = " or ".join(" and ".join(map(repr, names)) for names in kind.default_columns)
-        raise InputError(f"{source}: no column {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
+        expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
+        raise InputError(f"{source}: no {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
     try:
         found = find_text_columns(list(first_rows), "label", source)
     except InputError as error:
@@ -157,7 +157,7 @@ def _choose_columns(
     if len(found) != numbers[0]:  # an id could be mistaken for a text
         problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
         raise InputError(f"{source}: {problem}: {', '.join(found)}.{trained} Set --text_column_names.")
-    logger.info("%s: %s", source, describe_columns(found))
+    logger.info("%s: text %s", source, describe_columns(found))
     return found
 
 

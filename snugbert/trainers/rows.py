@@ -97,7 +97,7 @@ def clean_label(text: str) -> str:
 
 
 def find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
-    """Groups labels that differ only in case, spaces, invisible characters or the form of letters (Unicode's NFKC).
+    """Groups labels that look alike: they differ in case, spaces, invisible characters or the width of letters.
 
     Returns:
         The groups of two or more, sorted.
@@ -111,8 +111,7 @@ def find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
 def _fold_label(label: str) -> str:
     """Returns the same text for labels that look alike."""
     text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
-    # Cf: format characters. Variation selectors choose between two pictures of an emoji.
-    return "".join(char for char in text if unicodedata.category(char) != "Cf" and not "\ufe00" <= char <= "\ufe0f")
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: without a width
 
 
 def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:

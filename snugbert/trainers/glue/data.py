@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from snugbert.errors import InputError, format_count, shorten
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, GlueTask
-from snugbert.trainers.glue.layout import NUMBER, Layout, make_layout
+from snugbert.trainers.glue.layout import NUMBER, Layout, describe_columns, make_layout
 from snugbert.trainers.rows import clean_label, read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 
@@ -215,8 +215,10 @@ def read_examples(
             empty.append(row)
         label = layout.read_label(values.get(layout.label_column), f"{source}, row {row}")
         if label is None and labeled:
-            columns = ", ".join(values)
-            raise InputError(f"{source}, row {row}: no label in column {layout.label_column!r}. Columns: {columns}.")
+            advice = "Add it, or remove the row."
+            if layout.label_column not in values:
+                advice = f"Columns: {', '.join(values)}."
+            raise InputError(f"{source}, row {row}: no label in column {layout.label_column!r}. {advice}")
         if label is not None and not isinstance(label, label_type):
             if any(earlier is not None for earlier in examples["label"]):
                 raise InputError(
@@ -314,8 +316,8 @@ def _check_columns(values: Mapping[str, object], layout: Layout, source: str, la
         # The text columns are not mentioned: if they were not given, one of them may be the label.
         raise InputError(f"{source}: no column {layout.label_column!r}. {columns} Set --label_column_name.")
     expected = [*layout.text_columns, *([layout.label_column] if labeled else [])]
-    missing = [repr(name) for name in expected if name not in values]
+    missing = [name for name in expected if name not in values]
     if missing:
         advice = "Set --text_column_names and --label_column_name."
         advice = f"Expected: {', '.join(expected)}." if layout.is_glue else advice
-        raise InputError(f"{source}: no column {' and no column '.join(missing)}. {columns} {advice}")
+        raise InputError(f"{source}: no {describe_columns(missing)}. {columns} {advice}")

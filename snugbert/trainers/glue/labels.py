@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 from typing import Literal
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, shorten
 from snugbert.trainers.glue.benchmark import GlueTask
 from snugbert.trainers.glue.data import GlueSplit
 from snugbert.trainers.glue.layout import NUMBER
@@ -114,11 +114,11 @@ def _name_elements(split: GlueSplit) -> list[str]:
 
 
 def _warn_about_similar_labels(labels: list[str]) -> None:
-    for group in find_similar_labels(labels):
+    groups = [" and ".join(map(repr, group)) for group in find_similar_labels(labels)]
+    if groups:
         logger.warning(
-            "the labels %s differ only in case, spaces or invisible characters. They are different classes. If they "
-            "should be one, write them in the same way.",
-            " and ".join(map(repr, group)),
+            "labels that look alike are different classes: %s. If they should be one, write them in the same way.",
+            shorten(groups),
         )
 
 
@@ -196,7 +196,7 @@ def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | lis
 def _describe_expected(label: str, labels: list[str]) -> str:
     similar = [known for known in labels if find_similar_labels([known, label])]
     if similar:
-        return f"Expected {similar[0]!r}"
+        return f"Expected {' or '.join(map(repr, similar))}"
     more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
     return f"Expected {', '.join(labels[:MAX_LISTED_LABELS])}{more}"
 

@@ -105,7 +105,7 @@ def _read_list(text: str, where: str) -> list[Any] | None:
         except ValueError:
             pass  # Python's and NumPy's lists are not JSON
     is_list = brackets in PAIRS and LIST.fullmatch(text) is not None
-    if is_list and (brackets != "()" or "," in text):  # "(1)" is a number in parentheses
+    if is_list and (brackets != "()" or "," in text or text == "()"):  # "(1)" is no tuple
         elements = (match[0] for match in re.finditer(ELEMENT, text))
         try:
             return [ast.literal_eval(element) if element[0] in "'\"" else element for element in elements]
@@ -153,17 +153,16 @@ def make_layout(
         first_rows = [values for _, values in islice(rows, ROWS_TO_INSPECT)]
         text_columns = find_text_columns(first_rows, label_column, source, trained_columns)
         label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
-        logger.info("%s: %s%s", source, describe_columns(text_columns), label)
+        logger.info("%s: text %s%s", source, describe_columns(text_columns), label)
     if taken := set(PREDICTED_COLUMNS) & set(text_columns):
         raise InputError(f"{source}: the text column {min(taken)!r} has the name of a prediction. Rename the column.")
     label_names = {str(i): name for i, name in enumerate(class_names)}
     return Layout(text_columns, label_column, label_names=label_names, separator=data_args.label_separator)
 
 
-def describe_columns(text_columns: Sequence[str]) -> str:
-    """Describes text columns for the log: "text columns 'title' and 'body'"."""
-    plural = "s" if len(text_columns) > 1 else ""
-    return f"text column{plural} {' and '.join(map(repr, text_columns))}"
+def describe_columns(names: Sequence[str]) -> str:
+    """Describes columns for messages: "columns 'title' and 'body'"."""
+    return f"column{'s' if len(names) > 1 else ''} {' and '.join(map(repr, names))}"
 
 
 def find_text_columns(

@@ -64,7 +64,8 @@ def make_task(
     if trains:
         choose_learning_rate(config, training_args)
         check_early(model_args, training_args)
-        remember_text_columns(config, (data_args.text_column_name or "tokens",))
+        name = data_args.text_column_name or "tokens"
+        remember_text_columns(config, ("tokens" if name.isdecimal() else name,))  # CoNLL's columns are numbers
     checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
     if teacher is not None and teacher.labels is not None:
         checkpoint_labels = teacher.labels
