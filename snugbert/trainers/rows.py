@@ -33,9 +33,9 @@ SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads it
 NO_SEPARATOR = "\0"  # lines with this character are refused
 csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
-# Spaces, line ends, the byte order mark and marks without width: soft hyphen, joiners, directions.
-INVISIBLE = r"[\s\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+"
-EDGES = re.compile(rf"\A{INVISIBLE}|{INVISIBLE}\Z")
+# All spaces and line ends, and characters without a width: joiners, directions, soft hyphen, byte order mark.
+WITHOUT_WIDTH = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
+INVISIBLE = "".join([char for char in map(chr, range(0x3001)) if char.isspace()] + [chr(n) for n in WITHOUT_WIDTH])
 
 
 def read_rows(
@@ -93,7 +93,7 @@ def read_rows(
 
 def clean_label(text: str) -> str:
     """Removes what nobody means in a label: spaces and invisible characters at its ends, and decomposed letters."""
-    return EDGES.sub("", unicodedata.normalize("NFC", text))
+    return unicodedata.normalize("NFC", text).strip(INVISIBLE)
 
 
 def find_similar_labels(labels: Iterable[str]) -> list[list[str]]:

@@ -253,8 +253,8 @@ def read_examples(
 def find_vector_size(labels: list[list[str] | None], known: int | None) -> int | None:
     """Returns the number of elements of label vectors. 0: the labels are lists of names. None: there are none.
 
-    If all elements of all lists are 0 or 1, and a list has more than one, they are vectors. Then the first list has
-    the right size.
+    If all elements of all lists are 0 or 1, and a list has more than one, they are vectors. Then the first list that
+    is not empty has the right size.
 
     Args:
         labels: the label of each example. None: not labeled.
@@ -264,7 +264,7 @@ def find_vector_size(labels: list[list[str] | None], known: int | None) -> int |
     if known is not None or not any(given):
         return known
     vectors = max(map(len, given)) > 1 and all(part in BITS for label in given for part in label)
-    return len(given[0]) if vectors else 0
+    return len(next(filter(None, given))) if vectors else 0
 
 
 def read_vectors(labels: list[list[str] | None], rows: list[int], source: str, size: int) -> list[list[int] | None]:

@@ -21,7 +21,7 @@ PREDICTED_COLUMNS = ("label", "predicted_label", "probabilities")  # what predic
 
 # A list in a cell, as Python and NumPy write lists, tuples and sets. NumPy puts only spaces between elements.
 ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False"""
-LIST = re.compile(rf"[\[({{]\s*(?:(?:{ELEMENT})(?:(?:\s*,\s*|\s+)(?:{ELEMENT}))*\s*,?)?\s*[\])}}]")
+LIST = re.compile(rf"[\[({{]\s*(?:(?:{ELEMENT})(?:(?:\s*,\s*|\s+)(?:{ELEMENT}))*(?:\s*,)?)?\s*[\])}}]")
 PAIRS = ("[]", "()", "{}")
 # Other Python values in a cell, such as array(['joy'], dtype=object), which are not read.
 WRAPPED_LIST = re.compile(r"[\w.]+\(\s*[\[({].*\)|(?:frozen)?set\(\)", re.DOTALL)

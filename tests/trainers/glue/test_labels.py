@@ -168,6 +168,7 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
         ),
         ([[0], [0, 1]], r"row 2: expected a vector of 1 elements"),
         ([[0, 1], []], r"row 2: expected a vector of 2 elements.* Found no elements"),
+        ([[], [1, 0]], r"row 1: expected a vector of 2 elements.* Found no elements"),
         ([[1, 0, 1], [1, 0, None]], r"row 2: expected a vector of 3"),
         ([[0, 0, 2], [0, 1, 0]], r"row 1: the label 0, 0, 2 is not a list of different names"),
         ([[0.3, 0.7], [0, 1]], r"row 1: the label 0.3, 0.7 is not a list of different names"),
