@@ -3,7 +3,7 @@
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -303,6 +303,24 @@ def check_ids(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 def is_regression(config: PreTrainedConfig) -> bool:
     """Whether a sequence classifier predicts numbers. As in transformers, one output without `problem_type` does."""
     return config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
+
+
+def remember_text_columns(config: PreTrainedConfig, columns: Iterable[str]) -> None:
+    """Stores the names of the text columns that a model is fine-tuned on, as `text_columns` in its config.json."""
+    config.text_columns = list(columns)
+
+
+def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the text columns that a model was fine-tuned on.
+
+    Args:
+        values: the contents of its config.json.
+
+    Returns:
+        The names. Empty: they are not stored.
+    """
+    names = values.get("text_columns")
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 
 
 def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

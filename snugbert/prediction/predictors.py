@@ -6,6 +6,7 @@ share batches.
 Shapes: N sequences, T tokens in a batch.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,15 +21,25 @@ from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
-from snugbert.models import ModelArguments, is_regression, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.models import (
+    ModelArguments,
+    get_text_columns,
+    is_regression,
+    load_config,
+    load_model,
+    load_tokenizer,
+    max_tokens,
+)
 from snugbert.packed_batches import pack
 from snugbert.prediction.arguments import PredictionArguments
 from snugbert.question_answering.answerer import QuestionAnswerer
 from snugbert.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
-from snugbert.trainers.glue.layout import find_text_columns
+from snugbert.trainers.glue.layout import describe_columns, find_text_columns
 from snugbert.trainers.glue.task import decode_logits, name_answers
 from snugbert.trainers.ner.data import NerSplit, Sentence
 from snugbert.trainers.ner.windows import make_windows, put_space_before_words
+
+logger = logging.getLogger(__name__)
 
 Prediction = dict[str, Any]
 BATCH_SIZE = 32  # of sentence-transformers, which does not take a token budget
@@ -86,12 +97,15 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         InputError: the model cannot be used or has no fine-tuned head, the columns are missing, or a package is
             missing.
     """
+    trained_columns: tuple[str, ...] = ()
     if is_cross_encoder(folder):
         kind: type[Predictor] = Reranker
     elif read_modules(folder):
         kind = Embedder
     else:
-        name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
+        config = read_json(folder / "config.json")
+        trained_columns = get_text_columns(config)
+        name = (config.get("architectures") or ["no model class"])[0]
         found = PREDICTORS.get(HEADS.get(name, ""))
         if found is None:
             raise InputError(
@@ -99,7 +113,7 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
                 "family, or an embedding model."
             )
         kind = found
-    columns = _choose_columns(kind, args, first_rows)
+    columns = _choose_columns(kind, args, first_rows, trained_columns)
     taken = sorted({name for values in first_rows for name in values} & set(kind.added_columns))
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
@@ -107,7 +121,10 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
 
 
 def _choose_columns(
-    kind: type[Predictor], args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]
+    kind: type[Predictor],
+    args: PredictionArguments,
+    first_rows: Sequence[Mapping[str, Any]],
+    trained_columns: tuple[str, ...],
 ) -> Sequence[str]:
     given, source, numbers = args.columns, str(args.input_file), kind.numbers_of_columns
     present = list(dict.fromkeys(name for values in first_rows for name in values))
@@ -121,12 +138,17 @@ def _choose_columns(
         return given
     if not first_rows:
         return ("text",) * numbers[0]
-    for names in kind.default_columns:
+    defaults, trained = kind.default_columns, ""
+    if len(trained_columns) in numbers:
+        trained = f" The model was trained on the {describe_columns(trained_columns)}."
+        numbers = (len(trained_columns),)
+        defaults = (trained_columns, *(names for names in defaults if len(names) in numbers))
+    for names in defaults:
         if all(name in first_rows[0] for name in names):
             return names
     if not kind.any_columns:
-        expected = " or ".join(" and ".join(map(repr, names)) for names in kind.default_columns)
-        raise InputError(f"{source}: no column {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
+        expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
+        raise InputError(f"{source}: no {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
     try:
         found = find_text_columns(list(first_rows), "label", source)
     except InputError as error:
@@ -134,7 +156,8 @@ def _choose_columns(
         raise InputError(f"{source}: no text column. Columns: {columns}. Set --text_column_names.") from error
     if len(found) != numbers[0]:  # an id could be mistaken for a text
         problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
-        raise InputError(f"{source}: {problem}: {', '.join(found)}. Set --text_column_names.")
+        raise InputError(f"{source}: {problem}: {', '.join(found)}.{trained} Set --text_column_names.")
+    logger.info("%s: text %s", source, describe_columns(found))
     return found
 
 

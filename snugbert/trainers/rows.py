@@ -6,6 +6,7 @@ Errors name the file and the line or row.
 import csv
 import logging
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -32,6 +33,9 @@ SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads it
 NO_SEPARATOR = "\0"  # lines with this character are refused
 csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
+# All spaces and line ends, and characters without a width: joiners, directions, soft hyphen, byte order mark.
+WITHOUT_WIDTH = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
+INVISIBLE = "".join([char for char in map(chr, range(0x3001)) if char.isspace()] + [chr(n) for n in WITHOUT_WIDTH])
 
 
 def read_rows(
@@ -85,6 +89,29 @@ def read_rows(
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
+
+
+def clean_label(text: str) -> str:
+    """Removes what nobody means in a label: spaces and invisible characters at its ends, and decomposed letters."""
+    return unicodedata.normalize("NFC", text).strip(INVISIBLE)
+
+
+def find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Groups labels that look alike: they differ in case, spaces, invisible characters or the width of letters.
+
+    Returns:
+        The groups of two or more, sorted.
+    """
+    groups: dict[str, list[str]] = {}
+    for label in sorted(set(labels)):
+        groups.setdefault(_fold_label(label), []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _fold_label(label: str) -> str:
+    """Returns the same text for labels that look alike."""
+    text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: without a width
 
 
 def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -96,7 +96,7 @@ class ReadingLog:
 
     def _record_or_raise(self, source: Path | str, place: str, problem: str, choices: str) -> None:
         if self.on_bad_text in (None, "error"):
-            advice = "" if self.on_bad_text is None else f" Or set --on_bad_text {choices}."
+            advice = "" if self.on_bad_text is None else f" To continue, set --on_bad_text {choices}."
             raise content_error(source, f", {place}: {problem}{advice}")
         described = f"{source}, {place}: {problem}"
         self._first = self._first or described

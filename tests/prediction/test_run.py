@@ -245,7 +245,7 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
     ("head", "rows", "arguments", "message"),
     [
         ("ForMaskedLM", [{"text": "a"}], [], "names BertForMaskedLM. Expected a fine-tuned model"),
-        ("ForQuestionAnswering", [{"text": "a"}], [], "no column 'question' and 'context'"),
+        ("ForQuestionAnswering", [{"text": "a"}], [], "no columns 'question' and 'context'. Columns: text. Set"),
         ("ForSequenceClassification", [{"a": 1}], [], "no text column"),
         ("ForSequenceClassification", [{"text": "a"}], ["--text_column_names", "a,b,c"], "expected 1 or 2 columns"),
         (
@@ -254,7 +254,7 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
             ["--text_column_names", "txt"],
             "no column 'txt'. Columns: text.",
         ),
-        ("ForSequenceClassification", [{"id": "a", "body": "b"}], [], "several text columns: id, body"),
+        ("ForSequenceClassification", [{"id": "a", "body": "b"}], [], "several text columns: id, body. Set --text_c"),
         ("ForSequenceClassification", [{"text": "a", "probabilities": 1}], [], "'probabilities' would be overwritten"),
         (
             "ForSequenceClassification",

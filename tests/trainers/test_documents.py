@@ -72,7 +72,7 @@ def write_bad_rows(folder: Path, suffix: str) -> tuple[Path, list[str]]:
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path, suffix):
     file, problems = write_bad_rows(tmp_path, suffix)
-    with pytest.raises(InputError, match=f"{file}, {problems[0]}.* Or set --on_bad_text skip or replace."):
+    with pytest.raises(InputError, match=f"{file}, {problems[0]}.* To continue, set --on_bad_text skip or replace."):
         list(read_documents([file], log=ReadingLog("error")))
     log = ReadingLog("skip")
     assert list(read_documents([file], log=log)) == [["fine"], ["end"]]

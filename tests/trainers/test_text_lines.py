@@ -49,7 +49,7 @@ def test_lines_that_are_not_utf_8(tmp_path):
         InputError, match=r"text.txt, line 2: not UTF-8 \(invalid start byte\)\. Convert it to UTF-8\.$"
     ):
         list(read_text_lines(file))
-    with pytest.raises(InputError, match=r"Convert it to UTF-8\. Or set --on_bad_text skip or replace\.$"):
+    with pytest.raises(InputError, match=r"Convert it to UTF-8\. To continue, set --on_bad_text skip or replace\.$"):
         list(read_numbered_lines(file, log=ReadingLog("error")))
     expected = {
         "skip": ([(1, "fine\n"), (3, "fine\n")], "2 bad lines left out"),

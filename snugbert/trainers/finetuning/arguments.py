@@ -218,6 +218,8 @@ class FineTuningArguments(DeviceArguments):
         check_ranges(self)
         if self.deepspeed:
             raise InputError("--deepspeed is not supported. Remove it.")
+        if self.label_names is not None:  # Trainer's names of columns in a batch
+            raise InputError("--label_names: the names of labels come from the data or the task. Remove it.")
         if self.sweep not in (None, *SWEEPS):
             raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected one of {', '.join(SWEEPS)}.")
         if self.unfreeze_after_steps is not None and not self.freezes:

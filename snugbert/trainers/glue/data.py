@@ -6,17 +6,17 @@ Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training exa
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, format_count, shorten
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, GlueTask
-from snugbert.trainers.glue.layout import Layout, make_layout
-from snugbert.trainers.rows import read_rows
+from snugbert.trainers.glue.layout import NUMBER, Layout, describe_columns, make_layout
+from snugbert.trainers.rows import clean_label, read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 # Columns with the example's own index: in GLUE's TSV files, in QQP's, and in datasets on the Hub.
 INDEX_COLUMNS = ("index", "id", "idx")
 MAX_LISTED_ROWS = 5  # in a message
+# Elements of a label vector, as JSON, Python and NumPy write them.
+BITS = {
+    **dict.fromkeys(("0", "0.0", "0.", "False", "false"), 0),
+    **dict.fromkeys(("1", "1.0", "1.", "True", "true"), 1),
+}
 
 
 class GlueSplit(NamedTuple):
@@ -53,14 +58,26 @@ class GlueSplit(NamedTuple):
         """Whether an example can have several labels."""
         return isinstance(self.data.features["label"], List)
 
+    @property
+    def vector_size(self) -> int:
+        """The number of elements of each label, if labels are vectors of 0 and 1. 0: they are names."""
+        return self.layout.vector_size or 0
 
-def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, GlueSplit]:
+
+def load_splits(
+    data_args: GlueDataArguments,
+    wanted: tuple[str, ...] | None,
+    trained_columns: Sequence[str] = (),
+    **download: Any,
+) -> dict[str, GlueSplit]:
     """Reads the splits that the arguments select.
 
     Args:
         data_args: the data to read.
         wanted: which of "train", "validation" and "test" to read. None: train and validation if they exist, and
             test if a test file was given.
+        trained_columns: the text columns that the checkpoint was trained on. Without training examples, they are
+            preferred.
         download: passed on to `datasets.load_dataset`.
 
     Returns:
@@ -93,12 +110,16 @@ def load_splits(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **
                 class_names = _class_names(data, data_args.label_column_name or "label")
                 split_name = str(data.split)
             # All splits use the text columns of the first split.
-            layout = layout or make_layout(data_args, _read_rows(data, data_args.task), class_names, source)
+            if layout is None:
+                preferred = () if split == "train" else trained_columns
+                layout = make_layout(data_args, _read_rows(data, data_args.task), class_names, source, preferred)
             # A column of labels in an unlabeled file is not read.
             used = layout._replace(label_column="") if name == "unlabeled" else layout
             labeled = name != "unlabeled" and split != "test"
-            examples = read_examples(_read_rows(data, data_args.task), source, used, labeled)
+            examples, used = read_examples(_read_rows(data, data_args.task), source, used, labeled)
             splits[name] = GlueSplit(source, examples, used, class_names, split_name)
+            # The first labels decide whether all are vectors.
+            layout = layout._replace(vector_size=used.vector_size)
     return splits
 
 
@@ -147,7 +168,7 @@ def _find_dataset(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, 
 def _class_names(dataset: Dataset, column: str) -> tuple[str, ...]:
     label = dataset.features.get(column)
     label = label.feature if isinstance(label, List) else label
-    return tuple(label.names) if isinstance(label, ClassLabel) else ()
+    return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()
 
 
 def _read_rows(source: Path | Dataset, task: GlueTask | None) -> Iterator[tuple[int, Mapping[str, object]]]:
@@ -156,7 +177,7 @@ def _read_rows(source: Path | Dataset, task: GlueTask | None) -> Iterator[tuple[
 
 def read_examples(
     rows: Iterable[tuple[int, Mapping[str, object]]], source: str, layout: Layout, labeled: bool
-) -> Dataset:
+) -> tuple[Dataset, Layout]:
     """Converts the rows from [`read_rows`] to examples. Warns about empty texts.
 
     Args:
@@ -169,13 +190,16 @@ def read_examples(
         A dataset with the columns
 
         - text and, for pairs, text_pair.
-        - label: text, or a list of texts if examples can have several labels. None: not labeled.
+        - label: text, or a list of texts if examples can have several labels, or a list of 0 and 1 if labels are
+          vectors. None: not labeled.
         - index: the index of a GLUE example in its source, otherwise its position.
         - row: the row in the source, for messages.
 
+        Also returns the layout, with the size of the label vectors.
+
     Raises:
-        InputError: there are no rows, a column is missing, a row has no text or no required label, or single labels
-            and lists of labels are mixed. The message names source and row.
+        InputError: there are no rows, a column is missing, a row has no text or no required label, single labels and
+            lists of labels are mixed, or see [`read_vectors`]. The message names source and row.
     """
     names = ("text", "text_pair")[: len(layout.text_columns)]
     examples: dict[str, list[Any]] = {name: [] for name in (*names, "label", "index", "row")}
@@ -189,11 +213,12 @@ def read_examples(
             examples[name].append(_read_text(values, column, f"{source}, row {row}"))
         if not all(examples[name][-1].strip() for name in names):
             empty.append(row)
-        _check_label(values.get(layout.label_column), layout, f"{source}, row {row}")
-        label = layout.read_label(values.get(layout.label_column))
+        label = layout.read_label(values.get(layout.label_column), f"{source}, row {row}")
         if label is None and labeled:
-            columns = ", ".join(values)
-            raise InputError(f"{source}, row {row}: no label in column {layout.label_column!r}. Columns: {columns}.")
+            advice = "Add it, or remove the row."
+            if layout.label_column not in values:
+                advice = f"Columns: {', '.join(values)}."
+            raise InputError(f"{source}, row {row}: no label in column {layout.label_column!r}. {advice}")
         if label is not None and not isinstance(label, label_type):
             if any(earlier is not None for earlier in examples["label"]):
                 raise InputError(
@@ -211,8 +236,67 @@ def read_examples(
         count = format_count(len(empty), "row")
         logger.warning("%s: empty text in %s: %s. All rows are kept.", source, count, listed)
     text = Value("string")
-    features = dict.fromkeys(examples, text) | {"row": Value("int64")}
-    return Dataset.from_dict(examples, Features(features | {"label": List(text) if label_type is list else text}))
+    label_feature: Any = text
+    if label_type is list:
+        label_feature = List(text)
+        if not layout.label_names:  # ids of known classes are not vectors
+            layout = layout._replace(vector_size=find_vector_size(examples["label"], layout.vector_size))
+        if layout.vector_size:
+            label_feature = List(Value("int8"))
+            examples["label"] = read_vectors(examples["label"], examples["row"], source, layout.vector_size)
+        else:
+            _refuse_numbers(examples["label"], examples["row"], source)
+    features = dict.fromkeys(examples, text) | {"row": Value("int64"), "label": label_feature}
+    return Dataset.from_dict(examples, Features(features)), layout
+
+
+def find_vector_size(labels: list[list[str] | None], known: int | None) -> int | None:
+    """Returns the number of elements of label vectors. 0: the labels are lists of names. None: there are none.
+
+    If all elements of all lists are 0 or 1, and a list has more than one, they are vectors. Then the first list that
+    is not empty has the right size.
+
+    Args:
+        labels: the label of each example. None: not labeled.
+        known: the result for earlier data.
+    """
+    given = [label for label in labels if label is not None]
+    if known is not None or not any(given):
+        return known
+    vectors = max(map(len, given)) > 1 and all(part in BITS for label in given for part in label)
+    return len(next(filter(None, given))) if vectors else 0
+
+
+def read_vectors(labels: list[list[str] | None], rows: list[int], source: str, size: int) -> list[list[int] | None]:
+    """Converts vectors to lists of the numbers 0 and 1.
+
+    Args:
+        labels: the label of each example. None: not labeled.
+        rows: the row of each example, for messages.
+        source: the file or dataset, for messages.
+        size: the number of elements.
+
+    Raises:
+        InputError: a list is not a vector of this size.
+    """
+    for row, label in zip(rows, labels, strict=True):
+        if label is not None and not (len(label) == size and all(part in BITS for part in label)):
+            raise InputError(
+                f"{source}, row {row}: expected a vector of {size} elements, each 0 or 1, as in the first labels. "
+                f"Found {shorten(label) or 'no elements'}. If 0 and 1 are names of labels, rename them."
+            )
+    return [None if label is None else [BITS[part] for part in label] for label in labels]
+
+
+def _refuse_numbers(labels: list[list[str] | None], rows: list[int], source: str) -> None:
+    """Refuses lists of numbers that cannot be names, such as probabilities and counts."""
+    for row, label in zip(rows, labels, strict=True):
+        numbers = label is not None and all(NUMBER.fullmatch(part) for part in label)
+        if label and numbers and (len(set(label)) < len(label) or any(not float(n).is_integer() for n in label)):
+            raise InputError(
+                f"{source}, row {row}: the label {shorten(label)} is not a list of different names. Write names, such "
+                'as ["joy", "love"], in all rows and files, or vectors of 0 and 1.'
+            )
 
 
 def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
@@ -232,16 +316,8 @@ def _check_columns(values: Mapping[str, object], layout: Layout, source: str, la
         # The text columns are not mentioned: if they were not given, one of them may be the label.
         raise InputError(f"{source}: no column {layout.label_column!r}. {columns} Set --label_column_name.")
     expected = [*layout.text_columns, *([layout.label_column] if labeled else [])]
-    missing = [repr(name) for name in expected if name not in values]
+    missing = [name for name in expected if name not in values]
     if missing:
         advice = "Set --text_column_names and --label_column_name."
         advice = f"Expected: {', '.join(expected)}." if layout.is_glue else advice
-        raise InputError(f"{source}: no column {' and no column '.join(missing)}. {columns} {advice}")
-
-
-def _check_label(value: object, layout: Layout, where: str) -> None:
-    if isinstance(value, list) and layout.is_glue:
-        raise InputError(f"{where}: the label is a list. Expected a single label.")
-    for part in value if isinstance(value, list) else [value]:
-        if not isinstance(part, str | int | float) and part is not None:
-            raise InputError(f"{where}: the label is a {type(part).__name__}. Expected text or a number.")
+        raise InputError(f"{source}: no {describe_columns(missing)}. {columns} {advice}")

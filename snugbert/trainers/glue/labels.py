@@ -1,19 +1,24 @@
 """Labels of the data, their ids, and the kind of problem they define."""
 
+import logging
 import math
 import re
 from decimal import Decimal
 from typing import Literal
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, shorten
 from snugbert.trainers.glue.benchmark import GlueTask
 from snugbert.trainers.glue.data import GlueSplit
 from snugbert.trainers.glue.layout import NUMBER
+from snugbert.trainers.rows import clean_label, find_similar_labels
 
 Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # transformers' names
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
+VECTOR_TEXT = re.compile(r"[01](?:([ ,;|])[01])(?:\1[01])+")  # "0,1" could be a number
 MAX_LISTED_LABELS = 10  # in a message
+
+logger = logging.getLogger(__name__)
 
 
 def choose_labels(
@@ -56,10 +61,16 @@ def choose_labels(
             return None
         labels = list(checkpoint_labels)
     elif splits["train"].class_names:
-        labels = list(splits["train"].class_names)
+        labels = list(dict.fromkeys(splits["train"].class_names))
     else:
         train = splits["train"]
+        if train.vector_size:
+            return _name_elements(train)
         labels = sorted(_distinct_labels(train))
+        if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
+            raise InputError(
+                f"{train.source}: labels such as {labels[0]!r} are vectors. Set --label_separator {labels[0][1]!r}."
+            )
         if all(INTEGER.fullmatch(label) for label in labels):
             labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
         elif regression is None and not train.multi_label and _are_numbers(train, train.data["label"][:]):
@@ -69,8 +80,11 @@ def choose_labels(
             only = f"the label {labels[0]!r}" if labels else "no label"
             needed = "one label is" if one_is_enough else "two labels are"
             raise InputError(f"{train.source}: all examples have {only}. At least {needed} needed.")
-    lower = {label.lower() for label in checkpoint_labels}
-    fold = str.lower if len(lower) == len(checkpoint_labels) else str  # str: some of its labels differ only in case
+    if task is None:
+        _warn_about_similar_labels(labels)
+    lower = {_fold_case(label) for label in checkpoint_labels}
+    # clean_label: some of the checkpoint's labels differ only in case
+    fold = _fold_case if len(lower) == len(checkpoint_labels) else clean_label
     ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
     ours = {fold(label) for label in labels}
     if task is None and distills and ours <= ids.keys():
@@ -82,9 +96,37 @@ def choose_labels(
     return labels or None
 
 
+def _fold_case(label: str) -> str:
+    return clean_label(label).lower()
+
+
+def _name_elements(split: GlueSplit) -> list[str]:
+    """Returns transformers' default names for the elements of label vectors."""
+    names = [f"LABEL_{i}" for i in range(split.vector_size)]
+    logger.warning(
+        "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name them, write "
+        'lists of names, such as ["joy", "love"].',
+        split.source,
+        names[0],
+        names[-1],
+    )
+    return names
+
+
+def _warn_about_similar_labels(labels: list[str]) -> None:
+    groups = [" and ".join(map(repr, group)) for group in find_similar_labels(labels)]
+    if groups:
+        logger.warning(
+            "labels that look alike are different classes: %s. If they should be one, write them in the same way.",
+            shorten(groups),
+        )
+
+
 def _distinct_labels(split: GlueSplit) -> set[str]:
     """Returns the labels of a labeled split."""
     values = split.data["label"][:]
+    if split.vector_size:
+        return set()
     return {label for value in values for label in value} if split.multi_label else set(values)
 
 
@@ -126,15 +168,19 @@ def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | lis
             source and row.
     """
     values, multi_label = split.data["label"][:], split.multi_label
-    ids = {label: i for i, label in enumerate(labels or ())}
+    if multi_label and not labels:
+        raise InputError(f"{split.source} has lists of labels, but the model predicts a number. Choose another model.")
+    if split.vector_size:
+        return _encode_vectors(split, labels or [])
+    # A checkpoint's labels may have spaces at their ends.
+    names = [clean_label(label) for label in labels or ()]
+    ids = {name: i for i, name in enumerate(names)}
     for row, value in zip(split.data["row"][:], values, strict=True):
         for label in value if multi_label else [value]:
             if labels and label not in ids:
-                listed = ", ".join(labels[:MAX_LISTED_LABELS])
-                more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label!r}. Expected {listed}{more}, from the task or "
-                    "the training data. Fix or remove the row."
+                    f"{split.source}, row {row}: unknown label {label!r}. {_describe_expected(label, labels)}, from "
+                    "the task or the training data. Fix or remove the row."
                 )
             if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
                 raise InputError(
@@ -143,8 +189,31 @@ def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | lis
     if not labels:
         return [float(value) for value in values]
     if multi_label:
-        return [[float(label in value) for label in labels] for value in values]
+        return [[float(name in value) for name in names] for value in values]
     return [ids[value] for value in values]
+
+
+def _describe_expected(label: str, labels: list[str]) -> str:
+    similar = [known for known in labels if find_similar_labels([known, label])]
+    if similar:
+        return f"Expected {' or '.join(map(repr, similar))}"
+    more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
+    return f"Expected {', '.join(labels[:MAX_LISTED_LABELS])}{more}"
+
+
+def _encode_vectors(split: GlueSplit, labels: list[str]) -> list[list[float]]:
+    if len(labels) != split.vector_size:
+        raise InputError(
+            f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
+            "labels. Choose the model that was trained on these labels."
+        )
+    if labels != [f"LABEL_{i}" for i in range(len(labels))]:
+        logger.warning(
+            "%s: the elements of the label vectors have no names. Assuming the model's order: %s.",
+            split.source,
+            ", ".join(labels),
+        )
+    return [[float(bit) for bit in vector] for vector in split.data["label"][:]]
 
 
 def choose_problem(splits: dict[str, GlueSplit], labels: list[str] | None, checkpoint_problem: str | None) -> Problem:

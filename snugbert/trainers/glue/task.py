@@ -11,7 +11,7 @@ from datasets import Dataset, concatenate_datasets
 from scipy.special import expit, softmax
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from snugbert.models import limit_length, load_config, load_tokenizer
+from snugbert.models import get_text_columns, limit_length, load_config, load_tokenizer, remember_text_columns
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.intervals import Interval, bootstrap
@@ -81,9 +81,9 @@ def make_task(
         InputError: an argument or the data cannot be used.
     """
     download = {"cache_dir": model_args.cache_dir, "token": model_args.token}
-    splits = load_splits(data_args, training_args.wanted_splits, **download)
     tokenizer = load_tokenizer(model_args)
     config = load_config(model_args, tokenizer)
+    splits = load_splits(data_args, training_args.wanted_splits, get_text_columns(config.to_dict()), **download)
     trains = not model_args.is_teacher and ("train" in splits or "unlabeled" in splits)
     if trains:
         choose_learning_rate(config, training_args)
@@ -101,6 +101,8 @@ def make_task(
         known_problem = "multi_label_classification" if teacher.multi_label else None
     problem = choose_problem(splits, labels, known_problem)
     config.problem_type = problem
+    if trains:
+        remember_text_columns(config, next(iter(splits.values())).layout.text_columns)
     config.id2label = dict(enumerate(labels or ["LABEL_0"]))
     config.label2id = {label: i for i, label in config.id2label.items()}
 
@@ -455,8 +457,8 @@ def write_predictions(
 ) -> None:
     """Writes a JSON object for each example, in the order of the split.
 
-    Its keys are the text columns, the label column (if the split is labeled), the label column with the prefix
-    "predicted_", and "probabilities", an object with the probability of each label (not for regression).
+    Its keys are the text columns, "label" (if the split is labeled, whatever the name of its label column),
+    "predicted_label", and "probabilities", an object with the probability of each label (not for regression).
 
     Args:
         file: the file.
@@ -471,8 +473,8 @@ def write_predictions(
         for column, name in zip(layout.text_columns, ("text", "text_pair"), strict=False)
     }
     if references is not None:
-        columns[layout.label_column] = name_answers(references, labels)
-    columns[f"predicted_{layout.label_column}"] = name_answers(predictions.answers, labels)
+        columns["label"] = name_answers(references, labels)
+    columns["predicted_label"] = name_answers(predictions.answers, labels)
     if labels is not None and predictions.probabilities is not None:
         columns["probabilities"] = [dict(zip(labels, row, strict=True)) for row in predictions.probabilities.tolist()]
     with file.open("w", encoding="utf-8") as stream:

@@ -6,7 +6,7 @@ import numpy as np
 from datasets import concatenate_datasets
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
-from snugbert.models import limit_length, load_config, load_tokenizer
+from snugbert.models import limit_length, load_config, load_tokenizer, remember_text_columns
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
@@ -64,6 +64,8 @@ def make_task(
     if trains:
         choose_learning_rate(config, training_args)
         check_early(model_args, training_args)
+        name = data_args.text_column_name or "tokens"
+        remember_text_columns(config, ("tokens" if name.isdecimal() else name,))  # CoNLL's columns are numbers
     checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
     if teacher is not None and teacher.labels is not None:
         checkpoint_labels = teacher.labels

@@ -11,7 +11,7 @@ from datasets import concatenate_datasets
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 
 from snugbert.errors import InputError
-from snugbert.models import limit_length, load_config, load_tokenizer
+from snugbert.models import limit_length, load_config, load_tokenizer, remember_text_columns
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.question_answering.answers import SURELY_NULL, Answer, best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
@@ -74,6 +74,7 @@ def make_task(
     if trains:
         choose_learning_rate(config, training_args)
         check_early(model_args, training_args)
+        remember_text_columns(config, ("question", "context"))
     config.num_labels = 2  # logits of a token: first token of the answer, last token of the answer
 
     max_length = limit_length(config, tokenizer, data_args.max_seq_length)

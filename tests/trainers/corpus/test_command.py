@@ -109,7 +109,10 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
     Path("rows.jsonl").write_bytes(b'{"text": "A row."}\n{"text": 5}\n{}\n')
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "rows.jsonl", "--output_dir"]
     assert snugbert_command([*arguments, "out"]) == 2
-    assert "text.txt, line 2: not UTF-8 (invalid start byte). Convert it to UTF-8. Or set" in capsys.readouterr().err
+    assert (
+        "text.txt, line 2: not UTF-8 (invalid start byte). Convert it to UTF-8. To continue, set"
+        in capsys.readouterr().err
+    )
     assert snugbert_command([*arguments, "out", "--on_bad_text", "skip"]) == 0
     output = capsys.readouterr()
     assert "--on_bad_text skip: 3 bad lines left out. The first: text.txt, line 2: not UTF-8" in output.err

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,7 @@ from snugbert.trainers.glue import command as glue
 from snugbert.trainers.manifest import write_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +107,49 @@ def test_predictions_are_read_back(run, tmp_path):
     texts = [*hard, *(row["sentence"] for row in sentences(40, seed=12))]
     rows = [{"review": text, "note": text[::-1], "mood": list(WORDS)[i % 3 % 2]} for i, text in enumerate(texts)]
     changes = {**checkpoint_of(run), "train_file": None, "label_column_name": "mood", "max_eval_samples": 31}
+    snippet = re.search(r"```python\n(import pandas\n.*?)```", FINE_TUNE.read_text(), re.DOTALL)[1]
     glue.main(arguments(run, tmp_path, **changes, validation_file=write_csv(tmp_path / "dev.csv", rows)))
     file, results = tmp_path / "eval_predictions.jsonl", json.loads((tmp_path / "eval_results.json").read_text())
     for frame in (pandas.read_json(file, lines=True), load_dataset("json", data_files=str(file))["train"].to_pandas()):
-        assert list(frame) == ["review", "note", "mood", "predicted_mood", "probabilities"]
-        assert frame[["review", "note", "mood"]].to_dict("records") == rows[:31]
-        assert accuracy_score(frame.mood, frame.predicted_mood) == results["eval_accuracy"]
+        assert list(frame) == ["review", "note", "label", "predicted_label", "probabilities"]
+        assert frame.rename(columns={"label": "mood"})[list(rows[0])].to_dict("records") == rows[:31]
+        assert accuracy_score(frame.label, frame.predicted_label) == results["eval_accuracy"]
         probabilities = pandas.DataFrame(list(frame.probabilities))
         assert list(probabilities) == list(WORDS) and probabilities.sum(axis=1).to_numpy() == pytest.approx(1)
-        assert list(probabilities.idxmax(axis=1)) == list(frame.predicted_mood)
+        assert list(probabilities.idxmax(axis=1)) == list(frame.predicted_label)
+    exec(snippet.replace("classifier", str(tmp_path)), names := {})
+    assert len(names["examples"]) == 31 and len(names["wrong"]) == round(31 * (1 - results["eval_accuracy"])) > 0
+
+
+def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
+    """A file to score or to predict may have more columns of text, in another order."""
+    rows = [
+        {"id": f"id {i}", "title": row["sentence"][::-1], "body": row["sentence"], "mood": row["label"]}
+        for i, row in enumerate(sentences(32, seed=11))
+    ]
+    names = {"text_column_names": "body", "label_column_name": "mood", "validation_file": None, "num_train_epochs": 1}
+    file = write_csv(tmp_path / "train.csv", rows)
+    glue.main(arguments(workshop, tmp_path / "model", train_file=file, **names))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["text_columns"] == ["body"]
+    data = {"train_file": None, "validation_file": file, "label_column_name": "mood"}
+    for changes in ({"text_column_names": "body"}, {}):
+        folder = tmp_path / f"scored-{len(changes)}"
+        glue.main(arguments(workshop, folder, **checkpoint_of(tmp_path / "model"), **data, **changes))
+    scored = read_predictions(tmp_path / "scored-0" / "eval_predictions.jsonl")
+    assert scored == read_predictions(tmp_path / "scored-1" / "eval_predictions.jsonl")
+    command = ["predict", "--model_name_or_path", str(tmp_path / "model"), "--output_file", str(tmp_path / "o.jsonl")]
+    assert snugbert_cli.main([*command, "--input_file", str(file), "--use_cpu"]) == 0
+    for row, predicted, expected in zip(rows, read_predictions(tmp_path / "o.jsonl"), scored, strict=True):
+        assert {name: predicted[name] for name in row} == row
+        assert predicted["predicted_label"] == expected["predicted_label"]
+        assert predicted["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
+    other = write_csv(tmp_path / "other.csv", [{"title": "a", "sentence1": "b", "sentence2": "c"}])
+    assert snugbert_cli.main([*command, "--input_file", str(other), "--overwrite_output_file"]) == 2
+    error = capsys.readouterr().err
+    assert "several text columns: sentence1, sentence2. The model was trained on the column 'body'. Set --" in error
+    with pytest.raises(InputError, match=r"the text column 'label' has the name of a prediction\. Rename the column"):
+        names = {**data, "text_column_names": "label", "label_column_name": "body"}
+        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
 
 
 def test_labeled_test_files_are_scored(run, workshop, tmp_path):
@@ -281,6 +317,23 @@ def test_several_labels(workshop, tmp_path, capsys):
     glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
     predictions = (tmp_path / "again" / "predict_results.txt").read_text().splitlines()[1:]
     assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
+    # Vectors of 0 and 1 are the same labels, but have no names. Without training, the checkpoint's names apply.
+    vectors = {name: tmp_path / f"{name}-vectors.json" for name in ("train", "dev")}
+    for name, part in (("train", rows[60:]), ("dev", rows[:60])):
+        changed = [{**row, "label": [int(label in row["label"]) for label in WORDS]} for row in part]
+        vectors[name].write_text(json.dumps(changed))
+    same = {"train_file": vectors["train"], "validation_file": vectors["dev"]}
+    glue.main(arguments(workshop, tmp_path / "vectors", **same, **LARGER, num_train_epochs=1, max_steps=3))
+    glue.main(arguments(workshop, tmp_path / "names", **files, **LARGER, num_train_epochs=1, max_steps=3))
+    weights = [load_file(tmp_path / folder / "model.safetensors") for folder in ("vectors", "names")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    config = SnugBertConfig.from_pretrained(tmp_path / "vectors")
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"} and config.problem_type == "multi_label_classification"
+    scored = {**checkpoint_of(tmp_path / "out"), "train_file": None, "validation_file": vectors["dev"]}
+    glue.main(arguments(workshop, tmp_path / "scored", **scored))
+    assert read_predictions(tmp_path / "scored" / "eval_predictions.jsonl") == read_predictions(
+        tmp_path / "out" / "eval_predictions.jsonl"
+    )
     with pytest.raises(InputError, match="needs training examples with exactly one class each"):
         glue.main(arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
 
@@ -407,7 +460,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         ),
         (
             {"task_name": "rte"},
-            "train.csv: no column 'sentence1' and no column 'sentence2'. Columns: sentence, label. Expected: "
+            "train.csv: no columns 'sentence1' and 'sentence2'. Columns: sentence, label. Expected: "
             "sentence1, sentence2, label.",
         ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),

@@ -45,7 +45,9 @@ def test_bad_text_is_counted_and_the_next_command_has_the_same_flags(tmp_path: P
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(b'{"body": "two words"}\n{"body": "b\xffd"}\n{"body": 5}\n')
     arguments = ("--train_file", rows, "--text_column_name", "body", "--on_bad_text")
-    with pytest.raises(InputError, match=r"rows.jsonl, line 2: not UTF-8 .* Or set --on_bad_text skip or replace\."):
+    with pytest.raises(
+        InputError, match=r"rows.jsonl, line 2: not UTF-8 .* To continue, set --on_bad_text skip or replace\."
+    ):
         train(tmp_path / "tok", *arguments[:-1])
     train(tmp_path / "tok", *arguments, "skip")
     printed = capsys.readouterr().out
