@@ -24,8 +24,11 @@ ROWS = [{"text": "a, b", "label": "yes"}, {"text": 'c "d"', "label": "no"}]
         ("a.json", json.dumps(ROWS, indent=1), 1),
     ],
 )
+@pytest.mark.parametrize("line_end", ["as written", "\r"])
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_every_format_gives_the_same_rows(tmp_path, name, content, first_row, suffix):
+def test_every_format_gives_the_same_rows(tmp_path, name, content, first_row, suffix, line_end):
+    if line_end == "\r":
+        content = content.replace("\r", "").replace("\n", "\r")
     plain = content.encode()
     compressed = {"": plain, ".gz": gzip.compress(plain), ".zst": pyarrow.compress(plain, "zstd", asbytes=True)}
     file = tmp_path / (name + suffix)
