@@ -19,7 +19,7 @@ from transformers import AutoModel, PreTrainedModel
 from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.json_files import check_unicode, read_json
 from snugbert.models import ModelArguments, is_regression, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.packed_batches import pack
 from snugbert.prediction.arguments import PredictionArguments
@@ -144,12 +144,7 @@ def _read_text(values: Mapping[str, Any], column: str) -> str:
     value = values[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
         raise InputError(f"no text in column {column!r}.")
-    text = str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"column {column!r} is not valid Unicode ({error.reason}).") from error
-    return text
+    return check_unicode(str(value), f"column {column!r}")
 
 
 def _read_texts(values: Mapping[str, Any], column: str) -> list[str]:

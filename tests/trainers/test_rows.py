@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from snugbert.errors import InputError
 from snugbert.trainers.rows import read_rows
+from snugbert.trainers.splits import load_dataset_splits
 
 ROWS = [{"text": "a, b", "label": "yes"}, {"text": 'c "d"', "label": "no"}]
 
@@ -72,6 +73,18 @@ def test_class_labels_of_a_dataset_become_names():
     features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
     dataset = Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, features=features)
     assert [(row, values["label"]) for row, values in read_rows(dataset)] == [(1, "yes"), (2, "no"), (3, None)]
+
+
+def test_a_dataset_with_text_that_is_not_utf_8(tmp_path):
+    """Parquet can contain any bytes, and JSON the halves of surrogate pairs."""
+    texts = pyarrow.array([b"fine", b"half \xed\xa0\xbd"], pyarrow.binary())
+    strings = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
+    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert it to UTF-8\."):
+        list(read_rows(Dataset(pyarrow.table({"text": strings}))))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps({"text": "\ud83d"}))
+    with pytest.raises(InputError, match=r"data cannot be loaded: .*surrogate pair"):
+        load_dataset_splits(str(tmp_path / "data"), None, cache_dir=str(tmp_path / "cache"))
 
 
 def test_a_header_is_recognized_by_its_last_column(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.errors import InputError, format_count
+from snugbert.json_files import check_unicode
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, GlueTask
 from snugbert.trainers.glue.layout import Layout, make_layout
@@ -202,7 +203,8 @@ def read_examples(
             label_type = type(label)
         examples["label"].append(label)
         indices = [values[name] for name in INDEX_COLUMNS if layout.is_glue and name in values]
-        examples["index"].append(str(indices[0] if indices else len(examples["row"])))
+        index = str(indices[0] if indices else len(examples["row"]))
+        examples["index"].append(check_unicode(index, f"{source}, row {row}: the index"))
         examples["row"].append(row)
     if not examples["row"]:
         raise InputError(f"{source}: no examples.")
@@ -221,7 +223,7 @@ def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
         return ""
     if not isinstance(value, str | int | float):
         raise InputError(f"{where}: no text in column {column!r}. Columns: {', '.join(values)}.")
-    return str(value)
+    return check_unicode(str(value), f"{where}: column {column!r}")
 
 
 def _check_columns(values: Mapping[str, object], layout: Layout, source: str, labeled: bool) -> None:
@@ -232,6 +234,8 @@ def _check_columns(values: Mapping[str, object], layout: Layout, source: str, la
         # The text columns are not mentioned: if they were not given, one of them may be the label.
         raise InputError(f"{source}: no column {layout.label_column!r}. {columns} Set --label_column_name.")
     expected = [*layout.text_columns, *([layout.label_column] if labeled else [])]
+    for name in expected:
+        check_unicode(name, f"{source}: the name of a column")
     missing = [repr(name) for name in expected if name not in values]
     if missing:
         advice = "Set --text_column_names and --label_column_name."
@@ -245,3 +249,4 @@ def _check_label(value: object, layout: Layout, where: str) -> None:
     for part in value if isinstance(value, list) else [value]:
         if not isinstance(part, str | int | float) and part is not None:
             raise InputError(f"{where}: the label is a {type(part).__name__}. Expected text or a number.")
+        check_unicode(str(part), f"{where}: the label")

@@ -15,6 +15,7 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.entity_tags import SCHEMES, TAG, convert_tags, decode_tags, encode_tags
 from snugbert.errors import InputError, format_count
+from snugbert.json_files import check_unicode
 from snugbert.trainers.ner.arguments import DOCUMENT_COLUMNS, NerDataArguments
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits, uncompressed_name
@@ -121,14 +122,13 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
     labeled, keeps_lines = name not in ("unlabeled", "test"), name in ("validation", "test")
     stem = uncompressed_name(data) if isinstance(data, Path) else ""
     one_word_per_line = isinstance(data, Path) and not stem.endswith((".json", ".jsonl"))
-    lines: list[str] = []
-    if one_word_per_line or keeps_lines:
-        lines = list(_read_lines(data, LONGEST_LINE if one_word_per_line else LONGEST_LINE_OF_JSON))
     if one_word_per_line:
+        lines = list(_read_lines(data, LONGEST_LINE))
         sentences = list(read_conll(lines, source, data_args, labeled))
     else:
         columns = () if name == "unlabeled" else tag_columns(data_args)
         sentences = list(read_records(data, source, data_args, columns, labeled))
+        lines = list(_read_lines(data, LONGEST_LINE_OF_JSON)) if keeps_lines else []
     empty = [sentence.row for sentence in sentences if not sentence.words]
     if empty:
         logger.warning("%s: skipped sentences without words: %d, the first in row %d.", source, len(empty), empty[0])
@@ -300,6 +300,8 @@ def read_records(
                     expected = f"class ids from 0 to {len(names) - 1}"
                     raise InputError(f"{where}: expected {expected} in column {label!r}, found {tags!r:.60}.")
                 tags = [names[tag] for tag in tags] if valid else None
+        for column, texts in ((text, words), (label, tags or ())):
+            check_unicode("".join(texts), f"{where}: column {column!r}")
         yield Sentence(words, tags, row, values[document] if document is not None else None)
 
 

@@ -159,6 +159,11 @@ def test_bad_files(text, message, tmp_path):
         ),
         ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}], "row 2: no tags in column 'tags'"),
         ([{"tokens": ["a"], "tags": [3]}], "row 1: the tags in column 'tags' are neither text nor class labels"),
+        (
+            [{"tokens": ["a", "\ud83d"], "tags": ["O", "O"]}],
+            "row 1: column 'tokens' is not valid Unicode: .ud83d is half",
+        ),
+        ([{"tokens": ["a"], "tags": ["B-\ude00"]}], "row 1: column 'tags' is not valid Unicode: .ude00 is half"),
         ([{"tokens": [], "tags": []}], "train.jsonl: no sentences"),
     ],
 )
