@@ -7,7 +7,8 @@ Sentences are kept in memory. CoNLL-2003 has 14,041 training sentences.
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 COMMENT = "# "  # as in CoNLL-U
+ONLY_IDS = "%s: the first column has only numbers, and is read as words. If the words are in column 2, set %s 2."
+WORD_ID = re.compile(r"[0-9]+([-.][0-9]+)?")  # of CoNLL-U: a number, a range or a decimal
 
 Tags = list[list[str]]  # the tags of each sentence
 
@@ -125,6 +128,8 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
     if one_word_per_line:
         lines = list(_read_lines(data, LONGEST_LINE))
         sentences = list(read_conll(lines, source, data_args, labeled))
+        if data_args.text_column_name is None and _reads_ids(sentences, lines):
+            logger.warning(ONLY_IDS, source, "--text_column_name")
     else:
         columns = () if name == "unlabeled" else tag_columns(data_args)
         sentences = list(read_records(data, source, data_args, columns, labeled))
@@ -164,8 +169,8 @@ def _read_lines(data: Path | Dataset, longest: int) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
 
 
-def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
-    """Reads sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
+def read_conll(lines: Iterable[str], source: str, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
+    """Streams sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
     An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A line before a sentence that
     begins with "# " is a comment if it has another number of columns than words, or if words have tabs and it has
@@ -182,9 +187,11 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
     """
     text = _column_number("text_column_name", data_args.text_column_name) or 1
     # Other white space, such as a no-break space, can be part of a word.
-    stripped = [line.strip("\r\n ") for line in lines]
+    stripped = (line.strip("\r\n ") for line in lines)
     columns, tabs = 0, False  # of the first word
+    head = []
     for first, line in enumerate(stripped, start=1):
+        head.append(line)
         if line.strip("\t") and not line.startswith((DOCUMENT_START, COMMENT)):
             columns, tabs = len(split_cells(line)[::2]), "\t" in line
             needed = max(text, tag_column(data_args) or 2) if labeled else text
@@ -199,7 +206,7 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
     tags: list[str] = []
     comments: list[int] = []
     document: int | None = None
-    for number, line in enumerate((*stripped, ""), start=1):  # the end of the file also ends a sentence
+    for number, line in enumerate(chain(head, stripped, [""]), start=1):  # the end of the file also ends a sentence
         starts_document = line.startswith(DOCUMENT_START)
         if not line.strip("\t") or starts_document:
             if words:
@@ -224,6 +231,17 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
     if comments:
         found = format_count(len(comments), "comment line")
         logger.info("%s: skipped %s, the first is line %d.", source, found, comments[0])
+
+
+def _reads_ids(sentences: Sequence[Sentence], lines: Sequence[str]) -> bool:
+    """Whether the words of a CoNLL file are only numbers, and the file has other columns.
+
+    Args:
+        sentences: the sentences of the file.
+        lines: the lines of the file.
+    """
+    only_ids = all(WORD_ID.fullmatch(word) for sentence in sentences for word in sentence.words)
+    return only_ids and any(len(split_cells(lines[sentence.row - 1].strip("\r\n "))) > 1 for sentence in sentences[:1])
 
 
 def split_cells(line: str) -> list[str]:
