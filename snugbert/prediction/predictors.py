@@ -86,24 +86,32 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         InputError: the model cannot be used or has no fine-tuned head, the columns are missing, or a package is
             missing.
     """
-    if is_cross_encoder(folder):
-        kind: type[Predictor] = Reranker
-    elif read_modules(folder):
-        kind = Embedder
-    else:
-        name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
-        found = PREDICTORS.get(HEADS.get(name, ""))
-        if found is None:
-            raise InputError(
-                f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
-                "family, or an embedding model."
-            )
-        kind = found
-    columns = _choose_columns(kind, args, first_rows)
+    kind = find_kind(folder)
+    columns = ("tokens",) if args.reads_conll else _choose_columns(kind, args, first_rows)
     taken = sorted({name for values in first_rows for name in values} & set(kind.added_columns))
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
     return kind(args, folder, columns)
+
+
+def find_kind(folder: Path) -> type[Predictor]:
+    """Returns the kind of predictor of a model.
+
+    Raises:
+        InputError: the model has no fine-tuned head.
+    """
+    if is_cross_encoder(folder):
+        return Reranker
+    if read_modules(folder):
+        return Embedder
+    name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
+    kind = PREDICTORS.get(HEADS.get(name, ""))
+    if kind is None:
+        raise InputError(
+            f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
+            "family, or an embedding model."
+        )
+    return kind
 
 
 def _choose_columns(

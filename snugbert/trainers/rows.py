@@ -75,7 +75,7 @@ def read_rows(
         advice = "Tabs separate columns."
         return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
     if suffix == "csv":
-        separator = _find_separator(file, lines_log.on_bad_text)
+        separator = find_separator(file, lines_log.on_bad_text)
         advice = (
             f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain it. If it is "
             "wrong, name the right one in a first line such as sep=;"
@@ -134,8 +134,15 @@ def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]
             yield row, line.split("\t")
 
 
-def _find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
-    _, first = next(read_numbered_lines(file, log=ReadingLog(on_bad_text)), (1, ""))
+def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
+    """Returns the separator of a CSV file. Only with `on_bad_text` "replace", bytes may not be UTF-8."""
+    log = ReadingLog("replace" if on_bad_text == "replace" else None)
+    _, first = next(read_numbered_lines(file, log=log), (1, ""))
+    return choose_separator(first)
+
+
+def choose_separator(first: str) -> str:
+    """Returns the separator of a CSV file with this first line, or `NO_SEPARATOR` if it has one column."""
     if named := SEPARATOR_LINE.match(first):
         return named[1]
     unquoted = re.sub(r'"[^"]*"', "", first)

@@ -128,7 +128,7 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
     if one_word_per_line:
         lines = list(_read_lines(data, LONGEST_LINE))
         sentences = list(read_conll(lines, source, data_args, labeled))
-        if data_args.text_column_name is None and _reads_ids(sentences, lines):
+        if data_args.text_column_name is None and reads_ids(sentences):
             logger.warning(ONLY_IDS, source, "--text_column_name")
     else:
         columns = () if name == "unlabeled" else tag_columns(data_args)
@@ -233,15 +233,14 @@ def read_conll(lines: Iterable[str], source: str, data_args: NerDataArguments, l
         logger.info("%s: skipped %s, the first is line %d.", source, found, comments[0])
 
 
-def _reads_ids(sentences: Sequence[Sentence], lines: Sequence[str]) -> bool:
-    """Whether the words of a CoNLL file are only numbers, and the file has other columns.
-
-    Args:
-        sentences: the sentences of the file.
-        lines: the lines of the file.
-    """
-    only_ids = all(WORD_ID.fullmatch(word) for sentence in sentences for word in sentence.words)
-    return only_ids and any(len(split_cells(lines[sentence.row - 1].strip("\r\n "))) > 1 for sentence in sentences[:1])
+def reads_ids(sentences: Iterable[Sentence]) -> bool:
+    """Whether the words of a CoNLL file with several columns are only numbers."""
+    found = False
+    for sentence in sentences:
+        if sentence.tags is None or not all(map(WORD_ID.fullmatch, sentence.words)):
+            return False
+        found = True
+    return found
 
 
 def split_cells(line: str) -> list[str]:
@@ -408,6 +407,11 @@ def check_tags(splits: dict[str, NerSplit], scheme: str, on_bad_tag: str) -> dic
         sentences = [s._replace(tags=next(bio) if is_labeled else None) for s in split.sentences]
         checked[name] = split._replace(scheme=scheme, sentences=sentences)
     return checked
+
+
+def count_invalid_tags(tags: list[str], scheme: str) -> int:
+    """Counts the tags of a sentence that are invalid in a scheme, see [`check_tags`]."""
+    return len(_find_invalid_tags([tags], [decode_tags(tags)], scheme))
 
 
 def _find_invalid_tags(
