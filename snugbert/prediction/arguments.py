@@ -11,6 +11,7 @@ import torch
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.arguments import parse_shard
 from snugbert.trainers.device_arguments import choose_precision
+from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ranges import Range, check_ranges
 from snugbert.trainers.splits import uncompressed_name
 from snugbert.trainers.text_arguments import OnBadText
@@ -45,7 +46,7 @@ class PredictionArguments:
     )
     max_seq_length: int | None = field(
         default=None,
-        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit, 384 for answers."},
+        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit; answers 384, CoNLL 128."},
     )
     doc_stride: int = field(
         default=128, metadata={"help": "Question answering: tokens that neighboring windows share."}
@@ -104,6 +105,8 @@ class PredictionArguments:
             raise InputError(f"--output_file: {output} must be a file that ends in {expected}.")
         if output.resolve() == Path(str(self.input_file)).resolve():
             raise InputError("--output_file: the output is the input file. Choose another file.")
+        if self.reads_conll and self.max_seq_length is None:
+            self.max_seq_length = NerDataArguments.max_seq_length  # the same windows, so the same tags
         check_ranges(self, max_seq_length=Range(8), max_batch_tokens=Range(1))
         self.shard_number, self.num_shards = parse_shard(self.shard)
         self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)

@@ -84,7 +84,7 @@ class TableFormat(Format):
     def write_head(self, row: Values) -> str:
         """Returns the header. If it does not show the separator, a line such as "sep=;" comes first."""
         header = self._join([*row])
-        if self.is_csv and choose_separator(header) != self.separator:
+        if self.is_csv and choose_separator(re.split(r"[\r\n]", header)[0]) != self.separator:
             header = f"sep={self.separator}\n{header}"
         return _byte_order_mark(self.source) + header
 
@@ -145,7 +145,7 @@ class ConllFormat(Format):
                 yield line
 
         start, block = 0, None  # lines before the block
-        for sentence in read_conll(record(), str(self.source), self.data_args, labeled=False):
+        for sentence in read_conll(record(), str(self.source), self.data_args, labeled=False, reports=False):
             if block is not None:
                 yield block
             end = sentence.row - 1 - start + len(sentence.words)

@@ -77,7 +77,7 @@ def test_csv(classifier, tmp_path, monkeypatch, start, separator):
     monkeypatch.setattr(run, "WINDOW_ROWS", 2)
     table = io.StringIO()
     rows = [[text] if start == "one column" else [str(number), text] for number, text in enumerate(TEXTS)]
-    header = ["text"] if start == "one column" else ["id; n, o|p", "text"]
+    header = ["text"] if start == "one column" else ["id; n, o|p" + "\nq" * start.startswith("sep"), "text"]
     csv.writer(table, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([header, *rows])
     source = tmp_path / "rows.csv.gz"
     source.write_bytes(gzip.compress((start.replace("one column", "") + table.getvalue()).encode()))
@@ -114,7 +114,7 @@ def make_conll(line_end: str = "\n") -> str:
         "".join(
             f"{WORDS[(index + 3 * word) % len(WORDS)]} NN {'I-PER' if word % 3 else 'O'}\n" for word in range(index)
         )
-        for index in range(1, 12)
+        for index in [*range(1, 12), 200]  # the last one takes several windows
     ]
     text = (
         "\ufeff-DOCSTART- -X- O\n\n# id = 1 2\n" + "\n".join(sentences) + "\n\n-DOCSTART- -X- O\n\na NN O\n\n\n# end\n"

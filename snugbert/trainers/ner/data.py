@@ -169,7 +169,9 @@ def _read_lines(data: Path | Dataset, longest: int) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
 
 
-def read_conll(lines: Iterable[str], source: str, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
+def read_conll(
+    lines: Iterable[str], source: str, data_args: NerDataArguments, labeled: bool, reports: bool = True
+) -> Iterator[Sentence]:
     """Streams sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
     An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A line before a sentence that
@@ -181,6 +183,7 @@ def read_conll(lines: Iterable[str], source: str, data_args: NerDataArguments, l
         source: its name in messages.
         data_args: `text_column_name` and `label_column_name`, if given, are column numbers, counted from 1.
         labeled: whether every sentence must have tags.
+        reports: whether to log the number of comments.
 
     Raises:
         InputError: the number of columns changes, or a column is missing. The message names the line.
@@ -228,7 +231,7 @@ def read_conll(lines: Iterable[str], source: str, data_args: NerDataArguments, l
         words.append(cells[text - 1])
         if tag is not None:
             tags.append(cells[tag])
-    if comments:
+    if comments and reports:
         found = format_count(len(comments), "comment line")
         logger.info("%s: skipped %s, the first is line %d.", source, found, comments[0])
 
