@@ -36,6 +36,7 @@ from snugbert.errors import InputError
 from snugbert.export.export import load_pooling
 from snugbert.json_files import read_json
 from snugbert.prediction.arguments import PredictionArguments
+from snugbert.prediction.formats import make_format
 from snugbert.prediction.predictors import make_predictor
 from snugbert.prediction.run import write_predictions
 from snugbert.sentence_transformers_files import TRANSFORMER
@@ -92,7 +93,8 @@ def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
         use_cpu=True,
     )
     predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])
-    return lambda: write_predictions(args, predictor, Path(model)) or _read(output)  # type: ignore[func-returns-value]
+    data = make_format(args)
+    return lambda: write_predictions(args, data, predictor, Path(model)) or _read(output)  # type: ignore[func-returns-value]
 
 
 def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int) -> Callable[[], Rows]:

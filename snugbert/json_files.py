@@ -25,6 +25,24 @@ def parse_json(text: str) -> Any:
         raise ValueError("a number has too many digits") from error
 
 
+def check_unicode(text: str, name: str) -> str:
+    r"""Returns a text from JSON if it can be tokenized and written as UTF-8.
+
+    Args:
+        text: the text.
+        name: where it is, for the message.
+
+    Raises:
+        InputError: JSON contained half of a surrogate pair, such as "\ud83d".
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start]).strip("'")
+        raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove it.") from error
+    return text
+
+
 def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
     """Yields key, start and end of each value of a JSON object or list. The key is None in a list.
 

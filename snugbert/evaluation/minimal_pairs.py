@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
+from snugbert.json_files import check_unicode
 from snugbert.models import max_tokens
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.splits import describe_file
@@ -56,9 +57,11 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
                 _read_sentence(file, row, values, flag, column)
                 for flag, column in (("good", good_column), ("bad", bad_column))
             )
-            paradigm = _read_label(values, PARADIGM) or name
-            phenomenon = _read_label(values, PHENOMENON) or paradigm
-            pairs.append(Pair(good, bad, paradigm, phenomenon, _read_label(values, FIELD), file, row))
+            paradigm, phenomenon, field = (
+                _read_label(file, row, values, column) for column in (PARADIGM, PHENOMENON, FIELD)
+            )
+            paradigm = paradigm or name
+            pairs.append(Pair(good, bad, paradigm, phenomenon or paradigm, field, file, row))
         if len(pairs) == count:
             raise content_error(file, ": no pairs.")
     return pairs
@@ -81,13 +84,13 @@ def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, colu
         )
     if not isinstance(values[column], str) or not values[column].strip():
         raise content_error(file, f", row {row}: {column} must be a sentence, not {values[column]!r}.")
-    return values[column]
+    return check_unicode(values[column], f"{file}, row {row}: {column}")
 
 
-def _read_label(values: dict[str, Any], column: str) -> str | None:
+def _read_label(file: Path, row: int, values: dict[str, Any], column: str) -> str | None:
     """Returns the text of an optional column. None: it is missing or empty."""
     value = values.get(column)
-    return None if value in (None, "") else str(value)
+    return None if value in (None, "") else check_unicode(str(value), f"{file}, row {row}: {column}")
 
 
 def score_pairs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> dict[str, Any]:

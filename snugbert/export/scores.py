@@ -16,6 +16,7 @@ from snugbert.checkpoints import Checkpoint
 from snugbert.errors import InputError
 from snugbert.export.engine import Run
 from snugbert.export.texts import pad
+from snugbert.json_files import check_unicode
 from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.glue.arguments import GlueDataArguments
@@ -117,7 +118,9 @@ def _make_similarity_score(file: Path, embed: Embed) -> Score:
         for name, column in columns.items():
             if values.get(name) is None:
                 raise InputError(f"{file}, row {row}: no {name!r}. Expected sentence1, sentence2 and score.")
-            column.append(values[name])
+            column.append(
+                values[name] if name == "score" else check_unicode(str(values[name]), f"{file}, row {row}: {name}")
+            )
     try:
         scores = [float(score) for score in columns["score"]]
     except (ValueError, TypeError) as error:

@@ -11,8 +11,12 @@ import torch
 from snugbert.errors import InputError
 from snugbert.trainers.corpus.arguments import parse_shard
 from snugbert.trainers.device_arguments import choose_precision
+from snugbert.trainers.ner.arguments import NerDataArguments
 from snugbert.trainers.ranges import Range, check_ranges
+from snugbert.trainers.splits import uncompressed_name
 from snugbert.trainers.text_arguments import OnBadText
+
+CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".txt")
 
 
 @dataclass
@@ -30,10 +34,11 @@ class PredictionArguments:
         default=None, metadata={"help": "Fine-tuned model, or embedding model: a folder or Hub name."}
     )
     input_file: str | None = field(
-        default=None, metadata={"help": "Rows: .jsonl, .json, .csv or .tsv, also .gz or .zst."}
+        default=None, metadata={"help": "Rows: .jsonl, .json, .csv, .tsv, or .conll for taggers, also .gz or .zst."}
     )
     output_file: str | None = field(
-        default=None, metadata={"help": "File to write: a JSON object per row, with its columns and the predictions."}
+        default=None,
+        metadata={"help": "File to write: .jsonl, or .csv, .tsv or .conll like the input."},
     )
     text_column_names: str | None = field(
         default=None,
@@ -41,7 +46,7 @@ class PredictionArguments:
     )
     max_seq_length: int | None = field(
         default=None,
-        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit, 384 for answers."},
+        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit; answers 384, CoNLL 128."},
     )
     doc_stride: int = field(
         default=128, metadata={"help": "Question answering: tokens that neighboring windows share."}
@@ -94,13 +99,27 @@ class PredictionArguments:
         if not Path(str(self.input_file)).is_file():
             raise InputError(f"--input_file: there is no file {self.input_file}.")
         output = Path(str(self.output_file))
-        if output.suffix != ".jsonl" or output.is_dir():
-            raise InputError(f"--output_file: {output} must be a file that ends in .jsonl.")
+        suffixes = [".jsonl", *({self.input_suffix} - {".jsonl", ".json"})]
+        if output.suffix not in suffixes or output.is_dir():
+            expected = " or, like the input, in ".join(suffixes)
+            raise InputError(f"--output_file: {output} must be a file that ends in {expected}.")
         if output.resolve() == Path(str(self.input_file)).resolve():
             raise InputError("--output_file: the output is the input file. Choose another file.")
+        if self.reads_conll and self.max_seq_length is None:
+            self.max_seq_length = NerDataArguments.max_seq_length  # the same windows, so the same tags
         check_ranges(self, max_seq_length=Range(8), max_batch_tokens=Range(1))
         self.shard_number, self.num_shards = parse_shard(self.shard)
         self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)
+
+    @property
+    def input_suffix(self) -> str:
+        """The suffix of the input, without .gz and .zst."""
+        return Path(uncompressed_name(Path(str(self.input_file)))).suffix
+
+    @property
+    def reads_conll(self) -> bool:
+        """Whether the input has CoNLL columns."""
+        return self.input_suffix in CONLL_SUFFIXES
 
     @property
     def columns(self) -> list[str] | None:

@@ -20,7 +20,7 @@ from transformers import AutoModel, PreTrainedModel
 from snugbert.checkpoints import CLASSES, HEADS
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.json_files import check_unicode, read_json
 from snugbert.models import (
     ModelArguments,
     get_text_columns,
@@ -97,27 +97,33 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         InputError: the model cannot be used or has no fine-tuned head, the columns are missing, or a package is
             missing.
     """
-    trained_columns: tuple[str, ...] = ()
-    if is_cross_encoder(folder):
-        kind: type[Predictor] = Reranker
-    elif read_modules(folder):
-        kind = Embedder
-    else:
-        config = read_json(folder / "config.json")
-        trained_columns = get_text_columns(config)
-        name = (config.get("architectures") or ["no model class"])[0]
-        found = PREDICTORS.get(HEADS.get(name, ""))
-        if found is None:
-            raise InputError(
-                f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
-                "family, or an embedding model."
-            )
-        kind = found
-    columns = _choose_columns(kind, args, first_rows, trained_columns)
+    kind = find_kind(folder)
+    trained_columns = get_text_columns(read_json(folder / "config.json")) if kind in PREDICTORS.values() else ()
+    columns = ("tokens",) if args.reads_conll else _choose_columns(kind, args, first_rows, trained_columns)
     taken = sorted({name for values in first_rows for name in values} & set(kind.added_columns))
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
     return kind(args, folder, columns)
+
+
+def find_kind(folder: Path) -> type[Predictor]:
+    """Returns the kind of predictor of a model.
+
+    Raises:
+        InputError: the model has no fine-tuned head.
+    """
+    if is_cross_encoder(folder):
+        return Reranker
+    if read_modules(folder):
+        return Embedder
+    name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
+    kind = PREDICTORS.get(HEADS.get(name, ""))
+    if kind is None:
+        raise InputError(
+            f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
+            "family, or an embedding model."
+        )
+    return kind
 
 
 def _choose_columns(
@@ -167,12 +173,7 @@ def _read_text(values: Mapping[str, Any], column: str) -> str:
     value = values[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
         raise InputError(f"no text in column {column!r}.")
-    text = str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"column {column!r} is not valid Unicode ({error.reason}).") from error
-    return text
+    return check_unicode(str(value), f"column {column!r}")
 
 
 def _read_texts(values: Mapping[str, Any], column: str) -> list[str]:

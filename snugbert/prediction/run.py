@@ -7,7 +7,6 @@ second file records how much of it is done. Run the same command again to contin
 import fcntl
 import json
 import logging
-import math
 import os
 import sys
 import time
@@ -23,10 +22,10 @@ from snugbert.checkpoints import fetch_checkpoint
 from snugbert.command_line import get_hub_arguments
 from snugbert.errors import InputError, format_count
 from snugbert.prediction.arguments import PredictionArguments
-from snugbert.prediction.predictors import Predictor, choose_device, make_predictor
+from snugbert.prediction.formats import Format, make_format
+from snugbert.prediction.predictors import Predictor, WordTagger, choose_device, find_kind, make_predictor
 from snugbert.trainers.finetuning.results import write_atomically
 from snugbert.trainers.log_lines import format_duration
-from snugbert.trainers.rows import read_rows
 from snugbert.trainers.run_lock import NO_LOCKS
 from snugbert.trainers.text_lines import ReadingLog
 from snugbert.writing import writing
@@ -67,9 +66,15 @@ def predict_file(args: PredictionArguments) -> None:
     """
     _check_output(args)  # before the model is loaded
     folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
-    rows = read_rows(Path(str(args.input_file)), log=ReadingLog("replace"))
-    predictor = make_predictor(folder, args, [values for _, values in islice(rows, ROWS_TO_INSPECT)])
-    write_predictions(args, predictor, folder)
+    if args.reads_conll and find_kind(folder) is not WordTagger:
+        raise InputError(
+            f"--input_file: only models that label tokens read {args.input_file}. Use .tsv, .csv, .json or .jsonl."
+        )
+    data = make_format(args)
+    rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
+    if not rows:
+        raise InputError(f"--input_file: {args.input_file} has no rows.")
+    write_predictions(args, data, make_predictor(folder, args, rows), folder)
 
 
 def _check_output(args: PredictionArguments) -> None:
@@ -78,11 +83,12 @@ def _check_output(args: PredictionArguments) -> None:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
 
 
-def write_predictions(args: PredictionArguments, predictor: Predictor, folder: Path) -> None:
+def write_predictions(args: PredictionArguments, data: Format, predictor: Predictor, folder: Path) -> None:
     """Predicts the rows of the input, and prints how many per second.
 
     Args:
         args: the arguments of the command.
+        data: the formats of input and output.
         predictor: the model.
         folder: its folder.
 
@@ -93,14 +99,16 @@ def write_predictions(args: PredictionArguments, predictor: Predictor, folder: P
     # Reading all rows first finds bad ones before hours of work. The number of rows makes shards equal.
     logger.info("reading %s", source)
     log = ReadingLog(args.on_bad_text, _BadRowReport())
-    total = sum(1 for _ in _read(source, predictor, log))
+    total = sum(1 for _ in _read(data, predictor, log))
     if summary := log.summarize():
         logger.warning(summary)
+    if not total:
+        raise InputError(f"--input_file: no row of {source} can be read.")
     shard = (total * (args.shard_number - 1) // args.num_shards, total * args.shard_number // args.num_shards)
     start = time.monotonic()
     with _open_partial(output) as stream:
         _check_output(args)  # again, because another process may have finished it
-        done = _predict(args, stream, predictor, shard, _describe_run(args, folder, source))
+        done = _predict(args, data, stream, predictor, shard, _describe_run(args, folder, source))
         _partial(output).replace(output)
         _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
@@ -168,19 +176,20 @@ def _describe_run(args: PredictionArguments, folder: Path, source: Path) -> dict
     }
 
 
-def _read(source: Path, predictor: Predictor, log: ReadingLog) -> Iterator[Row]:
+def _read(data: Format, predictor: Predictor, log: ReadingLog) -> Iterator[Row]:
     """Yields the rows that can be read."""
-    for row, values in read_rows(source, log=log):
+    for place, values in data.read(log):
         try:
             example = predictor.read(values)
         except InputError as error:
-            log.leave_out(source, f"row {row}", str(error))
+            log.leave_out(data.source, place, str(error))
         else:
             yield values, example
 
 
 def _predict(
     args: PredictionArguments,
+    data: Format,
     stream: IO[bytes],
     predictor: Predictor,
     shard: tuple[int, int],
@@ -190,6 +199,7 @@ def _predict(
 
     Args:
         args: the arguments.
+        data: the formats of input and output.
         stream: the partial output.
         predictor: the model.
         shard: the first row of the shard and its end, exclusive.
@@ -203,11 +213,14 @@ def _predict(
     (first, end), before = shard, state["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
-    rows = islice(_read(Path(str(args.input_file)), predictor, ReadingLog(args.on_bad_text)), first + before, end)
+    rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
     progress = _Progress(end - first, before)
     for window in _split_into_windows(rows):
         predictions = predictor.predict([example for _, example in window])
-        lines = (_dump({**values, **prediction}) for (values, _), prediction in zip(window, predictions, strict=True))
+        results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
+        # Only the first shard has a header, so that the shards can be joined.
+        head = data.write_head(results[0]) if first + state["rows"] == 0 else ""
+        lines = [head, *map(data.write, results)]
         with writing(output, "run the same command again"):
             # JSON can contain half of a character pair ("\ud83d"), which UTF-8 cannot.
             stream.write("".join(lines).encode("utf-8", "backslashreplace"))
@@ -221,22 +234,6 @@ def _predict(
     if state["rows"] != end - first:
         raise InputError(f"--input_file: {args.input_file} changed while it was read. Run the same command again.")
     return state["rows"] - before
-
-
-def _dump(row: dict[str, Any]) -> str:
-    """Returns a line of JSON. Numbers that JSON does not have, such as NaN, become null."""
-    try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-    except ValueError:
-        return json.dumps(_replace_nan(row), ensure_ascii=False) + "\n"
-
-
-def _replace_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _replace_nan(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_replace_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def read_rows(
         advice = "Tabs separate columns."
         return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
     if suffix == "csv":
-        separator = _find_separator(file, lines_log.on_bad_text)
+        separator = find_separator(file, lines_log.on_bad_text)
         advice = (
             f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain it. If it is "
             "wrong, name the right one in a first line such as sep=;"
@@ -116,12 +116,16 @@ def _fold_label(label: str) -> str:
 
 def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
     classes = {name: feature for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)}
-    for row, values in enumerate(dataset, start=1):
-        for name, feature in classes.items():
-            # Test sets on the Hub use -1 for a missing label.
-            labeled = values[name] is not None and values[name] >= 0
-            values[name] = feature.int2str(values[name]) if labeled else None
-        yield row, values
+    row = 0
+    try:
+        for row, values in enumerate(dataset, start=1):
+            for name, feature in classes.items():
+                # Test sets on the Hub use -1 for a missing label.
+                labeled = values[name] is not None and values[name] >= 0
+                values[name] = feature.int2str(values[name]) if labeled else None
+            yield row, values
+    except UnicodeDecodeError as error:  # Parquet can contain any bytes
+        raise InputError(f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
 
 
 def _name_cells(
@@ -157,8 +161,15 @@ def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]
             yield row, line.split("\t")
 
 
-def _find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
-    _, first = next(read_numbered_lines(file, log=ReadingLog(on_bad_text)), (1, ""))
+def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
+    """Returns the separator of a CSV file. Only with `on_bad_text` "replace", bytes may not be UTF-8."""
+    log = ReadingLog("replace" if on_bad_text == "replace" else None)
+    _, first = next(read_numbered_lines(file, log=log), (1, ""))
+    return choose_separator(first)
+
+
+def choose_separator(first: str) -> str:
+    """Returns the separator of a CSV file with this first line, or `NO_SEPARATOR` if it has one column."""
     if named := SEPARATOR_LINE.match(first):
         return named[1]
     unquoted = re.sub(r'"[^"]*"', "", first)

@@ -61,7 +61,8 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
     try:
         return load_dataset(name, config_name, **download)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        raise InputError(f"the dataset {name} cannot be loaded: {error}") from error
+        # The outermost error may only state that there was one.
+        raise InputError(f"the dataset {name} cannot be loaded: {error.__cause__ or error}") from error
 
 
 def choose_splits(

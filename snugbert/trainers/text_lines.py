@@ -127,7 +127,9 @@ def find_encoding(file: Path) -> str:
 def read_numbered_lines(
     file: Path, longest: int = LONGEST_LINE, log: ReadingLog | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
+    r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
+
+    Lines end with \n, \r\n or \r, and nothing else, as in files that Python opens as text.
 
     Args:
         file: plain text, .gz or .zst.
@@ -142,14 +144,14 @@ def read_numbered_lines(
     number = 0
     try:
         with file.open("rb") as raw, log.follow(raw.tell):
-            stream = _decompress(raw, file)
-            # Decoded line by line, so that an error can name the line.
-            for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
+            # Latin-1 gives each byte a character. Lines are decoded one by one, so that an error can name the line.
+            stream = io.TextIOWrapper(_decompress(raw, file), encoding="latin-1", newline="")
+            for number, line in enumerate(iter(lambda: stream.readline(longest + 1), ""), start=1):
                 if len(line) > longest:
                     advice = "Split it. In JSON, write one object per line"
                     raise content_error(file, f", line {number}: longer than {longest >> 20} MiB. {advice}.")
-                # The first line may begin with a byte order mark.
-                text = log.decode(file, f"line {number}", line, "utf-8-sig" if number == 1 else "utf-8")
+                encoding = "utf-8-sig" if number == 1 else "utf-8"  # the first line may begin with a byte order mark
+                text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)
                 if text is not None:
                     yield number, text
     except DAMAGE as error:

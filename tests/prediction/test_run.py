@@ -2,13 +2,13 @@
 
 import gzip
 import json
+import os
 import shutil
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import family_checkpoints
+import forked
 import numpy as np
 import pytest
 import torch
@@ -21,6 +21,8 @@ from transformers import pipeline
 
 import snugbert
 import snugbert.prediction.run as run
+from snugbert.errors import InputError
+from snugbert.trainers.rows import read_rows
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -173,6 +175,20 @@ def test_embeddings_and_scores_equal_sentence_transformers(checkpoint, tmp_path)
     assert [row["score"] for row in found] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
+def predict_and_die(arguments: list[str]) -> None:
+    """The process dies while it writes the third window."""
+    write, calls = run.write_atomically, []
+
+    def write_or_die(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            os._exit(9)
+        write(*arguments)
+
+    run.WINDOW_ROWS, run.write_atomically = 8, write_or_die
+    main(arguments)
+
+
 def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, monkeypatch, caplog):
     model = checkpoint("ForSequenceClassification")
     rows = [{"text": text} for text in make_texts()]
@@ -181,16 +197,9 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     straight = (tmp_path / "out.jsonl").read_bytes()
     (tmp_path / "out.jsonl").unlink()
 
-    # The process dies while it writes the third window.
-    program = (
-        "import os, snugbert.prediction.run as run\nfrom snugbert_cli import main\n"
-        "run.WINDOW_ROWS, write, count = 8, run.write_atomically, [0]\n"
-        "def write_or_die(*arguments):\n    count[0] += 1\n    os._exit(9) if count[0] == 3 else write(*arguments)\n"
-        "run.write_atomically = write_or_die\nmain()"
-    )
     arguments = ["predict", "--model_name_or_path", str(model), "--input_file", str(tmp_path / "rows.jsonl")]
     arguments += ["--output_file", str(tmp_path / "out.jsonl")]
-    assert subprocess.run([sys.executable, "-c", program, *arguments]).returncode == 9
+    assert forked.run(predict_and_die, arguments).returncode == 9
     assert not (tmp_path / "out.jsonl").exists()
     assert (tmp_path / "out.jsonl.partial").read_bytes().count(b"\n") == 24  # more than the 16 rows of the state
 
@@ -337,5 +346,37 @@ def test_bfloat16_changes_little(checkpoint, tmp_path):
     assert any(one != other for one, other in pairs) and all(abs(one - other) < 0.03 for one, other in pairs)
 
 
-def test_no_rows_give_an_empty_file(checkpoint, tmp_path):
-    assert predict(tmp_path, checkpoint("ForSequenceClassification"), []) == []
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", "", "has no rows."),
+        ("rows.jsonl.gz", gzip.compress(b"\n\n"), "has no rows."),
+        ("rows.json", "[]", "has no rows."),
+        ("rows.csv", "text,id\n", "has no rows."),
+        ("rows.jsonl", "{\n", "has no rows."),
+        ("rows.jsonl", '{"text": null}\n', "no row of {} can be read."),
+    ],
+)
+def test_a_file_without_rows_is_an_error(checkpoint, tmp_path, capsys, name, content, message):
+    source = tmp_path / name
+    source.write_bytes(content.encode() if isinstance(content, str) else content)
+    files = ["--input_file", str(source), "--output_file", str(tmp_path / "out.jsonl"), "--on_bad_text", "skip"]
+    model = str(checkpoint("ForSequenceClassification"))
+    assert main(["predict", "--model_name_or_path", model, *files, "--text_column_names", "text"]) == 2
+    error = capsys.readouterr().err
+    assert message.format(source) in error and str(source) in error
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", "größe,text\n1,a\n"), ("a.tsv", "größe\ttext\n"), ("a.jsonl", '{"größe": 1}\n')]
+)
+def test_other_encodings_are_refused_like_in_glue(checkpoint, tmp_path, capsys, name, content, encoding):
+    source = tmp_path / name
+    source.write_bytes(content.encode(encoding))
+    with pytest.raises(InputError) as expected:
+        list(read_rows(source))
+    files = ["--input_file", str(source), "--output_file", str(tmp_path / "out.jsonl")]
+    assert main(["predict", "--model_name_or_path", str(checkpoint("ForSequenceClassification")), *files]) == 2
+    assert str(expected.value) in capsys.readouterr().err

@@ -16,7 +16,7 @@ from snugbert.trainers.text_lines import ReadingLog
 DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
 
 
-def write_documents(folder: Path, suffix: str) -> Path:
+def write_documents(folder: Path, suffix: str, line_end: str = "\n") -> Path:
     file = folder / f"text{suffix}"
     if suffix == ".parquet":
         datasets.Dataset.from_dict({"text": ["\n".join(lines) for lines in DOCUMENTS]}).to_parquet(file)
@@ -25,6 +25,7 @@ def write_documents(folder: Path, suffix: str) -> Path:
         plain = "".join(json.dumps({"text": "\n".join(lines)}) + "\n" for lines in DOCUMENTS).encode()
     else:
         plain = "\ufeff".encode() + "\n\n".join("\n".join(lines) for lines in DOCUMENTS).encode()
+    plain = plain.replace(b"\n", line_end.encode())
     if suffix.endswith(".gz"):
         plain = gzip.compress(plain)
     elif suffix.endswith(".zst"):  # in two frames, as parallel compressors write
@@ -36,9 +37,10 @@ def write_documents(folder: Path, suffix: str) -> Path:
 SUFFIXES = [".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_gives_the_same_documents(tmp_path, suffix):
-    file = write_documents(tmp_path, suffix)
+def test_every_format_gives_the_same_documents(tmp_path, suffix, line_end):
+    file = write_documents(tmp_path, suffix, line_end)
     log = ReadingLog()
     assert list(read_documents([file], log=log)) == DOCUMENTS
     assert log.position == file.stat().st_size  # for the progress bar

@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from snugbert.errors import InputError
 from snugbert.trainers.rows import read_rows
+from snugbert.trainers.splits import load_dataset_splits
 
 ROWS = [{"text": "a, b", "label": "yes"}, {"text": 'c "d"', "label": "no"}]
 
@@ -24,8 +25,11 @@ ROWS = [{"text": "a, b", "label": "yes"}, {"text": 'c "d"', "label": "no"}]
         ("a.json", json.dumps(ROWS, indent=1), 1),
     ],
 )
+@pytest.mark.parametrize("line_end", ["as written", "\r"])
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_every_format_gives_the_same_rows(tmp_path, name, content, first_row, suffix):
+def test_every_format_gives_the_same_rows(tmp_path, name, content, first_row, suffix, line_end):
+    if line_end == "\r":
+        content = content.replace("\r", "").replace("\n", "\r")
     plain = content.encode()
     compressed = {"": plain, ".gz": gzip.compress(plain), ".zst": pyarrow.compress(plain, "zstd", asbytes=True)}
     file = tmp_path / (name + suffix)
@@ -69,6 +73,18 @@ def test_class_labels_of_a_dataset_become_names():
     features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
     dataset = Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, features=features)
     assert [(row, values["label"]) for row, values in read_rows(dataset)] == [(1, "yes"), (2, "no"), (3, None)]
+
+
+def test_a_dataset_with_text_that_is_not_utf_8(tmp_path):
+    """Parquet can contain any bytes, and JSON the halves of surrogate pairs."""
+    texts = pyarrow.array([b"fine", b"half \xed\xa0\xbd"], pyarrow.binary())
+    strings = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
+    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert it to UTF-8\."):
+        list(read_rows(Dataset(pyarrow.table({"text": strings}))))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps({"text": "\ud83d"}))
+    with pytest.raises(InputError, match=r"data cannot be loaded: .*surrogate pair"):
+        load_dataset_splits(str(tmp_path / "data"), None, cache_dir=str(tmp_path / "cache"))
 
 
 def test_a_header_is_recognized_by_its_last_column(tmp_path):

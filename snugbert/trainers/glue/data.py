@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.errors import InputError, format_count, shorten
+from snugbert.json_files import check_unicode
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, GLUE_SPLITS, GlueTask
 from snugbert.trainers.glue.layout import NUMBER, Layout, describe_columns, make_layout
@@ -227,7 +228,8 @@ def read_examples(
             label_type = type(label)
         examples["label"].append(label)
         indices = [values[name] for name in INDEX_COLUMNS if layout.is_glue and name in values]
-        examples["index"].append(str(indices[0] if indices else len(examples["row"])))
+        index = str(indices[0] if indices else len(examples["row"]))
+        examples["index"].append(check_unicode(index, f"{source}, row {row}: the index"))
         examples["row"].append(row)
     if not examples["row"]:
         raise InputError(f"{source}: no examples.")
@@ -305,7 +307,7 @@ def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
         return ""
     if not isinstance(value, str | int | float):
         raise InputError(f"{where}: no text in column {column!r}. Columns: {', '.join(values)}.")
-    return str(value)
+    return check_unicode(str(value), f"{where}: column {column!r}")
 
 
 def _check_columns(values: Mapping[str, object], layout: Layout, source: str, labeled: bool) -> None:
@@ -316,6 +318,8 @@ def _check_columns(values: Mapping[str, object], layout: Layout, source: str, la
         # The text columns are not mentioned: if they were not given, one of them may be the label.
         raise InputError(f"{source}: no column {layout.label_column!r}. {columns} Set --label_column_name.")
     expected = [*layout.text_columns, *([layout.label_column] if labeled else [])]
+    for name in expected:
+        check_unicode(name, f"{source}: the name of a column")
     missing = [name for name in expected if name not in values]
     if missing:
         advice = "Set --text_column_names and --label_column_name."

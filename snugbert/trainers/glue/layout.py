@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from snugbert.errors import InputError
-from snugbert.json_files import parse_json
+from snugbert.json_files import check_unicode, parse_json
 from snugbert.trainers.glue.arguments import GlueDataArguments
 from snugbert.trainers.rows import clean_label
 
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
             where: the source and row, for messages.
 
         Raises:
-            InputError: the cell has neither a label nor a list of labels.
+            InputError: the cell has neither a label nor a list of labels, or a label is not valid Unicode.
         """
         if isinstance(value, str) and not self.is_glue:
             value = self._read_cell(clean_label(value), where)
@@ -81,7 +81,7 @@ def _read_name(value: object, where: str) -> str:
         return ""
     if not isinstance(value, str | int | float):
         raise InputError(f"{where}: the label is a {type(value).__name__}. Expected text or a number.")
-    return clean_label(str(value))
+    return check_unicode(clean_label(str(value)), f"{where}: the label")
 
 
 def _read_list(text: str, where: str) -> list[Any] | None:

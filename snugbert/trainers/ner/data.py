@@ -7,7 +7,8 @@ Sentences are kept in memory. CoNLL-2003 has 14,041 training sentences.
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.entity_tags import SCHEMES, TAG, convert_tags, decode_tags, encode_tags
 from snugbert.errors import InputError, format_count
+from snugbert.json_files import check_unicode
 from snugbert.trainers.ner.arguments import DOCUMENT_COLUMNS, NerDataArguments
 from snugbert.trainers.rows import read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits, uncompressed_name
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 COMMENT = "# "  # as in CoNLL-U
+ONLY_IDS = "%s: the first column has only numbers, and is read as words. If the words are in column 2, set %s 2."
+WORD_ID = re.compile(r"[0-9]+([-.][0-9]+)?")  # of CoNLL-U: a number, a range or a decimal
 
 Tags = list[list[str]]  # the tags of each sentence
 
@@ -121,14 +125,15 @@ def _read_split(data: Path | Dataset, name: str, data_args: NerDataArguments) ->
     labeled, keeps_lines = name not in ("unlabeled", "test"), name in ("validation", "test")
     stem = uncompressed_name(data) if isinstance(data, Path) else ""
     one_word_per_line = isinstance(data, Path) and not stem.endswith((".json", ".jsonl"))
-    lines: list[str] = []
-    if one_word_per_line or keeps_lines:
-        lines = list(_read_lines(data, LONGEST_LINE if one_word_per_line else LONGEST_LINE_OF_JSON))
     if one_word_per_line:
+        lines = list(_read_lines(data, LONGEST_LINE))
         sentences = list(read_conll(lines, source, data_args, labeled))
+        if data_args.text_column_name is None and reads_ids(sentences):
+            logger.warning(ONLY_IDS, source, "--text_column_name")
     else:
         columns = () if name == "unlabeled" else tag_columns(data_args)
         sentences = list(read_records(data, source, data_args, columns, labeled))
+        lines = list(_read_lines(data, LONGEST_LINE_OF_JSON)) if keeps_lines else []
     empty = [sentence.row for sentence in sentences if not sentence.words]
     if empty:
         logger.warning("%s: skipped sentences without words: %d, the first in row %d.", source, len(empty), empty[0])
@@ -164,8 +169,10 @@ def _read_lines(data: Path | Dataset, longest: int) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
 
 
-def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, labeled: bool) -> Iterator[Sentence]:
-    """Reads sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
+def read_conll(
+    lines: Iterable[str], source: str, data_args: NerDataArguments, labeled: bool, reports: bool = True
+) -> Iterator[Sentence]:
+    """Streams sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
     An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A line before a sentence that
     begins with "# " is a comment if it has another number of columns than words, or if words have tabs and it has
@@ -176,15 +183,18 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
         source: its name in messages.
         data_args: `text_column_name` and `label_column_name`, if given, are column numbers, counted from 1.
         labeled: whether every sentence must have tags.
+        reports: whether to log the number of comments.
 
     Raises:
         InputError: the number of columns changes, or a column is missing. The message names the line.
     """
     text = _column_number("text_column_name", data_args.text_column_name) or 1
     # Other white space, such as a no-break space, can be part of a word.
-    stripped = [line.strip("\r\n ") for line in lines]
+    stripped = (line.strip("\r\n ") for line in lines)
     columns, tabs = 0, False  # of the first word
+    head = []
     for first, line in enumerate(stripped, start=1):
+        head.append(line)
         if line.strip("\t") and not line.startswith((DOCUMENT_START, COMMENT)):
             columns, tabs = len(split_cells(line)[::2]), "\t" in line
             needed = max(text, tag_column(data_args) or 2) if labeled else text
@@ -199,7 +209,7 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
     tags: list[str] = []
     comments: list[int] = []
     document: int | None = None
-    for number, line in enumerate((*stripped, ""), start=1):  # the end of the file also ends a sentence
+    for number, line in enumerate(chain(head, stripped, [""]), start=1):  # the end of the file also ends a sentence
         starts_document = line.startswith(DOCUMENT_START)
         if not line.strip("\t") or starts_document:
             if words:
@@ -221,9 +231,19 @@ def read_conll(lines: Sequence[str], source: str, data_args: NerDataArguments, l
         words.append(cells[text - 1])
         if tag is not None:
             tags.append(cells[tag])
-    if comments:
+    if comments and reports:
         found = format_count(len(comments), "comment line")
         logger.info("%s: skipped %s, the first is line %d.", source, found, comments[0])
+
+
+def reads_ids(sentences: Iterable[Sentence]) -> bool:
+    """Whether the words of a CoNLL file with several columns are only numbers."""
+    found = False
+    for sentence in sentences:
+        if sentence.tags is None or not all(map(WORD_ID.fullmatch, sentence.words)):
+            return False
+        found = True
+    return found
 
 
 def split_cells(line: str) -> list[str]:
@@ -300,6 +320,8 @@ def read_records(
                     expected = f"class ids from 0 to {len(names) - 1}"
                     raise InputError(f"{where}: expected {expected} in column {label!r}, found {tags!r:.60}.")
                 tags = [names[tag] for tag in tags] if valid else None
+        for column, texts in ((text, words), (label, tags or ())):
+            check_unicode("".join(texts), f"{where}: column {column!r}")
         yield Sentence(words, tags, row, values[document] if document is not None else None)
 
 
@@ -388,6 +410,11 @@ def check_tags(splits: dict[str, NerSplit], scheme: str, on_bad_tag: str) -> dic
         sentences = [s._replace(tags=next(bio) if is_labeled else None) for s in split.sentences]
         checked[name] = split._replace(scheme=scheme, sentences=sentences)
     return checked
+
+
+def count_invalid_tags(tags: list[str], scheme: str) -> int:
+    """Counts the tags of a sentence that are invalid in a scheme, see [`check_tags`]."""
+    return len(_find_invalid_tags([tags], [decode_tags(tags)], scheme))
 
 
 def _find_invalid_tags(

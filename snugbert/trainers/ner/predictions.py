@@ -40,7 +40,7 @@ def write_predictions(file: Path, split: NerSplit, tags: Tags, data_args: NerDat
         tags: tags of each sentence, in the scheme of the source.
         data_args: the columns of the source.
     """
-    tag = _tag_lines if split.one_word_per_line else _tag_rows
+    tag = tag_lines if split.one_word_per_line else _tag_rows
     with file.open("w", encoding=split.encoding, newline="") as stream:  # line ends as in the source
         stream.write(tag(split, tags, data_args))
 
@@ -48,7 +48,8 @@ def write_predictions(file: Path, split: NerSplit, tags: Tags, data_args: NerDat
 # --- columns ----------------------------------------------------------------------------------------------------
 
 
-def _tag_lines(split: NerSplit, tags: Tags, data_args: NerDataArguments) -> str:
+def tag_lines(split: NerSplit, tags: Tags, data_args: NerDataArguments) -> str:
+    """Returns the lines of a CoNLL file with other tags, see [`write_predictions`]."""
     lines = [*split.lines]
     for sentence, sentence_tags in zip(split.sentences, tags, strict=True):
         for index, tag in enumerate(sentence_tags, start=sentence.row - 1):

@@ -13,7 +13,7 @@ from typing import Any
 from datasets import Dataset
 
 from snugbert.errors import InputError
-from snugbert.json_files import parse_json
+from snugbert.json_files import check_unicode, parse_json
 from snugbert.question_answering.windows import Question
 from snugbert.trainers.rows import read_json_rows, read_rows
 from snugbert.trainers.splits import SPLITS, choose_splits, load_dataset_splits
@@ -21,6 +21,10 @@ from snugbert.trainers.squad.arguments import SquadDataArguments
 from snugbert.trainers.text_lines import LONGEST_LINE_OF_JSON, read_text_lines
 
 logger = logging.getLogger(__name__)
+
+# The words that transformers accepts for flags, and what databases write.
+BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True)
+BOOLEANS |= dict.fromkeys(("false", "f", "no", "n", "0", "0.0", ""), False)
 
 
 def load_questions(
@@ -162,11 +166,12 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
                 f"{where}: {name!r} must be text. Expected id, question, context, answers. Found: {found}."
             )
     answers = [(text, start) for text, start in _read_answers(values.get("answers"), where) if text.strip()]
-    if answers and values.get("is_impossible"):
+    is_impossible = _read_boolean(values, "is_impossible", where)
+    if answers and is_impossible:
         raise InputError(
             f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Remove one of them."
         )
-    return Question(
+    question = Question(
         id=str(number if values.get("id") is None else values["id"]),
         question=values["question"],
         context=values["context"],
@@ -175,8 +180,20 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
         title=str(values.get("title") or ""),
         source=source,
         row=where,
-        is_impossible=bool(values.get("is_impossible")),
+        is_impossible=is_impossible,
     )
+    for name in ("id", "question", "context", "answers", "title"):
+        check_unicode("".join(getattr(question, name)), f"{where}: {name!r}")
+    return question
+
+
+def _read_boolean(values: Mapping[str, Any], name: str, where: str) -> bool:
+    """Reads true or false, also as a number or as text. None, missing and empty mean false."""
+    value = values.get(name)
+    text = "" if value is None else str(value).strip().lower()
+    if text not in BOOLEANS:
+        raise InputError(f"{where}: {name!r} must be true or false, not {value!r:.60}.")
+    return BOOLEANS[text]
 
 
 def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:

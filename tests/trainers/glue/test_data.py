@@ -246,6 +246,14 @@ def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
             r"row 2: single labels and lists of labels are mixed",
         ),
         ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),
+        (
+            "a.jsonl",
+            '{"sentence": "a \\ud83d\\ude00", "label": "\\ude00"}',
+            r"a\.jsonl, row 1: the label is not valid Unicode: \\ude00 is half of a character\. Remove it\.$",
+        ),
+        ("a.jsonl", '{"sentence": "a", "label": ["x", "\\ud83d"]}', r"row 1: the label is not valid Unicode"),
+        ("a.jsonl", '{"sentence": "a \\ud83d", "label": 1}', r"row 1: column 'sentence' is not valid Unicode"),
+        ("a.jsonl", '{"te\\ud83dxt": "a", "label": 1}', r"a\.jsonl: the name of a column is not valid Unicode"),
         ("a.csv", "sentence,label\na,yes\nb,\n", r"a\.csv, row 3: no label"),
         (
             "a.csv",

@@ -94,6 +94,31 @@ def test_columns_documents_and_compressed_files(tmp_path):
     assert words == [Sentence(["Jo", "a"], None, 1, None), Sentence(["b"], None, 4, None)]
 
 
+CONLL_U = "# text = im Haus\n1-2\tim\tO\n1\tin\tO\n2\tdem\tO\n2.1\tx\tO\n3\tHaus\tB-LOC\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CONLL_U, ["im", "in", "dem", "x", "Haus"]),
+        (CONLL_U.partition("\n")[2].replace("\t", " "), ["im", "in", "dem", "x", "Haus"]),
+        ("-DOCSTART- -X- O\n\n0 Jo B-PER\n1 a O\n", ["Jo", "a"]),
+        ("1 2 B-PER\n\nthe first O\n", None),  # only one sentence is numbers
+        ("3,5 NN B-X\n", None),
+    ],
+)
+def test_a_first_column_of_numbers_gets_a_warning(tmp_path, caplog, text, words):
+    read(tmp_path, text)
+    message = "train.txt: the first column has only numbers, and is read as words. If the words are in column 2, set "
+    assert (message + "--text_column_name 2." in caplog.text) == (words is not None)
+    caplog.clear()
+    if words:
+        assert read(tmp_path, text, text_column_name="2")["train"].sentences[0].words == words
+    read(tmp_path, text, text_column_name="1")  # the user chose it
+    read(tmp_path, "a B-X\n", "a B-X\n", "1\n2\n")  # there is no other column
+    assert "only numbers" not in caplog.text
+
+
 def test_every_scheme_is_recognized_and_gives_the_same_entities(conll, caplog):
     caplog.set_level(logging.INFO, logger="snugbert")
     split = conll["test"]
@@ -159,6 +184,11 @@ def test_bad_files(text, message, tmp_path):
         ),
         ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}], "row 2: no tags in column 'tags'"),
         ([{"tokens": ["a"], "tags": [3]}], "row 1: the tags in column 'tags' are neither text nor class labels"),
+        (
+            [{"tokens": ["a", "\ud83d"], "tags": ["O", "O"]}],
+            "row 1: column 'tokens' is not valid Unicode: .ud83d is half",
+        ),
+        ([{"tokens": ["a"], "tags": ["B-\ude00"]}], "row 1: column 'tags' is not valid Unicode: .ude00 is half"),
         ([{"tokens": [], "tags": []}], "train.jsonl: no sentences"),
     ],
 )

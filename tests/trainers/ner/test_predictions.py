@@ -36,6 +36,7 @@ SOURCES = {
     "spaces, documents": "-DOCSTART- -X- O O\n\n  Jo   NN  B-X \n.\t.\tO\n\n-DOCSTART- -X- O O\n\na a O\n",
     "comments": "# id 1\tdomain=en\nJo _ _ B-X\n# _ _ O\n\n# id 2\tdomain=en\n\n# _ _ O\n. _ _ B-Y\n\n# end\n",
     "comments, tabs": "# id = 1\nJo\t_\t_\tB-X\n# 1\t_\t_\tO\n\n# newdoc\n# id\tx\n#\t_\t_\tO\n.\t_\t_\tB-Y\n",
+    "carriage returns": "-DOCSTART-\tO\r\rNew York\tB-X\r\u2028is\tO\r\rA B\tB-Y\r",
     "byte order mark, form feed": "\ufeffJo B-X\n\fa O\n",
 }
 

@@ -10,7 +10,7 @@ from squad_forms import flat, nested
 from snugbert.errors import InputError
 from snugbert.question_answering.windows import Question
 from snugbert.trainers.squad.arguments import SquadDataArguments
-from snugbert.trainers.squad.data import find_answer, load_questions
+from snugbert.trainers.squad.data import find_answer, load_questions, read_questions
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,20 @@ def test_every_format_gives_the_same_questions(tmp_path):
         ]
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((True, 1, 1.0, "True", "true", "1", "yes"), True),
+        ((False, None, 0, 0.0, "False", "FALSE ", "0", "no", ""), False),
+    ],
+)
+def test_booleans_may_be_numbers_or_text(tmp_path, values, expected):
+    rows = [{"id": str(i), "question": "a", "context": "b", "is_impossible": value} for i, value in enumerate(values)]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    questions = read_questions(tmp_path / "dev.jsonl", "dev.jsonl")
+    assert [question.is_impossible for question in questions] == [expected] * len(values)
+
+
 def test_several_files_and_limits(tmp_path):
     for name, rows in (("1.json", ROWS[:2]), ("2.json", ROWS[2:])):
         (tmp_path / name).write_text(json.dumps(nested(rows)))
@@ -139,6 +153,14 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
             {**QA, "is_impossible": True},
             "row 1: 'is_impossible' is true, but 'answers' contains 'anna'",
         ),
+        ({**QA, "is_impossible": "True"}, "row 1: 'is_impossible' is true, but"),
+        ({**QA, "is_impossible": "maybe"}, "row 1: 'is_impossible' must be true or false, not 'maybe'"),
+        ({**QA, "is_impossible": 2}, "row 1: 'is_impossible' must be true or false, not 2"),
+        *(
+            ({**QA, name: "\ud83d"}, f"row 1: '{name}' is not valid Unicode: .ud83d is half of a character")
+            for name in ("id", "title", "question", "context")
+        ),
+        (nested([{**QA, "title": "", "answers": [("a\ude00", 0)]}]), r"qas\[0\]: 'answers' is not valid Unicode"),
         ([QA, QA], "row 2: .*row 1 has the same id, 1"),
         (
             [QA, {**QA, "id": "2", "answers": None}],

@@ -1,0 +1,239 @@
+"""The files of `snugbert predict`: reads rows, and writes them with their predictions.
+
+The output is JSON lines, or has the format of its input: CSV, TSV, or CoNLL columns.
+"""
+
+import csv
+import io
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from snugbert.entity_tags import SCHEMES, TAG, convert_tags
+from snugbert.errors import InputError
+from snugbert.prediction.arguments import PredictionArguments
+from snugbert.trainers.ner.arguments import NerDataArguments
+from snugbert.trainers.ner.data import (
+    ONLY_IDS,
+    NerSplit,
+    Sentence,
+    count_invalid_tags,
+    read_conll,
+    reads_ids,
+    split_cells,
+)
+from snugbert.trainers.ner.predictions import tag_lines
+from snugbert.trainers.rows import NO_SEPARATOR, choose_separator, find_separator, read_rows
+from snugbert.trainers.text_lines import ReadingLog, find_encoding, read_numbered_lines
+
+logger = logging.getLogger(__name__)
+
+Values = dict[str, Any]
+
+
+class Format:
+    """Rows of a table or of JSON, written as JSON lines.
+
+    Args:
+        args: the arguments of the command.
+    """
+
+    def __init__(self, args: PredictionArguments):
+        self.source = Path(str(args.input_file))
+
+    def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:
+        """Streams the place of each row, for messages, and its values.
+
+        Raises:
+            InputError: see [`read_rows`].
+        """
+        return ((f"row {row}", values) for row, values in read_rows(self.source, log=log))
+
+    def write_head(self, row: Values) -> str:
+        """Returns what the output has before its first row.
+
+        Args:
+            row: the values of the first row, with its predictions.
+        """
+        return ""
+
+    def write(self, row: Values) -> str:
+        """Returns a row of the output. Numbers that JSON does not have, such as NaN, become null.
+
+        Args:
+            row: the values of a row, with its predictions.
+        """
+        return _dump(row) + "\n"
+
+
+class TableFormat(Format):
+    """Rows of a CSV or TSV file, written with the separator of the input. Lists and dictionaries become JSON."""
+
+    def __init__(self, args: PredictionArguments):
+        super().__init__(args)
+        self.is_csv = Path(str(args.output_file)).suffix == ".csv"
+        separator = find_separator(self.source, args.on_bad_text) if self.is_csv else "\t"
+        self.separator = "," if separator == NO_SEPARATOR else separator
+
+    def write_head(self, row: Values) -> str:
+        """Returns the header. If it does not show the separator, a line such as "sep=;" comes first."""
+        header = self._join([*row])
+        if self.is_csv and choose_separator(re.split(r"[\r\n]", header)[0]) != self.separator:
+            header = f"sep={self.separator}\n{header}"
+        return _byte_order_mark(self.source) + header
+
+    def write(self, row: Values) -> str:
+        """Returns a line of the table. Missing values become empty cells."""
+        return self._join([_format_cell(value) for value in row.values()])
+
+    def _join(self, cells: list[str]) -> str:
+        if not self.is_csv:  # TSV has no quotes
+            return "\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in cells) + "\n"
+        line = io.StringIO()
+        csv.writer(line, delimiter=self.separator, lineterminator="\n").writerow(cells)
+        return line.getvalue()
+
+
+class ConllFormat(Format):
+    """Sentences in CoNLL columns, written as JSON lines.
+
+    Args:
+        args: the arguments of the command. `text_column_names` may be the number of the column of words.
+
+    Raises:
+        InputError: `text_column_names` is not a column number.
+    """
+
+    def __init__(self, args: PredictionArguments):
+        super().__init__(args)
+        column = args.text_column_names
+        if column is not None and (not column.isdecimal() or int(column) == 0):
+            raise InputError(f"--text_column_names {column}: columns of a CoNLL file have no names. Give a number.")
+        self.data_args = NerDataArguments(test_file=str(self.source), text_column_name=column)
+        blocks = self._read_blocks(ReadingLog(args.on_bad_text))
+        if column is None and reads_ids(sentence for _, sentence, _ in blocks):
+            logger.warning(ONLY_IDS, self.source, "--text_column_names")
+
+    def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:
+        """Streams the line of the first word of each sentence, and the words as `tokens`.
+
+        Raises:
+            InputError: bytes are not UTF-8 and `on_bad_text` is not "replace", or see [`read_conll`].
+        """
+        for line, sentence, _ in self._read_blocks(log):
+            yield f"line {line}", {"tokens": sentence.words}
+
+    def _read_blocks(self, log: ReadingLog) -> Iterator[tuple[int, Sentence, list[str]]]:
+        """Yields the line of each sentence's first word, the sentence, and its block of lines.
+
+        A block has all lines after the sentence before. The last block has the rest of the file, too. `sentence.row`
+        counts the lines of the block.
+        """
+        lines: list[str] = []
+        # Without a bad line, a sentence would lack a word.
+        numbered = read_numbered_lines(self.source, log=log if log.on_bad_text == "replace" else None)
+
+        def record() -> Iterator[str]:
+            for _, line in numbered:
+                lines.append(line)
+                yield line
+
+        start, block = 0, None  # lines before the block
+        for sentence in read_conll(record(), str(self.source), self.data_args, labeled=False, reports=False):
+            if block is not None:
+                yield block
+            end = sentence.row - 1 - start + len(sentence.words)
+            block = sentence.row, sentence._replace(row=sentence.row - start), lines[:end]
+            del lines[:end]
+            start += end
+        if block is not None:
+            block[2].extend(lines)
+            yield block
+
+
+class TaggedConllFormat(ConllFormat):
+    """Sentences in CoNLL columns, written as `snugbert ner` writes them: only the tags change.
+
+    Predicted tags replace the last column, in its scheme. If it has other values than entity tags, they are a new last
+    column.
+    """
+
+    def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:
+        """Streams sentences as [`ConllFormat`] does, with `sentence` and `lines` to write them again."""
+        for line, sentence, lines in self._read_blocks(log):
+            yield f"line {line}", {"tokens": sentence.words, "sentence": sentence, "lines": lines}
+
+    @cached_property
+    def scheme(self) -> str | None:
+        """The tagging scheme of the last column. None: it is not a column of tags."""
+        invalid = dict.fromkeys(SCHEMES, 0)
+        for line, sentence, _ in self._read_blocks(ReadingLog("replace")):
+            if sentence.tags is None:
+                return None
+            for number, tag in enumerate(sentence.tags, start=line):
+                if not TAG.fullmatch(tag):
+                    message = "%s, line %d: %r is not an entity tag. Predictions are written to a new column."
+                    logger.warning(message, self.source, number, tag)
+                    return None
+            for scheme in SCHEMES:
+                invalid[scheme] += count_invalid_tags(sentence.tags, scheme)
+        return min(invalid, key=lambda scheme: invalid[scheme])
+
+    def write_head(self, row: Values) -> str:
+        """Returns the byte order mark of the input, if it has one."""
+        return _byte_order_mark(self.source)
+
+    def write(self, row: Values) -> str:
+        """Returns the lines of a sentence with its tags."""
+        tags, data_args, sentence = row["predicted_tags"], self.data_args, row["sentence"]
+        if self.scheme is None:
+            columns = len(split_cells(row["lines"][sentence.row - 1].strip("\r\n "))[::2])
+            data_args, sentence = replace(data_args, label_column_name=str(columns + 1)), sentence._replace(tags=None)
+        if all(TAG.fullmatch(tag) for tag in tags):
+            tags = convert_tags(tags, self.scheme or "bio")
+        return tag_lines(NerSplit("", [sentence], True, lines=row["lines"]), [tags], data_args)
+
+
+def make_format(args: PredictionArguments) -> Format:
+    """Returns how to read the input and write the output.
+
+    Raises:
+        InputError: see [`ConllFormat`], or the first line of a table cannot be read.
+    """
+    to_json = Path(str(args.output_file)).suffix == ".jsonl"
+    if args.reads_conll:
+        return ConllFormat(args) if to_json else TaggedConllFormat(args)
+    return Format(args) if to_json else TableFormat(args)
+
+
+def _byte_order_mark(source: Path) -> str:
+    """Returns the mark that Excel needs to read UTF-8, if the input has it."""
+    return "\ufeff" if find_encoding(source) == "utf-8-sig" else ""
+
+
+def _format_cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    text = _dump(value)
+    return "" if text == "null" else text
+
+
+def _dump(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_replace_nan(value), ensure_ascii=False)
+
+
+def _replace_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _replace_nan(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_replace_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,195 @@
+"""Tables and CoNLL files are written in the format of the input: values, shards, resumed runs, and `snugbert ner`."""
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import family_checkpoints
+import pytest
+
+import snugbert.prediction.run as run
+from snugbert.entity_tags import convert_tags
+from snugbert.trainers.rows import read_rows
+from snugbert_cli import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WORDS = family_checkpoints.WORDS
+
+
+def write_checkpoint(folder: Path, head: str, labels: list[str]) -> Path:
+    id2label = dict(enumerate(labels))
+    label2id = {label: number for number, label in id2label.items()}
+    fields = {"initializer_range": 0.2, "id2label": id2label, "label2id": label2id}
+    family_checkpoints.write_checkpoint(folder, "bert", head, **fields)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"), "ForSequenceClassification", ["good; ok", "bad, poor"])
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory) -> Path:
+    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    return write_checkpoint(tmp_path_factory.mktemp("model"), "ForTokenClassification", labels)
+
+
+def predict(model: Path, source: Path, output: str, *arguments: str) -> Path:
+    """Predicts a file, and returns the output next to it."""
+    files = ["--input_file", str(source), "--output_file", str(source.with_name(output))]
+    assert main(["predict", "--model_name_or_path", str(model), *files, *arguments]) == 0
+    return source.with_name(output)
+
+
+def predict_in_shards(model: Path, source: Path, suffix: str) -> bytes:
+    """Predicts a file in more shards than it has windows, and joins them."""
+    for number in range(1, 4):
+        predict(model, source, f"part{suffix}", "--shard", f"{number}/3")
+    return b"".join(file.read_bytes() for file in sorted(source.parent.glob(f"part-*{suffix}")))
+
+
+def interrupt_and_predict(model: Path, source: Path, output: str, monkeypatch) -> Path:
+    """Interrupts a run after its first window, and continues it."""
+    write = run.write_atomically
+
+    def write_and_stop(*arguments):
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(run, "write_atomically", write_and_stop)
+        files = ["--input_file", str(source), "--output_file", str(source.with_name(output))]
+        assert main(["predict", "--model_name_or_path", str(model), *files]) == 130
+    return predict(model, source, output)
+
+
+TEXTS = ['Ann, "who" is', "a; b\nand c", "", "was \u2028 it", "ü, ß", "who"]
+
+
+@pytest.mark.parametrize(
+    ("start", "separator"),
+    [("", ","), ("", "\t"), ("\ufeff", ";"), ("sep=|\r\n", "|"), ("one column", ",")],
+)
+def test_csv(classifier, tmp_path, monkeypatch, start, separator):
+    monkeypatch.setattr(run, "WINDOW_ROWS", 2)
+    table = io.StringIO()
+    rows = [[text] if start == "one column" else [str(number), text] for number, text in enumerate(TEXTS)]
+    header = ["text"] if start == "one column" else ["id; n, o|p" + "\nq" * start.startswith("sep"), "text"]
+    csv.writer(table, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([header, *rows])
+    source = tmp_path / "rows.csv.gz"
+    source.write_bytes(gzip.compress((start.replace("one column", "") + table.getvalue()).encode()))
+
+    whole = predict(classifier, source, "out.csv").read_bytes()
+    assert whole.startswith("\ufeff".encode()) == (start == "\ufeff")
+    # The output can be read again as CSV, with the values of the JSON lines.
+    again = tmp_path / "again.csv"
+    again.write_bytes(whole)
+    lines = predict(classifier, source, "out.jsonl").read_text(encoding="utf-8")
+    expected = [json.loads(line) for line in lines.split("\n")[:-1]]
+    found = [values for _, values in read_rows(again)]
+    assert [{**row, "probabilities": json.loads(row["probabilities"])} for row in found] == expected
+    assert [row["text"] for row in found] == TEXTS and len(expected[0]) == len(header) + 2
+
+    assert predict_in_shards(classifier, source, ".csv") == whole
+    assert interrupt_and_predict(classifier, source, "resumed.csv", monkeypatch).read_bytes() == whole
+
+
+def test_tsv_and_entities(tagger, tmp_path):
+    source = tmp_path / "rows.tsv"
+    source.write_text("id\ttext\n" + "".join(f'{number}\t"{text}\n' for number, text in enumerate(WORDS)))
+    whole = predict(tagger, source, "out.tsv")
+    found = [values for _, values in read_rows(whole)]
+    expected = [values for _, values in read_rows(predict(tagger, source, "out.jsonl"))]
+    assert [{**row, "entities": json.loads(row["entities"])} for row in found] == expected
+    assert any(row["entities"] for row in expected)
+    assert predict_in_shards(tagger, source, ".tsv") == whole.read_bytes()
+
+
+def make_conll(line_end: str = "\n") -> str:
+    """Sentences in IOB1, with comments, documents, several blank lines and a byte order mark."""
+    sentences = [
+        "".join(
+            f"{WORDS[(index + 3 * word) % len(WORDS)]} NN {'I-PER' if word % 3 else 'O'}\n" for word in range(index)
+        )
+        for index in [*range(1, 12), 200]  # the last one takes several windows
+    ]
+    text = (
+        "\ufeff-DOCSTART- -X- O\n\n# id = 1 2\n" + "\n".join(sentences) + "\n\n-DOCSTART- -X- O\n\na NN O\n\n\n# end\n"
+    )
+    return text.replace("\n", line_end)
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_conll_like_ner(tagger, tmp_path, monkeypatch, line_end):
+    monkeypatch.setattr(run, "WINDOW_ROWS", 2)
+    source = tmp_path / "test.conll"
+    source.write_bytes(make_conll(line_end).encode())
+    whole = predict(tagger, source, "out.conll").read_bytes()
+    if line_end == "\n":
+        arguments = ["--test_file", str(source), "--do_predict", "--output_dir", str(tmp_path / "ner"), "--use_cpu"]
+        assert main(["ner", "--model_name_or_path", str(tagger), *arguments]) == 0
+        expected = (tmp_path / "ner" / "predictions.conll").read_bytes()
+        assert whole == expected != source.read_bytes()
+    assert whole.count(line_end.encode()) == make_conll().count("\n")
+    assert predict_in_shards(tagger, source, ".conll") == whole
+    assert interrupt_and_predict(tagger, source, "resumed.conll", monkeypatch).read_bytes() == whole
+    # The same tags as for JSON, which are in the labels of the model.
+    rows = [values for _, values in read_rows(predict(tagger, source, "out.jsonl"))]
+    lines = whole.decode().replace(line_end, "\n").split("\n")
+    cells = [line.split() for line in lines if line and not line.strip("\ufeff").startswith(("-DOC", "# "))]
+    assert [word for row in rows for word in row["tokens"]] == [word for word, _, _ in cells]
+    assert [tag[1:].strip("-") for row in rows for tag in row["predicted_tags"]] == [tag[2:] for *_, tag in cells]
+
+
+def test_conll_columns(tagger, tmp_path, caplog):
+    words = [WORDS[0], WORDS[1]]
+    (tmp_path / "words.jsonl").write_text(json.dumps({"tokens": words}))
+    ((_, row),) = read_rows(predict(tagger, tmp_path / "words.jsonl", "out.jsonl"))
+    first, second = convert_tags(row["predicted_tags"], "bio")
+    for name, content, expected, arguments in (
+        ("words.txt", "-DOCSTART-\n\n{}\n{}\n", "-DOCSTART- O\n\n{} {}\n{} {}\n", ()),
+        ("pos.conll", "{} NN\n{} O\n", "{} NN {}\n{} O {}\n", ()),
+        ("ids.conllu", "# text = a b\n1\t{}\t_\n2\t{}\t_\n", "# text = a b\n1\t{}\t_\t{}\n2\t{}\t_\t{}\n", ("2",)),
+        ("last.conll", "1 {}\n2 {}", "1 {} {}\n2 {} {}", ("2",)),
+    ):
+        source = tmp_path / name
+        source.write_text(content.format(*words))
+        flags = [flag for column in arguments for flag in ("--text_column_names", column)]
+        output = predict(tagger, source, f"out{source.suffix}", "--overwrite_output_file", *flags)
+        assert output.read_text() == expected.format(words[0], first, words[1], second)
+    assert "pos.conll, line 1: 'NN' is not an entity tag. Predictions are written to a new column." in caplog.text
+    assert "only numbers" not in caplog.text
+    predict(tagger, tmp_path / "ids.conllu", "other.jsonl")
+    assert "ids.conllu: the first column has only numbers" in caplog.text
+    assert "set --text_column_names 2." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("head", "name", "content", "arguments", "message"),
+    [
+        ("tagger", "a.conll", "", [], "a.conll has no rows."),
+        ("tagger", "a.conll", "a O\nb\n", [], "a.conll, line 2: expected 2 columns as in line 1, found 1: 'b'"),
+        ("tagger", "a.conll", "a O\n", ["--text_column_names", "tokens"], "columns of a CoNLL file have no names"),
+        ("tagger", "a.conll", "ü O\n", ["--on_bad_text", "skip"], "a.conll, line 1: not UTF-8"),
+        ("tagger", "a.parquet", "PAR1", [], "a.parquet: unknown suffix"),
+        ("classifier", "a.txt", "a text\n", [], "--input_file: only models that label tokens read"),
+        ("classifier", "a.jsonl", "{}", ["--output_file", "a.csv"], "a.csv must be a file that ends in .jsonl."),
+        (
+            "classifier",
+            "a.csv",
+            "a",
+            ["--output_file", "a.tsv"],
+            "must be a file that ends in .jsonl or, like the input,",
+        ),
+    ],
+)
+def test_errors(request, tmp_path, capsys, head, name, content, arguments, message):
+    (tmp_path / name).write_text(content, encoding="latin-1")
+    files = ["--input_file", str(tmp_path / name), "--output_file", str(tmp_path / "out.jsonl")]
+    model = str(request.getfixturevalue(head))
+    assert main(["predict", "--model_name_or_path", model, *files, *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == [name]
