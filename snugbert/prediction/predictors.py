@@ -98,7 +98,7 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
             missing.
     """
     kind = find_kind(folder)
-    trained_columns = get_text_columns(read_json(folder / "config.json")) if kind in PREDICTORS.values() else ()
+    trained_columns = get_text_columns(read_json(folder / "config.json")) if issubclass(kind, HeadPredictor) else ()
     columns = ("tokens",) if args.reads_conll else _choose_columns(kind, args, first_rows, trained_columns)
     taken = sorted({name for values in first_rows for name in values} & set(kind.added_columns))
     if taken:
