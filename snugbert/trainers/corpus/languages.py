@@ -3,8 +3,8 @@
 import re
 
 from snugbert.errors import InputError
+from snugbert_arguments import explain_language
 
-CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")  # ISO 639, and the region, the script or the variety
 REGION = re.compile(r"-([a-z]{2}|[0-9]{3})$")
 
 
@@ -14,15 +14,8 @@ def check_language(code: str) -> None:
     Raises:
         InputError: it does not.
     """
-    if CODE.fullmatch(code):
-        return
-    corrected = code.strip().lower()
-    hint = (
-        f"Did you mean {corrected}?"
-        if CODE.fullmatch(corrected)
-        else "Give an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar one."
-    )
-    raise InputError(f"--language {code!r} is not a language code. {hint}")
+    if mistake := explain_language(code):
+        raise InputError(mistake)
 
 
 def primary_language(code: str) -> str:

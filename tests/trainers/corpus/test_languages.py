@@ -13,7 +13,7 @@ from snugbert.trainers.documents import split_sentences
     ("code", "hint"),
     [
         ("klingon", "Give an ISO 639 code"),
-        ("english", "Give an ISO 639 code"),
+        ("english", "Did you mean en?"),
         ("", "Give an ISO 639 code"),
         ("EN ", "Did you mean en?"),
     ],
