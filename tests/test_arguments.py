@@ -54,11 +54,19 @@ def folder(tmp_path, monkeypatch) -> Path:
         ("export", "--validation_file corpus/dev.txt.gz in out --to onnx", ""),  # "in" and "out" are not its values
         ("vocabulary", "--train_file corpus", "--train_file: corpus is a folder. Name its files, such as 'corpus/*'."),
         ("glue", "--model_name_or_path ./nope", "--model_name_or_path: the folder ./nope does not exist."),
-        ("demo", "--model out/classifer", "--model: the folder out/classifer does not exist. Did you mean out/classifier?"),
+        (
+            "demo",
+            "--model out/classifer",
+            "--model: the folder out/classifer does not exist. Did you mean out/classifier?",
+        ),
         ("ner", "--tokenizer-name out/x/y", "--tokenizer_name: the folder out/x/y does not exist."),
         ("glue", "--model_name_or_path out/bert_model.ckpt", ""),
         ("glue", "--model_name_or_path google/bert_uncased", ""),  # there is no folder "google"
-        ("ner", "--report_to mlfow", "--report_to: unknown value 'mlfow'. Did you mean mlflow? Choose one of azure_ml, "),
+        (
+            "ner",
+            "--report_to mlfow",
+            "--report_to: unknown value 'mlfow'. Did you mean mlflow? Choose one of ",
+        ),
         ("ner", "--report_to none", ""),
         ("prepare", "--language Deutsch", "--language 'Deutsch' is not a language code. Did you mean de?"),
     ],
