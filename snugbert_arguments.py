@@ -196,7 +196,7 @@ def suggest_path(path: str) -> str:
         return ""
     if "*" in missing[0]:
         names += [f"*{''.join(Path(name).suffixes)}" for name in names]
-    close = get_close_matches(missing[0], names, n=1)
+    close = get_close_matches(missing[0], names, n=1, cutoff=0.75)  # file names share their endings
     return f" Did you mean {folder.joinpath(close[0], *missing[1:])}?" if close else ""
 
 

@@ -127,9 +127,8 @@ def parse_arguments(
     # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
     namespace, unknown = parser.parse_known_args(from_files + argv)
     if unknown:
-        flags = [argument for argument in unknown if argument.startswith("--")]
-        message = explain_flag(flags[0].partition("=")[0], parser.flags) if flags else ""
-        parser.error(message or f"unknown arguments: {' '.join(unknown)}")
+        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("--")]
+        parser.error(explain_flag(flags[0], parser.flags) if flags else f"unknown arguments: {' '.join(unknown)}")
     if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
         raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
     try:
@@ -148,7 +147,7 @@ def parse_arguments(
 
 def _explain_enum(message: str, namespace: Namespace) -> str:
     """Rewrites an error of transformers' enums, such as `IntervalStrategy`, which does not name the argument."""
-    match = re.fullmatch(r"'(.*)' is not a valid \w+, please select one of \[(.*)\]", message)
+    match = re.fullmatch(r"'?(.*?)'? is not a valid \w+, please select one of \[(.*)\]", message)
     names = [name for name, value in vars(namespace).items() if match and value == match[1]]
     return explain_choice(f"--{names[0]}", match[1], re.findall("'(.*?)'", match[2])) if match and names else ""
 

@@ -122,12 +122,14 @@ def check_repository(
     Raises:
         InputError: it is none of the three.
     """
-    cache = Path(cache_dir or constants.HF_HUB_CACHE)
-    if Path(name).exists() or (cache / repo_folder_name(repo_id=name, repo_type="model") / "snapshots").is_dir():
+    if Path(name).exists():
         return
+    cache = Path(cache_dir or constants.HF_HUB_CACHE)
     try:
+        if (cache / repo_folder_name(repo_id=name, repo_type="model") / "snapshots").is_dir():
+            return
         HfApi().model_info(name, revision=revision, token=token, timeout=HUB_SECONDS)
-    except (RepositoryNotFoundError, HFValidationError) as error:
+    except (RepositoryNotFoundError, HFValidationError) as error:  # the second: the name has other characters
         raise InputError(
             f"{name}: no such folder, and no such repository on the Hub.{suggest_path(name)} A private repository "
             "needs --token."

@@ -2,8 +2,12 @@
 
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import httpx
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from snugbert.errors import InputError
@@ -123,6 +127,18 @@ def test_a_reporter_that_is_not_installed_is_named_with_its_package(monkeypatch)
 def test_a_name_that_is_nowhere(folder, monkeypatch):
     with pytest.raises(InputError, match=r"^corpsu: no such folder, no earlier download in .* Did you mean corpus\?$"):
         check_repository("corpsu", cache_dir=str(folder))
+    answer = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))
+    unknown = RepositoryNotFoundError("Repository Not Found", response=answer)
+    with monkeypatch.context() as patch:
+        patch.setattr(HfApi, "model_info", Mock(side_effect=unknown))
+        with pytest.raises(
+            InputError, match=r"^corpsu: no such folder, and no such repository on the Hub\. Did"
+        ):
+            check_repository("corpsu", revision="main", token="x", cache_dir=str(folder))
+        patch.setattr(HfApi, "model_info", Mock(return_value=None))
+        check_repository("corpsu", cache_dir=str(folder))
+    with pytest.raises(InputError, match=r"^my model: no such folder, and no such repository on the Hub\."):
+        check_repository("my model", cache_dir=str(folder))
     (folder / "models--me--bert/snapshots").mkdir(parents=True)
     for name in ("corpus", "me/bert"):
         check_repository(name, cache_dir=str(folder))

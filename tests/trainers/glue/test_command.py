@@ -429,7 +429,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         ({"max_train_samples": 0}, "--max_train_samples 0 must be at least 1"),
         ({"max_seq_length": 2}, "--max_seq_length 2 must be at least 3"),
         ({"learning_rate": "high"}, "invalid float value: 'high'"),
-        ({"sequence_length": 3}, "unknown argument --sequence_length. `snugbert glue --help`"),
+        ({"sequence_length": 3}, r"--sequence_length. Did you mean --max_seq_length\? `snugbert glue --help` lists"),
     ],
 )
 def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
