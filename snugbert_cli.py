@@ -1,7 +1,7 @@
 """The `snugbert` command line: runs the command that was typed.
 
 This module is not part of the package, because importing the package imports torch and transformers, which takes
-seconds. So `snugbert --help` and mistyped commands answer at once.
+seconds. So `snugbert --help`, mistyped commands and flags, and the completion of the shell answer at once.
 """
 
 import gc
@@ -12,6 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+from snugbert_arguments import did_you_mean, find_mistake, read_flags
 
 
 class Command(NamedTuple):
@@ -33,7 +35,7 @@ COMMANDS = {
     "evaluate": Command("snugbert.evaluation.command", "train", "score a masked language model without fine-tuning"),
     "convert": Command("snugbert.convert", "train", "convert checkpoints of BERT and its relatives, and back"),
     "export": Command("snugbert.export.command", "train", "export a model to ONNX, OpenVINO, CTranslate2 or BERT"),
-    "demo": Command("snugbert.demo", "demo", "try a checkpoint on a web page"),
+    "demo": Command("snugbert.demo.command", "demo", "try a checkpoint on a web page"),
 }
 
 # The modules that the extras `train` and `demo` install.
@@ -85,6 +87,8 @@ def main(argv: list[str] | None = None) -> int:
         The exit status. 0: done. 2: an error in the input, printed as one message. 130 and 143: stopped by SIGINT
         (Ctrl-C) or SIGTERM. 141: the reader of the output closed the pipe, as `| head` does.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
     try:
         try:
             return _run(sys.argv[1:] if argv is None else argv)
@@ -99,6 +103,22 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("snugbert", f"cannot write the output: {error.strerror}.")
 
 
+def _complete() -> None:
+    """Completes commands, flags and file names for the shell, and exits. docs/reference/command-line.md sets it up."""
+    import argparse
+
+    import argcomplete
+
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    for name, command in COMMANDS.items():
+        arguments = commands.add_parser(name, add_help=False)
+        for flag in read_flags(command.module):
+            arguments.add_argument(flag, nargs="*")
+        arguments.add_argument("paths", nargs="*")
+    argcomplete.autocomplete(parser)
+
+
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(format_usage())
@@ -108,7 +128,8 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        return _fail("snugbert", f"unknown command {name!r}. Commands: {', '.join(COMMANDS)}.")
+        hint = did_you_mean(name, COMMANDS)
+        return _fail("snugbert", f"unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.")
     try:
         return _run_command(name, rest)
     except KeyboardInterrupt:
@@ -124,13 +145,15 @@ def _run_command(name: str, arguments: list[str]) -> int:
     if sys.stderr is None or not sys.stderr.isatty():  # no progress bars in log files
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
+    program = f"snugbert {name}"
+    if mistake := find_mistake(COMMANDS[name].module, arguments):
+        return _fail(program, mistake)
     # These take seconds to import.
     from huggingface_hub.utils import httpx
     from safetensors import SafetensorError
 
     from snugbert.errors import InputError, RunStopped
 
-    program = f"snugbert {name}"
     try:
         import_module(COMMANDS[name].module).main(arguments)
         _leave_process_group()

@@ -26,7 +26,9 @@ from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
 from snugbert.errors import InputError, shorten
 from snugbert.families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, FAMILY_TYPES
 from snugbert.json_files import read_json
+from snugbert.models import check_repository
 from snugbert.weight_files import NOT_NEEDED, find_prefix, find_tensorflow_prefix, read_tensorflow, read_weights
+from snugbert_arguments import explain_folder
 
 # Head -> its parts in addition to the encoder.
 PARTS: dict[str, set[str]] = {
@@ -186,9 +188,9 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
     """
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)
-    # Hub names are "name" or "owner/name". Other names can only be folders.
-    if name[0] in "/.~" or name.count("/") > 1:
-        raise InputError(f"{name}: no such folder.")
+    if mistake := explain_folder(name):
+        raise InputError(mistake)
+    check_repository(name, **hub)
     # The folders of sentence-transformers' modules, such as 1_Pooling, begin with a digit.
     download = functools.partial(snapshot_download, name, ignore_patterns="[!0-9]*/*", **hub)
     try:

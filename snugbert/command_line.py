@@ -17,14 +17,7 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from snugbert.command_help import format_help
 from snugbert.errors import InputError
-
-# Flags of transformers 4 that transformers 5 renamed. Command lines written for transformers 4 keep working.
-RENAMED_FLAGS = {
-    "--warmup_ratio": "--warmup_steps",  # a value below 1 is a share of the steps
-    "--evaluation_strategy": "--eval_strategy",
-    "--no_cuda": "--use_cpu",
-}
-
+from snugbert_arguments import RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
 
 # TrainingArguments makes dataclasses of these. An unknown key is a TypeError.
 JSON_ARGUMENTS = ("accelerator_config", "fsdp_config")
@@ -66,6 +59,11 @@ class ArgumentParser(HfArgumentParser):
             self.advanced.add(action.dest)
         return action
 
+    @property
+    def flags(self) -> list[str]:
+        """All flags, such as `--output_dir` and `--output-dir`."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
     def add_hub_arguments(self) -> None:
         """Adds the arguments of downloads from the Hub, see [`get_hub_arguments`]."""
         self.add_argument("--model_revision", default="main", help="Hub branch, tag or commit. Default: main.")
@@ -84,9 +82,15 @@ class ArgumentParser(HfArgumentParser):
             everything,
         )
 
+    def _check_value(self, action: Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = (action.option_strings or [action.dest])[0]
+            raise InputError(explain_choice(name, str(value), map(str, action.choices)))
+
     def error(self, message: str) -> NoReturn:
         """Raises [`InputError`] with `message`."""
-        raise InputError(f"{message.rstrip('.')}. `{self.prog} --help` lists the arguments.")
+        end = "" if message.endswith((".", "?")) else "."
+        raise InputError(f"{message}{end} `{self.prog} --help` lists the arguments.")
 
 
 def get_hub_arguments(args: Any) -> dict[str, Any]:
@@ -119,11 +123,12 @@ def parse_arguments(
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
     argv = [_renamed(argument) for argument in argv]
     argv, files = _without_config(argv, parser)
-    from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file))]
+    from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file), parser)]
     # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
     namespace, unknown = parser.parse_known_args(from_files + argv)
     if unknown:
-        parser.error(f"unknown arguments: {' '.join(unknown)}")
+        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("--")]
+        parser.error(explain_flag(flags[0], parser.flags) if flags else f"unknown arguments: {' '.join(unknown)}")
     if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
         raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
     try:
@@ -131,13 +136,20 @@ def parse_arguments(
     except InputError:
         raise
     except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
-        raise InputError(str(error)) from error
+        raise InputError(_explain_enum(str(error), namespace) or str(error)) from error
     except TypeError as error:  # a JSON argument has an unknown key
         given = [f"--{name}" for name in JSON_ARGUMENTS if getattr(namespace, name, None) is not None]
         if not given:
             raise
         raise InputError(f"{' or '.join(given)}: {error}") from error
     return tuple(instances)
+
+
+def _explain_enum(message: str, namespace: Namespace) -> str:
+    """Rewrites an error of transformers' enums, such as `IntervalStrategy`, which does not name the argument."""
+    match = re.fullmatch(r"'?(.*?)'? is not a valid \w+, please select one of \[(.*)\]", message)
+    names = [name for name, value in vars(namespace).items() if match and value == match[1]]
+    return explain_choice(f"--{names[0]}", match[1], re.findall("'(.*?)'", match[2])) if match and names else ""
 
 
 def _renamed(argument: str) -> str:
@@ -162,7 +174,7 @@ def _without_config(argv: list[str], parser: ArgumentParser) -> tuple[list[str],
     return rest, files
 
 
-def _read_yaml_arguments(file: Path) -> list[str]:
+def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: the file {file} does not exist.")
     try:
@@ -188,6 +200,9 @@ def _read_yaml_arguments(file: Path) -> list[str]:
             raise InputError(
                 f"--config: {file} contains `config`, but config files cannot be nested. Copy the arguments here."
             )
+        if _renamed(f"--{name}") not in parser.flags:
+            hint = did_you_mean(name.replace("-", "_"), (flag.removeprefix("--") for flag in parser.flags))
+            raise InputError(f"--config: {file}, line {key.start_mark.line + 1}: unknown argument {name}.{hint}")
         if value in ("", "~", "null"):
             continue
         if name.replace("-", "_") == "trust_remote_code" and str(value).lower() not in FALSE:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
+from snugbert_arguments import LANGUAGE, explain_language
 
-CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")  # ISO 639, and the region, the script or the variety
 REGION = re.compile(r"-([a-z]{2}|[0-9]{3})$")
 DEFAULT = "en"  # the language of text if none is given or stored
 SEVERAL = "mul"  # ISO 639-2: several languages
@@ -38,15 +38,8 @@ def check_language(code: str) -> None:
     Raises:
         InputError: it does not.
     """
-    if CODE.fullmatch(code):
-        return
-    corrected = code.strip().lower()
-    hint = (
-        f"Did you mean {corrected}?"
-        if CODE.fullmatch(corrected)
-        else "Give an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar one."
-    )
-    raise InputError(f"--language {code!r} is not a language code. {hint}")
+    if mistake := explain_language(code):
+        raise InputError(mistake)
 
 
 def primary_language(code: str) -> str:
@@ -71,7 +64,7 @@ def read_language(source: PreTrainedConfig | PreTrainedTokenizerBase) -> str | N
         value = source.init_kwargs.get("language")
     else:
         value = getattr(source, "language", None)
-    return value if isinstance(value, str) and CODE.fullmatch(value) else None
+    return value if isinstance(value, str) and LANGUAGE.fullmatch(value) else None
 
 
 def store_language(language: str | None, *targets: PreTrainedConfig | PreTrainedTokenizerBase) -> None:

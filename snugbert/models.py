@@ -11,6 +11,10 @@ from typing import Any, ClassVar
 
 import torch
 import yaml
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import httpx
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
@@ -28,6 +32,7 @@ from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.vocab_txt import is_uncased
 from snugbert.weight_files import find_prefix, read_weights
+from snugbert_arguments import did_you_mean, explain_folder, suggest_path
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +47,9 @@ HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+HUB_SECONDS = 5  # for one request, to see whether a model exists
 
 
 class MissingWeightsError(InputError):
@@ -97,8 +105,44 @@ def check_folder(flag: str, name: str | None) -> None:
     Raises:
         InputError: there is no such folder.
     """
-    if name and (name[0] in "/.~" or name.count("/") > 1) and not Path(name).exists():
-        raise InputError(f"--{flag}: the folder {name} does not exist.")
+    if name and (mistake := explain_folder(name)):
+        raise InputError(f"--{flag}: {mistake}")
+
+
+def check_repository(
+    name: str, revision: str | None = None, token: str | None = None, cache_dir: str | None = None, **_: Any
+) -> None:
+    """Checks that a model or tokenizer is a folder, was downloaded before, or is on the Hub.
+
+    If the Hub cannot be reached, transformers tries each file again for half a minute. This asks once.
+
+    Args:
+        name: a folder or a Hub name.
+        revision, token, cache_dir: see `TokenizerArguments`. Other Hub arguments are ignored.
+
+    Raises:
+        InputError: it is none of the three.
+    """
+    if Path(name).exists():
+        return
+    cache = Path(cache_dir or constants.HF_HUB_CACHE)
+    try:
+        if (cache / repo_folder_name(repo_id=name, repo_type="model") / "snapshots").is_dir():
+            return
+        HfApi().model_info(name, revision=revision, token=token, timeout=HUB_SECONDS)
+    except (RepositoryNotFoundError, HFValidationError) as error:  # the second: the name has other characters
+        raise InputError(
+            f"{name}: no such folder, and no such repository on the Hub.{suggest_path(name)} A private repository "
+            "needs --token."
+        ) from error
+    except (ConnectionError, httpx.TransportError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"{name}: no such folder, no earlier download in {cache}, and the Hub cannot be reached ({reason})."
+            f"{suggest_path(name)}"
+        ) from error
+    except OSError as error:  # the download explains other errors, such as an unknown revision or a busy server
+        logger.debug("%s: %s", name, error)
 
 
 @dataclass
@@ -200,7 +244,11 @@ def _override_config(config: SnugBertConfig, overrides: str) -> SnugBertConfig:
 
 def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:
     if model_args.config_name is not None and not Path(name).exists() and "/" not in name:
-        raise InputError(f"--config_name: {name!r} is neither a size ({', '.join(SIZES)}) nor a folder or JSON file.")
+        raise InputError(
+            f"--config_name: {name!r} is neither a size ({', '.join(SIZES)}) nor a folder or JSON file."
+            f"{did_you_mean(name, SIZES) or suggest_path(name)}"
+        )
+    check_repository(name, **model_args.hub)
     values, _ = PreTrainedConfig.get_config_dict(name, **model_args.hub)
     if not values:
         raise OSError("there is no config.json")
@@ -230,6 +278,7 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
     """
     name = str(args.tokenizer_source)
     folder = Path(name)
+    check_repository(name, **args.hub)
     if folder.exists():
         check_vocabulary(folder)
     only_vocabulary = (folder / "vocab.txt").exists() and not (folder / "tokenizer_config.json").exists()

@@ -19,6 +19,10 @@ from snugbert_cli import main
 assert main(["--version"]) == 0
 assert main([]) == main(["--help"]) == 0
 assert main(["gleu", "--help"]) == 2
+assert main(["glue", "--output-dri", "x"]) == 2
+assert main(["pretrain", "--train_file", "nowhere/*.txt"]) == 2
+assert main(["pretrain", "--language", "german"]) == 2
+assert main(["squad", "--report_to", "wandbb"]) == 2
 print(*sys.modules)
 """
 
@@ -29,10 +33,40 @@ def test_usage_version_and_an_unknown_command_import_nothing_heavy():
     version, rest = process.stdout.split("\n", 1)
     assert version == f"snugbert {snugbert.__version__}"
     assert rest.startswith(f"{usage}\n{usage}\n")
-    assert (
-        process.stderr == f"snugbert: error: unknown command 'gleu'. Commands: {', '.join(snugbert_cli.COMMANDS)}.\n"
+    unknown, *mistakes = process.stderr.splitlines()
+    assert unknown == (
+        f"snugbert: error: unknown command 'gleu'. Did you mean glue? Commands: {', '.join(snugbert_cli.COMMANDS)}."
     )
+    assert mistakes[:3] == [
+        "snugbert glue: error: unknown argument --output-dri. Did you mean --output_dir?",
+        "snugbert pretrain: error: --train_file: nowhere/*.txt: no such file.",
+        "snugbert pretrain: error: --language 'german' is not a language code. Did you mean de?",
+    ]
+    assert mistakes[3].startswith("snugbert squad: error: --report_to: unknown value 'wandbb'. Did you mean wandb?")
     assert not {"snugbert", "torch", "transformers", "numpy", "argparse"} & set(rest.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("snugbert pre", {"prepare", "pretrain", "predict"}),
+        ("snugbert glue --train_f", {"--train_file"}),
+        ("snugbert export in --calib", {"--calibration_file"}),
+        ("snugbert pretrain --train_file cor", {"corpus.txt", "corpus.txt.gz"}),
+        ("snugbert convert cor", {"corpus.txt", "corpus.txt.gz"}),
+    ],
+)
+def test_the_shell_completes_commands_flags_and_files(line, expected, tmp_path):
+    (tmp_path / "corpus.txt").touch()
+    (tmp_path / "corpus.txt.gz").touch()
+    answer = tmp_path / "answer"
+    # What the function of `register-python-argcomplete` sets.
+    shell = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9", "IFS": "\n"}
+    shell |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
+    command = [sys.executable, "-X", "importtime", "-m", "snugbert_cli"]
+    process = subprocess.run(command, cwd=tmp_path, env=os.environ | shell, capture_output=True, text=True, check=True)
+    assert {word.strip() for word in answer.read_text().splitlines()} == expected
+    assert "argcomplete" in process.stderr and "numpy" not in process.stderr
 
 
 def test_only_packages_of_the_extras_are_named(monkeypatch, capsys):

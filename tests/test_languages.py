@@ -31,7 +31,7 @@ from snugbert_cli import main as snugbert_command
     ("code", "hint"),
     [
         ("klingon", "Give an ISO 639 code"),
-        ("english", "Give an ISO 639 code"),
+        ("english", "Did you mean en?"),
         ("", "Give an ISO 639 code"),
         ("EN ", "Did you mean en?"),
     ],

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
+from snugbert.models import check_folder, check_repository
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
@@ -21,7 +22,7 @@ class DemoArguments:
     """Arguments of `snugbert demo`.
 
     Raises:
-        InputError: the port is out of range.
+        InputError: the port is out of range, or the folder does not exist.
     """
 
     model: str = field(metadata={"help": "Checkpoint of the BERT family: a folder or a Hub name."})
@@ -35,6 +36,7 @@ class DemoArguments:
     def __post_init__(self):
         if self.port is not None and not 0 < self.port < 2**16:
             raise InputError(f"--port {self.port}: ports range from 1 to {2**16 - 1}.")
+        check_folder("model", self.model)
 
 
 def main(argv: list[str]) -> None:
@@ -51,6 +53,7 @@ def main(argv: list[str]) -> None:
         example="snugbert demo --model pretrained",
     )
     address = _resolve_address(args.host, args.port)
+    check_repository(args.model)
     # Imported after parsing, so that --help and a wrong flag answer at once.
     from snugbert.demo.answers import load_checkpoint
 

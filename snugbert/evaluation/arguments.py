@@ -46,7 +46,7 @@ class PairsArguments:
 
     pairs_file: list[str] = field(
         default_factory=list,
-        metadata={"help": "Minimal pairs, files or glob patterns: .jsonl, .json, .csv, .tsv (also .gz, .zst)."},
+        metadata={"help": "Minimal pairs, files or glob patterns: .jsonl, .json, .csv, .tsv, .txt (also .gz, .zst)."},
     )
     good_column_name: str = field(default="sentence_good", metadata={"help": "Column of the acceptable sentence."})
     bad_column_name: str = field(default="sentence_bad", metadata={"help": "Column of the unacceptable sentence."})

@@ -32,6 +32,7 @@ from snugbert.models import (
     SPECIAL_TOKEN_NAMES,
     MissingWeightsError,
     ModelArguments,
+    check_repository,
     load_config,
     load_model,
     load_tokenizer,
@@ -97,6 +98,7 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
     name = args.model_name_or_path
     if name is None:
         return load_config(args, tokenizer)
+    check_repository(name, **args.hub)
     try:
         values, _ = PreTrainedConfig.get_config_dict(name, **args.hub)
         if values.get("model_type", "bert") in LOADABLE_TYPES and _can_express(values):

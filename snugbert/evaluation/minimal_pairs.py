@@ -1,11 +1,13 @@
 """Minimal pairs: two sentences that differ slightly. One is acceptable, and the model should find it more likely.
 
-Pairs come from files such as BLiMP's (Warstadt et al., 2020). A tie is a wrong answer. As in BLiMP, accuracies are
-computed for each paradigm (`UID`), and all other accuracies are means over paradigms.
+Pairs come from files such as BLiMP's (Warstadt et al., 2020) and Zorro's (Huebner et al., 2021). A tie is a wrong
+answer. As in BLiMP, accuracies are computed for each paradigm (`UID`), and all other accuracies are means over
+paradigms.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +19,11 @@ from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, sc
 from snugbert.json_files import check_unicode
 from snugbert.models import max_tokens
 from snugbert.trainers.rows import read_rows
-from snugbert.trainers.splits import describe_file
-from snugbert.trainers.text_lines import content_error
+from snugbert.trainers.splits import describe_file, uncompressed_name
+from snugbert.trainers.text_lines import content_error, read_numbered_lines
 
-PARADIGM, PHENOMENON, FIELD = "UID", "linguistics_term", "field"  # BLiMP's columns
+# BLiMP's columns.
+GOOD, BAD, PARADIGM, PHENOMENON, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"
 
 
 class Pair(NamedTuple):
@@ -29,7 +32,8 @@ class Pair(NamedTuple):
     Attributes:
         good, bad: the acceptable and the unacceptable sentence.
         paradigm: the kind of pair. By default the name of the file, with its folder if needed.
-        phenomenon: what the paradigm tests. By default the paradigm.
+        phenomenon: what the paradigm tests. By default the paradigm. For a text file, the part of its name before the
+            last hyphen.
         field: the field of linguistics. None: unknown.
         file, row: where the pair is, for messages.
     """
@@ -52,7 +56,7 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
     pairs: list[Pair] = []
     for file, name in zip(files, _name_files(files), strict=True):
         count = len(pairs)
-        for row, values in read_rows(file):
+        for row, values in _read_rows(file):
             good, bad = (
                 _read_sentence(file, row, values, flag, column)
                 for flag, column in (("good", good_column), ("bad", bad_column))
@@ -65,6 +69,25 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
         if len(pairs) == count:
             raise content_error(file, ": no pairs.")
     return pairs
+
+
+def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Reads the rows of a file, or the pairs of a text file.
+
+    Text files have the form of Zorro's: each pair is two lines, first the unacceptable sentence. Their names are
+    `phenomenon-paradigm.txt`.
+    """
+    if not uncompressed_name(file).endswith(".txt"):
+        yield from read_rows(file)
+        return
+    phenomenon = describe_file(file).rpartition("-")[0]
+    lines = [(number, line.strip()) for number, line in read_numbered_lines(file) if line.strip()]
+    for (row, bad), (next_row, good) in zip_longest(lines[::2], lines[1::2], fillvalue=(0, "")):
+        if next_row != row + 1:
+            raise content_error(
+                file, f", line {row}: the next line must be the other sentence of the pair. Write pairs as two lines."
+            )
+        yield row, {BAD: bad, GOOD: good, PHENOMENON: phenomenon}
 
 
 def _name_files(files: Sequence[Path]) -> list[str]:

@@ -10,6 +10,9 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
+from snugbert.errors import InputError
+from snugbert_arguments import explain_reporter
+
 DATA_WORKERS = 4  # processes that make batches, for each GPU
 # Names of the precisions, and what the log says about them.
 PRECISIONS = {
@@ -28,6 +31,9 @@ class DeviceArguments(TrainingArguments):
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
     the GPU without waiting for it. After `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is
     an integer.
+
+    Raises:
+        InputError: a reporter in `report_to` is unknown or not installed.
     """
 
     # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
@@ -48,6 +54,9 @@ class DeviceArguments(TrainingArguments):
     )
 
     def __post_init__(self):
+        reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
+        if mistakes := list(filter(None, map(explain_reporter, reporters))):
+            raise InputError(mistakes[0])
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"

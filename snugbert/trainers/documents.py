@@ -18,6 +18,7 @@ from snugbert.languages import splitter_language
 from snugbert.trainers.rows import read_json_rows
 from snugbert.trainers.text_arguments import TextArguments
 from snugbert.trainers.text_lines import ReadingLog, read_numbered_lines
+from snugbert_arguments import explain_files
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
@@ -48,12 +49,9 @@ def match_files(patterns: Sequence[str]) -> list[Path]:
     files: dict[Path, None] = {}
     for pattern in patterns:
         matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
-        matches = [match for match in matches if Path(match).is_file()]
-        if not matches and Path(pattern).is_dir():
-            raise InputError(f"{pattern} is a folder. Name its files, such as '{pattern}/*'.")
-        if not matches:
-            raise InputError(f"{pattern}: no such file.")
-        files |= {Path(match): None for match in matches}
+        if mistake := explain_files(pattern):
+            raise InputError(mistake)
+        files |= {Path(match): None for match in matches if Path(match).is_file()}
     return list(files)
 
 

@@ -31,8 +31,9 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
     Only processes that write take the lock. A process can take it again inside the block. The operating system
-    releases the lock when the process ends, even if it is killed and its data workers live on. A new folder that
-    stays empty is removed. If the file system has no locks, the run continues with a warning.
+    releases the lock when the process ends, even if it is killed and its data workers live on. The file is removed at
+    the end of the block. After a kill it stays, and the next run uses it. A new folder that stays empty is removed. If
+    the file system has no locks, the run continues with a warning.
 
     Raises:
         InputError: in all processes: another process runs in the folder, or the folder cannot be written.
@@ -51,9 +52,10 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     finally:
         del _held[file]
         with suppress(OSError):
-            if is_new and os.listdir(output_dir) == [LOCK_NAME]:  # the run failed before it wrote anything
-                file.unlink()
-                output_dir.rmdir()
+            if _is_at(file, descriptor):
+                file.unlink()  # before the lock is released: afterwards, the file may be the lock of another run
+            if is_new:
+                output_dir.rmdir()  # fails unless the folder is empty
         os.close(descriptor)
 
 
@@ -95,8 +97,11 @@ def _lock(output_dir: Path, file: Path) -> int:
 def _try_lock(file: Path) -> int | None:
     """Opens and locks the file. None: another process holds the lock, or has just removed the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # A symbolic link could make this process overwrite another file.
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        # A symbolic link could make this process overwrite another file.
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except FileNotFoundError:  # the run that ended has also removed the folder
+        return None
     try:
         if sys.platform == "win32":
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -111,7 +116,16 @@ def _try_lock(file: Path) -> int | None:
         if isinstance(error, BlockingIOError):
             return None
         raise
-    if os.fstat(descriptor).st_nlink:
+    # A run that ends removes its file. A lock on it would not keep out a third run, which makes a new file.
+    if _is_at(file, descriptor):
         return descriptor
     os.close(descriptor)
     return None
+
+
+def _is_at(file: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.lstat())
+    except FileNotFoundError:
+        return False

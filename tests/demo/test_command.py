@@ -89,6 +89,7 @@ def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch
     for arguments, message in (
         ([], "the following arguments are required: --model"),
         (["--model", str(tmp_path / "nowhere")], f"the folder {tmp_path / 'nowhere'} does not exist."),
+        (["--model", "nope"], "error: nope: no such folder, no earlier download in "),
         (["--model", str(tmp_path / "albert")], "is a 'albert' model"),
         (
             ["--model", str(tmp_path / "nameless")],

@@ -82,6 +82,35 @@ def test_means_over_paradigms_of_different_sizes(tmp_path):
     assert results["accuracy"] == {"original": 0.25, "within_word_l2r": 0.75} and results["pairs"] == 7
 
 
+def test_zorro(tmp_path):
+    """Three pairs of phueb/Zorro, sentences/babyberta. The second sentence of each is the acceptable one."""
+    for name, lines in (
+        ("agreement_determiner_noun-between_neighbors", "this colors must be white .\nthis color must be white ."),
+        ("island-effects-adjunct_island", "\nwho a .\na who .\n\nwho b .\nb who .\n"),
+    ):
+        (tmp_path / f"{name}.txt").write_text(lines)
+    pairs = read_pairs(sorted(tmp_path.iterdir()), *COLUMNS)
+    assert [(pair.good, pair.bad, pair.row) for pair in pairs] == [
+        ("this color must be white .", "this colors must be white .", 1),
+        ("a who .", "who a .", 2),
+        ("b who .", "who b .", 5),
+    ]
+    assert [(pair.paradigm, pair.phenomenon) for pair in pairs[:2]] == [
+        ("agreement_determiner_noun-between_neighbors", "agreement_determiner_noun"),
+        ("island-effects-adjunct_island", "island-effects"),
+    ]
+    # Other files have the acceptable sentence first.
+    reversed_pairs = read_pairs([tmp_path / "island-effects-adjunct_island.txt"], *COLUMNS[::-1])
+    assert [pair.good for pair in reversed_pairs] == ["who a .", "who b ."]
+
+
+@pytest.mark.parametrize(("text", "line"), [("a\nb\nc\n", 3), ("a\n\nb\n", 1), ("a\nb\nc\n\n\nd\n", 3), ("a", 1)])
+def test_a_sentence_without_a_partner(text, line, tmp_path):
+    (tmp_path / "pairs.txt").write_text(text)
+    with pytest.raises(InputError, match=rf"pairs\.txt, line {line}: the next line must be the other sentence"):
+        read_pairs([tmp_path / "pairs.txt"], *COLUMNS)
+
+
 def test_an_empty_column_is_a_missing_column(tmp_path):
     (tmp_path / "pairs.tsv").write_text("sentence_good\tsentence_bad\tUID\tlinguistics_term\tfield\nA.\tB.\t\t\t\n")
     (pair,) = read_pairs([tmp_path / "pairs.tsv"], *COLUMNS)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from parity import HEADS
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from snugbert.card_heads_snugbert import classifier, how_to_load
 from snugbert.errors import InputError
 from snugbert.export import ctranslate2_engine, graph, stock_engine
 from snugbert.export.check import TOLERANCE, find_difference
@@ -52,12 +53,28 @@ def checkpoint(tmp_path_factory):
     ],
 )
 def test_every_head_equals_the_original_and_its_card_runs(checkpoint, tmp_path, head, family, to, monkeypatch, capsys):
-    done = export(checkpoint(head, family), tmp_path / "out", to)
+    fields = {}
+    if head == "ForSequenceClassification":
+        fields["id2label"] = dict(enumerate(["no", "perhaps", "yes", "always"]))
+        if (family, to) == ("roberta", "onnx"):
+            fields["problem_type"] = "multi_label_classification"
+    source = checkpoint(head, family, **fields)
+    if fields:
+        (source / "README.md").write_text(how_to_load("pairs", classifier(text_pairs=True)))
+    done = export(source, tmp_path / "out", to)
     assert 0 < done.difference < TOLERANCE / 10 and done.num_texts > 50
     card = ModelCard.load(tmp_path / "out" / "README.md").text
     monkeypatch.chdir(tmp_path)
     exec(re.search(r"^```python\n(.*?)^```$", card, flags=re.DOTALL | re.MULTILINE)[1], {})
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out
+    if not fields:
+        assert ("LABEL_" in printed) == (head == "ForTokenClassification") and printed
+        return
+    pair = AutoTokenizer.from_pretrained(source)("The first text of a pair.", "The second text.", return_tensors="pt")
+    (logits,) = AutoModelForSequenceClassification.from_pretrained(source)(**pair).logits.tolist()
+    several = [index for index, logit in enumerate(logits) if logit > 0]
+    predicted = several if "problem_type" in fields else [np.argmax(logits)]
+    assert printed == f"{[fields['id2label'][index] for index in predicted]}\n" and "classifies pairs of texts" in card
 
 
 def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
@@ -92,7 +109,7 @@ def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
         ("ctranslate2", ["float32", "int8"]),
     ],
 )
-def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, variants, capsys):
+def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, variants, monkeypatch, capsys):
     labels = {label: index for index, label in TAGS.items()}
     source = checkpoint("ForTokenClassification", id2label=TAGS, label2id=labels)
     rows = tmp_path / "dev.jsonl"
@@ -114,6 +131,9 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, varia
         assert card.data.library_name == to and card.data.pipeline_tag == "token-classification"
         assert "largest difference" in card.text and f"exported, {dtype}" in card.text
         assert ("calibrated on text" in card.text) == (variant == "calibrated")
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"^```python\n(.*?)^```$", card.text, flags=re.DOTALL | re.MULTILINE)[1], {})
+    assert set(re.findall(r"\('\S+', '(\S+)'\)", capsys.readouterr().out)) <= set(labels)
     assert all("Score: f1 " in score and ", before export " in score for score in scores.values())
     for line in scores.get("float32", "").splitlines():
         after, before = re.findall(r"\d+\.\d+", line)
@@ -177,11 +197,11 @@ def test_similarities_are_scored(checkpoint, tmp_path, data_dir):
     [
         ("ForMaskedLM", ["--to", "ctranslate2"], "the head ForMaskedLM has several layers"),
         ("Model", ["--to", "bert", "--dtype", "int8"], "no int8 BERT for CPUs"),
-        ("Model", ["--to", "onnx", "--calibration_file", "text.txt"], "--calibration_file needs --dtype int8"),
-        ("Model", ["--to", "onnx", "--text_file", "none.txt"], "--text_file: none.txt does not exist"),
+        ("Model", ["--to", "onnx", "--calibration_file", __file__], "--calibration_file needs --dtype int8"),
+        ("Model", ["--to", "onnx", "--text_file", "none.txt"], "--text_file: none.txt: no such file"),
         ("ForMaskedLM", ["--to", "onnx", "--validation_file", __file__], "ForMaskedLM cannot be scored"),
         ("Model", ["--to", "onnx", "--task_name", "sst2"], "--task_name is about --validation_file"),
-        ("Model", ["--to", "tensorrt"], "invalid choice: 'tensorrt'"),
+        ("Model", ["--to", "tensorrt"], "--to: unknown value 'tensorrt'"),
     ],
 )
 def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):

@@ -280,7 +280,12 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
             "row 1: no words in column 'context'",
         ),
         ("ForQuestionAnswering", [{"question": "a", "context": "b"}], ["--max_seq_length", "99"], "leaves no room"),
-        ("ForSequenceClassification", [{"text": "a"}], ["--input_file", "none.jsonl"], "there is no file none.jsonl"),
+        (
+            "ForSequenceClassification",
+            [{"text": "a"}],
+            ["--input_file", "none.jsonl"],
+            "--input_file: none.jsonl: no such file.",
+        ),
     ],
 )
 def test_errors(checkpoint, tmp_path, capsys, head, rows, arguments, message):

@@ -74,7 +74,8 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, monkeypatch
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         trainer.train()
-    assert sorted(file.name for file in folder.iterdir()) == ["_lock", "ready"]
+    # The killed run left its file. The next one locked it, and removed it.
+    assert [file.name for file in folder.iterdir()] == ["ready"]
 
 
 def test_a_run_may_take_its_lock_again(tmp_path, monkeypatch):
@@ -99,6 +100,36 @@ def test_a_living_worker_does_not_keep_the_lock(tmp_path):
     finally:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
+
+
+def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
+    """A run ends between the moments when the next one opens its file and locks it. A third run makes a new file."""
+    flock, taken = run_lock.fcntl.flock, []
+
+    def others_were_faster(descriptor, operation):
+        if not taken:
+            (tmp_path / "_lock").unlink()
+            taken.append(os.open(tmp_path / "_lock", os.O_RDWR | os.O_CREAT))
+            flock(taken[0], operation)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", others_were_faster)
+    monkeypatch.setattr(run_lock, "SECONDS", 0)
+    with pytest.raises(InputError, match="is running in"), lock_output_dir(settings(tmp_path)):
+        pass
+    os.close(taken[0])
+    with lock_output_dir(settings(tmp_path)):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_another_run_stays(tmp_path):
+    """The user removes the folder of a run, and starts another run there."""
+    with lock_output_dir(settings(tmp_path / "run")):
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/_lock").write_text("process 2")
+    assert (tmp_path / "run/_lock").read_text() == "process 2"
 
 
 def test_a_run_that_writes_nothing_leaves_no_folder(tmp_path):

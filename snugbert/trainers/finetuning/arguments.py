@@ -10,6 +10,7 @@ from snugbert.students import StudentArguments
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
+from snugbert_arguments import explain_choice
 
 SWEEPS = ("paper", "fixed", "stable")
 STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
@@ -221,7 +222,7 @@ class FineTuningArguments(DeviceArguments):
         if self.label_names is not None:  # Trainer's names of columns in a batch
             raise InputError("--label_names: the names of labels come from the data or the task. Remove it.")
         if self.sweep not in (None, *SWEEPS):
-            raise InputError(f"--sweep: unknown sweep {self.sweep!r}. Expected one of {', '.join(SWEEPS)}.")
+            raise InputError(explain_choice("--sweep", self.sweep, SWEEPS))
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model

@@ -8,6 +8,7 @@ from snugbert.trainers.finetuning.arguments import ExampleLimits
 from snugbert.trainers.glue.benchmark import GLUE_ON_THE_HUB, TASKS, GlueTask
 from snugbert.trainers.ranges import Range, check_ranges
 from snugbert.trainers.splits import check_sources
+from snugbert_arguments import explain_choice
 
 
 @dataclass
@@ -69,7 +70,7 @@ class GlueDataArguments(ExampleLimits):
             given = self.task_name
             self.task_name = given.lower().replace("-", "")  # "SST-2" is the folder, "sst2" the task
             if self.task_name not in (*TASKS, "all"):
-                raise InputError(f"--task_name: unknown task {given!r}. Choose one of {', '.join((*TASKS, 'all'))}.")
+                raise InputError(explain_choice("--task_name", given, (*TASKS, "all")))
             own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
             self._refuse("is only for your own data", *own_data)
         if self.task_name == "all":

@@ -13,6 +13,7 @@ from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.pretraining.objectives import OBJECTIVES, Objective
 from snugbert.trainers.ranges import check_ranges
 from snugbert.trainers.run_setup import is_terminal
+from snugbert_arguments import explain_choice
 
 # Shares of the predicted tokens to replace by [MASK] and by a random token: Devlin et al. (2018), appendix A.1, and
 # ELECTRA's original release. The others stay unchanged.
@@ -201,7 +202,7 @@ class PretrainingDataArguments(PreparationArguments):
             raise InputError(f"{' and '.join(given)} contradict each other. Give one of them.")
         (objective,) = objectives
         if objective not in OBJECTIVES:
-            raise InputError(f"--objective {objective!r} is unknown. Choose one of {', '.join(OBJECTIVES)}.")
+            raise InputError(explain_choice("--objective", objective, OBJECTIVES))
         return objective
 
 

@@ -66,7 +66,7 @@ def test_stable_runs_have_more_epochs_and_seeds(settings, expected, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sweep": "grid"}, "--sweep: unknown sweep 'grid'. Expected one of paper, fixed, stable."),
+        ({"sweep": "grid"}, "--sweep: unknown value 'grid'. Choose one of paper, fixed, stable."),
         ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove it."),
         ({"label_names": ["a", "b"]}, "--label_names: the names of labels come from the data or the task. Remove it."),
     ],

@@ -429,7 +429,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task_name": "imdb"}, "--task_name: unknown task 'imdb'. Choose one of cola, mnli, mrpc"),
+        ({"task_name": "imdb"}, "--task_name: unknown value 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
         ({"train_file": "empty.csv"}, r"empty\.csv: no examples"),
         ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
@@ -482,7 +482,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         ({"max_train_samples": 0}, "--max_train_samples 0 must be at least 1"),
         ({"max_seq_length": 2}, "--max_seq_length 2 must be at least 3"),
         ({"learning_rate": "high"}, "invalid float value: 'high'"),
-        ({"sequence_length": 3}, "unknown arguments: --sequence_length 3"),
+        ({"sequence_length": 3}, r"--sequence_length. Did you mean --max_seq_length\? `snugbert glue --help` lists"),
     ],
 )
 def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
@@ -547,4 +547,4 @@ def test_long_examples_are_truncated(run, workshop, tmp_path, caplog):
 
 def test_an_error_is_one_line(workshop, tmp_path, capsys):
     assert snugbert_cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
-    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: unknown task 'imdb'")
+    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: unknown value 'imdb'")

@@ -211,7 +211,7 @@ def test_bad_arguments(run, workshop, tmp_path, capsys):
     (tmp_path / "plain.txt").write_text("anna I-PER\n")
     message = complaint(validation_file=tmp_path / "plain.txt", document_context=True)
     assert "plain.txt does not mark its documents. Add -DOCSTART- lines" in message
-    assert "there is no file" in complaint(train_file=tmp_path / "none.txt")
+    assert "none.txt: no such file." in complaint(train_file=tmp_path / "none.txt")
     assert "no data. Give" in complaint(train_file=None, validation_file=None)
     assert "--dataset_name cannot be combined with files" in complaint(dataset_name="conll2003")
     assert "columns of a CoNLL file have no names. Give a number" in complaint(label_column_name="ner_tags")

@@ -306,7 +306,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
             "--validation_file: no reference answers. Selecting the best model",
         ),
-        ({"on_bad_answer": "ignore"}, "invalid choice: 'ignore'"),
+        ({"on_bad_answer": "ignore"}, "--on_bad_answer: unknown value 'ignore'"),
         ({"max_answer_length": 0}, "--max_answer_length 0 must be at least 1"),
         ({"max_seq_length": 10}, "max_seq_length 10: a question of 1 tokens leaves 6 for the context"),
         (

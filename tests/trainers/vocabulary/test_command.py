@@ -115,7 +115,7 @@ def test_byte_level_bpe_works_in_every_command(bpe_folders, data_dir, tmp_path):
         (b"fine\nnot \xff\xfe\n", [], r"corpus\.txt, line 2: not UTF-8"),
         (b"abc abc", ["--vocab_size", "9"], r"--vocab_size 9 is too small. .* at least 10\."),
         (b"abc", ["--model", "byte-bpe", "--vocab_size", "260"], r"too small. The 256 bytes .* at least 261\."),
-        (b"abc", ["--model", "unigram"], "--model: invalid choice: 'unigram'"),
+        (b"abc", ["--model", "unigram"], "--model: unknown value 'unigram'"),
         (b"abc", ["--do_lower_case", "--no_do_lower_case"], "--no_do_lower_case exclude each other"),
         (b"abc", ["--init", "./nowhere"], r"--init: the folder \./nowhere does not exist"),
         (b"abc", ["--vocab_size", "0"], "--vocab_size 0 must be at least 1"),

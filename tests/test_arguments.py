@@ -1,0 +1,148 @@
+"""Mistakes in arguments that are found before torch is imported."""
+
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import httpx
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from snugbert.errors import InputError
+from snugbert.models import check_repository
+from snugbert.trainers.device_arguments import DeviceArguments
+from snugbert_arguments import (
+    REPORTERS,
+    did_you_mean,
+    explain_files,
+    explain_flag,
+    explain_folder,
+    explain_language,
+    explain_reporter,
+    find_mistake,
+)
+from snugbert_cli import COMMANDS
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The working directory of a user, with text and a model."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/train.txt.gz").touch()
+    (tmp_path / "corpus/dev.txt.gz").touch()
+    (tmp_path / "out/classifier").mkdir(parents=True)
+    (tmp_path / "out/bert_model.ckpt.index").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "message"),
+    [
+        ("pretrain", "--outptu_dir x", "unknown argument --outptu_dir. Did you mean --output_dir?"),
+        ("pretrain", "--outptu-dir=x", "unknown argument --outptu-dir. Did you mean --output_dir?"),
+        ("glue", "--epochs 3", "unknown argument --epochs. Did you mean --num_train_epochs?"),
+        ("demo", "--prot 1 --model x", "unknown argument --prot. Did you mean --port?"),
+        ("export", "in out --too onnx", "unknown argument --too. Did you mean --to?"),
+        ("demo", "--qqqq", "unknown argument --qqqq."),
+        # Hyphens, `--no_`, old names, values that look like flags, and negative numbers are no mistakes.
+        ("glue", "--output-dir x --no_log_on_each_node --no-log-on-each-node --warmup_ratio 0.1", ""),
+        ("glue", "--max_steps -1 --use_cpu", ""),
+        ("glue", "--outptu_dir x --help", ""),
+        ("pretrain", "--train_file corpus/*.txt", "no such file. Did you mean corpus/*.txt.gz?"),
+        ("pretrain", "--train_file corpus/*.gz corpsu/*.gz", "corpsu/*.gz: no such file. Did you mean corpus/*.gz?"),
+        ("predict", "--input_file corpus/trian.txt.gz", "no such file. Did you mean corpus/train.txt.gz?"),
+        ("predict", "--input_file corpus/dev.txt.gz --output_file new.jsonl", ""),
+        ("export", "--validation_file corpus/dev.txt.gz in out --to onnx", ""),  # "in" and "out" are not its values
+        ("vocabulary", "--train_file corpus", "--train_file: corpus is a folder. Name its files, such as 'corpus/*'."),
+        ("glue", "--model_name_or_path ./nope", "--model_name_or_path: the folder ./nope does not exist."),
+        (
+            "demo",
+            "--model out/classifer",
+            "--model: the folder out/classifer does not exist. Did you mean out/classifier?",
+        ),
+        ("ner", "--tokenizer-name out/x/y", "--tokenizer_name: the folder out/x/y does not exist."),
+        ("glue", "--model_name_or_path out/bert_model.ckpt", ""),
+        ("glue", "--model_name_or_path google/bert_uncased", ""),  # there is no folder "google"
+        (
+            "ner",
+            "--report_to mlfow",
+            "--report_to: unknown value 'mlfow'. Did you mean mlflow? Choose one of ",
+        ),
+        ("ner", "--report_to none", ""),
+        ("prepare", "--language Deutsch", "--language 'Deutsch' is not a language code. Did you mean de?"),
+    ],
+)
+def test_mistakes(command, line, message, folder):
+    found = find_mistake(COMMANDS[command].module, line.split())
+    assert message in found and bool(message) == bool(found)
+
+
+def test_values_with_spaces_are_not_flags():
+    assert find_mistake(COMMANDS["glue"].module, ["--run_name", "--my run"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("pretain", " Did you mean pretrain?"),
+        ("train", " Did you mean pretrain?"),
+        ("classify", ""),
+        ("eval", " Did you mean evaluate?"),
+    ],
+)
+def test_commands(word, hint):
+    assert did_you_mean(word, COMMANDS) == hint
+
+
+def test_at_most_three_suggestions():
+    flags = ["--a_batch_size", "--b_batch_size", "--longer_batch_size", "--the_longest_batch_size", "--other"]
+    message = "unknown argument --batch_size. Did you mean --a_batch_size or --b_batch_size or --longer_batch_size?"
+    assert explain_flag("--batch_size", flags) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("german", "de"), ("French", "fr"), ("Rusian", "ru"), ("ES", "es"), ("pt-BR ", "pt-br")]
+)
+def test_names_of_languages(name, code):
+    assert explain_language(name) == f"--language {name!r} is not a language code. Did you mean {code}?"
+    assert explain_language(code) == ""
+
+
+def test_a_reporter_that_is_not_installed_is_named_with_its_package(monkeypatch):
+    assert REPORTERS.keys() == INTEGRATION_TO_CALLBACK.keys()
+    packages = {"azure_ml": "azureml-sdk", "comet_ml": "comet-ml", "flyte": "flytekit", "kubeflow": None}
+    for module in (module for modules, _ in REPORTERS.values() for module in modules):
+        monkeypatch.setitem(sys.modules, module, None)
+    for name in REPORTERS:
+        package = packages.get(name, name)
+        message = f"--report_to {name}: the package {package} is not installed. Run: pip install {package}"
+        assert explain_reporter(name) == ("" if package is None else message)
+    with pytest.raises(InputError, match=r"^--report_to wandb: the package wandb is not installed\."):
+        DeviceArguments(report_to=["none", "wandb"])
+
+
+def test_a_name_that_is_nowhere(folder, monkeypatch):
+    with pytest.raises(InputError, match=r"^corpsu: no such folder, no earlier download in .* Did you mean corpus\?$"):
+        check_repository("corpsu", cache_dir=str(folder))
+    answer = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))
+    unknown = RepositoryNotFoundError("Repository Not Found", response=answer)
+    with monkeypatch.context() as patch:
+        patch.setattr(HfApi, "model_info", Mock(side_effect=unknown))
+        with pytest.raises(InputError, match=r"^corpsu: no such folder, and no such repository on the Hub\. Did"):
+            check_repository("corpsu", revision="main", token="x", cache_dir=str(folder))
+        patch.setattr(HfApi, "model_info", Mock(return_value=None))
+        check_repository("corpsu", cache_dir=str(folder))
+    with pytest.raises(InputError, match=r"^my model: no such folder, and no such repository on the Hub\."):
+        check_repository("my model", cache_dir=str(folder))
+    (folder / "models--me--bert/snapshots").mkdir(parents=True)
+    for name in ("corpus", "me/bert"):
+        check_repository(name, cache_dir=str(folder))
+
+
+def test_files_and_folders(folder):
+    assert explain_files("corpus/dev.txt.gz") == explain_files("**/*.gz") == explain_folder("out/classifier") == ""
+    assert explain_files("nowhere/a/b.txt") == "nowhere/a/b.txt: no such file."
+    assert explain_folder("~/x") == "the folder ~/x does not exist."
