@@ -47,6 +47,7 @@ EXTRA_MODULES = (
     "gradio",
     "joblib",
     "matplotlib",
+    "psutil",
     "pyarrow",
     "scipy",
     "sentencex",

@@ -355,7 +355,7 @@ def test_bfloat16_changes_little(checkpoint, tmp_path):
     ("name", "content", "message"),
     [
         ("rows.jsonl", "", "has no rows."),
-        ("rows.jsonl.gz", gzip.compress(b"\n\n"), "has no rows."),
+        ("rows.jsonl.gz", gzip.compress(b"\n\n", mtime=0), "has no rows."),
         ("rows.json", "[]", "has no rows."),
         ("rows.csv", "text,id\n", "has no rows."),
         ("rows.jsonl", "{\n", "has no rows."),
