@@ -66,6 +66,8 @@ def explain_choice(flag: str, value: str, choices: Iterable[str]) -> str:
 
 def explain_files(pattern: str) -> str:
     """Returns an error message if no file matches a path or glob pattern. Empty if one does."""
+    if not pattern:
+        return "the name of the file is empty."
     if Path(pattern).is_file() or any(Path(match).is_file() for match in glob.iglob(pattern, recursive=True)):
         return ""
     if Path(pattern).is_dir():
@@ -76,13 +78,13 @@ def explain_files(pattern: str) -> str:
 def explain_folder(name: str) -> str:
     """Returns an error message if a model can only be a folder, and there is none. Empty otherwise.
 
-    Names of the Hub are `name` or `owner/name`. `folder/name` is a path if there is such a folder.
+    Names of the Hub are `name` or `owner/name`. A name like that of an existing folder is a mistyped path.
     """
-    path = Path(name)
-    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and path.parent.is_dir())
-    if not is_path or path.exists() or Path(f"{name}.index").exists():  # the latter: a TensorFlow checkpoint
+    suggestion = suggest_path(name)
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and suggestion)
+    if not is_path or Path(name).exists() or Path(f"{name}.index").exists():  # the latter: a TensorFlow checkpoint
         return ""
-    return f"the folder {name} does not exist.{suggest_path(name)}"
+    return f"the folder {name} does not exist.{suggestion}"
 
 
 def explain_language(code: str) -> str:

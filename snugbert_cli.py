@@ -148,7 +148,8 @@ def _run_command(name: str, arguments: list[str]) -> int:
 
     program = f"snugbert {name}"
     if mistake := find_mistake(COMMANDS[name].module, arguments):
-        return _fail(program, mistake)
+        help_hint = f" `{program} --help` lists the arguments." if mistake.startswith("unknown argument") else ""
+        return _fail(program, mistake + help_hint)
     # These take seconds to import.
     from huggingface_hub.utils import httpx
     from safetensors import SafetensorError

@@ -8,7 +8,7 @@ thousand operations per second, and fall to a third of their speed or less.
 libgomp has no function to change this while it runs. But it counts its threads, and if there are more than cores, all
 threads spin a thousand times shorter (`do_spin` in its config/linux/wait.h). So this module adds threads that sleep
 while other processes use the cores, and removes them afterwards. Which thread computes what stays the same, and so
-does every bit of the results.
+does every bit of the results. Other OpenMP libraries ignore the added threads.
 """
 
 import os
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Set
+from functools import cache
 from itertools import count
 
 import psutil
@@ -23,21 +24,24 @@ import torch
 
 # With these, the user has chosen how threads wait.
 USER_CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
-# A core of which others use less than this stays fast: not spinning costs small models about a fifth of their speed.
-LEAST_SHARE = 0.2
+# Other processes must use this much of a core. Not spinning costs small models about a fifth of their speed.
+LEAST_LOAD = 0.2
+ERROR = 0.01  # of a measurement, for each core
 SECONDS = 1.0  # between measurements
 
 
+@cache  # one thread for the process, however many commands it runs
 def share_cores() -> None:
     """Starts to watch the load of the machine, until the process ends. Commands call it when they start.
 
-    Does nothing on a machine with an accelerator, with one thread, without libgomp, or if the environment variable
-    OMP_WAIT_POLICY or GOMP_SPINCOUNT is set.
+    Does nothing on a machine with an accelerator, with one thread, or if the environment variable OMP_WAIT_POLICY or
+    GOMP_SPINCOUNT is set.
     """
     if sys.platform != "linux" or USER_CHOICES & os.environ.keys() or torch.accelerator.is_available():
         return
-    if torch.get_num_threads() > 1:
-        cores = os.sched_getaffinity(0)
+    cores = os.sched_getaffinity(0)
+    # In some containers, /proc/stat numbers the cores differently.
+    if torch.get_num_threads() > 1 and max(cores) < len(psutil.cpu_times(percpu=True)):
         loads = (measure_others(cores, SECONDS) for _ in count())
         threading.Thread(target=follow_loads, args=(loads, len(cores)), name="share_cores", daemon=True).start()
 
@@ -51,7 +55,7 @@ def follow_loads(loads: Iterable[float], num_cores: int) -> None:
     """
     start_spinning: Callable[[], None] | None = None
     for load in loads:
-        is_busy = load > num_cores - torch.get_num_threads() + LEAST_SHARE
+        is_busy = load > num_cores - torch.get_num_threads() + max(LEAST_LOAD, ERROR * num_cores)
         if is_busy and start_spinning is None:
             start_spinning = stop_spinning(num_cores)
         elif not is_busy and start_spinning is not None:

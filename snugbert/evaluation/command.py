@@ -7,7 +7,6 @@ Any masked language model of transformers can be scored, so that models can be c
 """
 
 import logging
-import sys
 
 from transformers.utils import logging as transformers_logging
 
@@ -36,8 +35,9 @@ def main(argv: list[str]) -> None:
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
     from snugbert.evaluation.run import run
     from snugbert.shared_cores import share_cores
+    from snugbert.trainers.log_lines import LogHandler
 
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("snugbert").setLevel(logging.INFO)
     transformers_logging.disable_progress_bar()  # for reading weights
     share_cores()

@@ -77,7 +77,7 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Text files have the form of Zorro's: each pair is two lines, first the unacceptable sentence. Their names are
     `phenomenon-paradigm.txt`.
     """
-    if not uncompressed_name(file).endswith(".txt"):
+    if not _is_text(file):
         yield from read_rows(file)
         return
     phenomenon = describe_file(file).rpartition("-")[0]
@@ -88,6 +88,11 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 file, f", line {row}: the next line must be the other sentence of the pair. Write pairs as two lines."
             )
         yield row, {BAD: bad, GOOD: good, PHENOMENON: phenomenon}
+
+
+def _is_text(file: Path) -> bool:
+    """Whether a file has a sentence per line, and no columns."""
+    return uncompressed_name(file).endswith(".txt")
 
 
 def _name_files(files: Sequence[Path]) -> list[str]:
@@ -101,6 +106,8 @@ def _name_files(files: Sequence[Path]) -> list[str]:
 
 
 def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, column: str) -> str:
+    if column not in values and _is_text(file):
+        raise content_error(file, f": text files have the columns {BAD} and {GOOD}. Remove --{flag}_column_name.")
     if column not in values:
         raise content_error(
             file, f', row {row}: no column "{column}". Columns: {", ".join(values)}. Set --{flag}_column_name.'

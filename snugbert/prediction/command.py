@@ -7,7 +7,6 @@ docs/how-to/predict.md lists what each kind of model reads and writes.
 """
 
 import logging
-import sys
 
 from transformers.utils import logging as transformers_logging
 
@@ -31,8 +30,9 @@ def main(argv: list[str]) -> None:
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets.
     from snugbert.prediction.run import predict_file
     from snugbert.shared_cores import share_cores
+    from snugbert.trainers.log_lines import LogHandler
 
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("snugbert").setLevel(logging.INFO)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()  # for reading weights

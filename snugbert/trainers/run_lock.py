@@ -79,7 +79,7 @@ def _lock(output_dir: Path, file: Path) -> int:
     try:
         while (descriptor := _try_lock(file)) is None:
             if time.monotonic() >= deadline:
-                holder = file.read_text() or "another process"
+                holder = _read_holder(file)
                 raise InputError(
                     f"--output_dir: {holder} is running in {output_dir}. Wait until it ends, or choose another folder."
                 )
@@ -92,6 +92,12 @@ def _lock(output_dir: Path, file: Path) -> int:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
     return descriptor
+
+
+def _read_holder(file: Path) -> str:
+    with suppress(FileNotFoundError):  # it has just ended
+        return file.read_text() or "another process"
+    return "another process"
 
 
 def _try_lock(file: Path) -> int | None:

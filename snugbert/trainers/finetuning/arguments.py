@@ -232,7 +232,8 @@ class FineTuningArguments(DeviceArguments):
         self.chooses_evaluation = self.eval_strategy is None and not keeps_best
         if self.save_strategy is None:
             # Keeping the best model requires a checkpoint after each evaluation.
-            self.save_strategy = "epoch" if keeps_best and self.eval_strategy is None else "steps"
+            by_epoch = keeps_best and self.save_steps is None and self.eval_strategy in (None, IntervalStrategy.EPOCH)
+            self.save_strategy = "epoch" if by_epoch else "steps"
         if self.eval_strategy is None or (stops_early and self.eval_strategy == IntervalStrategy.NO):
             self.eval_strategy = IntervalStrategy.EPOCH if keeps_best else IntervalStrategy.NO
         self.save_steps = 500 if self.save_steps is None else self.save_steps

@@ -45,7 +45,7 @@ def write_pretraining_card(
     validation_name: str = "validation text",
     dataset_name: str | None = None,
     base_model: str | None = None,
-    knows_start: bool = True,
+    start_is_known: bool = True,
     head_name: str = "ForPreTraining",
 ) -> None:
     """Writes `README.md` into the folder of the model. A card that a user wrote is kept, see [`save_model_card`].
@@ -63,7 +63,7 @@ def write_pretraining_card(
         validation_name: name of the validation text.
         dataset_name: id of the dataset on the Hub, for the header.
         base_model: the checkpoint that training started from, a folder or a Hub name. None: random weights.
-        knows_start: whether `base_model` is known. Otherwise, the card does not say what training started from.
+        start_is_known: whether `base_model` is known. Otherwise, the card does not say what training started from.
         head_name: the head, a key of `HEADS`.
     """
     head, is_electra = HEADS[head_name], head_name == "ForReplacedTokenDetection"
@@ -85,7 +85,7 @@ def write_pretraining_card(
     sections = [
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was pretrained with SnugBERT"
-        f"{f', starting from {escape(start)}' if knows_start else ''}.",
+        f"{f', starting from {escape(start)}' if start_is_known else ''}.",
         how_to_load(name, head, language),
         *generator,
         *([f"## Text\n\n{table(('text', 'source'), data.items())}"] if data else []),
@@ -96,7 +96,7 @@ def write_pretraining_card(
     if (output_dir / PLOT_NAME).exists():
         sections.append(f"![Losses and accuracies over the tokens seen]({PLOT_NAME})")
     limits = [head.limits, BIAS_WARNING]
-    if base_model is None and knows_start:
+    if base_model is None and start_is_known:
         limits.insert(1, "The model was trained only on the text above.")
     sections.append(f"## Limitations\n\n{' '.join(limits)}")
     save_model_card(output_dir, header, sections)

@@ -40,7 +40,7 @@ def write_run_card(
 ) -> None:
     """Writes the model card of a run, finished or not, into its output folder.
 
-    Without the arguments of the command, the card leaves out what the trainer does not know.
+    Without the arguments of the command, the card omits the facts that only they contain.
 
     Args:
         trainer: the trainer, after it began to train.
@@ -50,7 +50,7 @@ def write_run_card(
         data_args: the command's arguments of the data.
     """
     output_dir = Path(trainer.args.output_dir or "")
-    train, validation = _find_corpus(trainer.phases[0].dataset), _find_corpus(trainer.eval_dataset)
+    train, validation = find_corpus(trainer.phases[0].dataset), find_corpus(trainer.eval_dataset)
     given = trainer.model.config.name_or_path if model_args is None else model_args.model_name_or_path
     write_pretraining_card(
         output_dir,
@@ -64,12 +64,12 @@ def write_run_card(
         dataset_name=None if data_args is None else hub_id(data_args.dataset_name),
         base_model=None if model_args is None else given,
         # A configuration has a name even if the weights are new.
-        knows_start=model_args is not None or not given,
+        start_is_known=model_args is not None or not given,
         head_name=_find_head(trainer.model),
     )
 
 
-def _find_corpus(dataset: Any) -> Corpus | None:
+def find_corpus(dataset: Any) -> Corpus | None:
     """Returns the corpus of a dataset. None: it has none."""
     return getattr(dataset.dataset if isinstance(dataset, Subset) else dataset, "corpus", None)
 

@@ -25,7 +25,8 @@ def collect_data_settings(
     names = ("short_seq_prob", "mlm_probability", "mask_replace_prob", "random_replace_prob", "whole_word_mask")
     settings: dict[str, Any] = {
         "text": _remove_folders(corpus.sources),
-        **corpus.settings,
+        # The language of lines that are not split changes no token.
+        **{name: value for name, value in corpus.settings.items() if name != "lines_language"},
         "objective": data_args.dataset_objective,
         "recipe": RECIPE_VERSION,
         "seed": training_args.examples_seed,

@@ -85,7 +85,7 @@ def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float)
         reasons.append(f"a text of {corpus_tokens:,} tokens")
     if reasons:
         return (
-            f"none was measured for {' and '.join(reasons)}. The defaults are the BERT paper's settings, for much "
+            f"none was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
             "text and many steps."
         )
     expected = f"an MLM gain of {EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens"

@@ -30,6 +30,7 @@ from transformers.trainer_utils import (
 from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
+from snugbert.languages import DEFAULT, store_language
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
@@ -45,7 +46,7 @@ from snugbert.trainers.pretraining.batches import (
     plan_phases,
     seed_random_state,
 )
-from snugbert.trainers.pretraining.card_facts import write_run_card
+from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
 from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.distillation import distill
@@ -195,7 +196,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         """
         if self.args.should_save:
             draw_log(Path(self.args.output_dir or ""), baselines)
-            self._write_card(metrics, baselines)
+            try:
+                self._write_card(metrics, baselines)
+            except InputError:
+                raise
+            except Exception as error:  # a model of another library; its training is done
+                logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
 
     def _write_card(
         self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None
@@ -205,6 +211,10 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     def _begin(self, state: TrainerState) -> None:
         self._load_log(state)
+        corpus = find_corpus(self.phases[0].dataset)
+        # Text in an unknown language is prepared as English.
+        if corpus is not None and corpus.language != DEFAULT and self._model_config is not None:
+            store_language(corpus.language, self._model_config)
         if self.args.device.type != "cpu":
             precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
             precision = precisions.get(self.accelerator.mixed_precision, torch.float32)

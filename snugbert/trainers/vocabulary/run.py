@@ -125,7 +125,9 @@ def _advise(args: VocabularyArguments, sample: TextSample, casing: dict[str, Any
         )
     flags = ["--no_do_lower_case" if casing["do_lower_case"] else "--do_lower_case"]
     flags.append("--no_strip_accents" if strips_accents(casing) else "--strip_accents")
-    return f"To change this: {' or '.join([*flags, *(['--language'] if args.language is None else [])])}."
+    if args.language is None and (casing["do_lower_case"] or strips_accents(casing)):
+        flags.append("--language")
+    return f"To change this: {' or '.join(flags)}."
 
 
 def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Counter[str]) -> Flags:
