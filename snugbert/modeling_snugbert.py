@@ -297,6 +297,8 @@ class SnugBertSelfAttention(nn.Module):
                 score_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, score_mask)
             context, weights = attention(self, query, key, value, score_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
+        elif "cu_seq_lens_q" not in kwargs:
+            raise ValueError("A wrapper of the layer dropped keyword arguments. Pass all of them on to the layer.")
         elif implementation == "sdpa":
             if options["dropout"] == 1:  # the scale of the weights that are left would be infinite
                 value, options["dropout"] = 0 * value, 0.0
@@ -402,15 +404,24 @@ class SnugBertLayer(GradientCheckpointingLayer):
         return hidden_states if layout is None else layout.scatter(hidden_states)
 
 
+def _unwrap(module: nn.Module) -> nn.Module:
+    """Returns the module inside wrappers of torch that pass on all arguments: compilation, checkpoints, FSDP1."""
+    names = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+    inner = next((module._modules[name] for name in names if name in module._modules), None)
+    return module if inner is None else _unwrap(inner)
+
+
 def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
     """Whether a module runs the `forward` of a class, not that of a wrapper, of a subclass or of its own."""
+    module = _unwrap(module)
     replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
     forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
     return forward is module_class.forward
 
 
 def is_own_layer(layer: nn.Module) -> bool:
-    """Whether a layer and its attention are SnugBERT's. Nobody replaced or wrapped them."""
+    """Whether a layer and its attention are SnugBERT's. Nobody replaced them, or wrapped them in modules of their own."""
+    layer = _unwrap(layer)
     return (
         _runs(layer, SnugBertLayer)
         and _runs(layer.attention, SnugBertAttention)  # type: ignore[arg-type]
@@ -493,7 +504,9 @@ class SnugBertPooler(nn.Module):
         self.activation = ACT2FN[config.pooler_act]
 
     def forward(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        """Pools first tokens. *Shape:* (N, H) -> (N, H)"""
+        """Pools first tokens. *Shape:* (N, H), or from a wrapper all tokens, (N, L, H) -> (N, H)"""
+        if first_tokens.dim() == 3:
+            first_tokens = first_tokens[:, 0]
         return self.activation(self.dense(self.dropout(first_tokens)))
 
 

@@ -47,8 +47,6 @@ HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-
-
 HUB_SECONDS = 5  # for one request, to see whether a model exists
 
 
@@ -454,9 +452,9 @@ def load_model(
     random_encoder = [key for key in random if not HEAD_WEIGHTS.match(key)]
     if _lacks_encoder(model, info):
         found = shorten(sorted(info["unexpected_keys"])) or "heads only"
+        remedy = "" if trained else " To start from random weights, use --config_name."
         raise InputError(
-            f"{name}: no weights of the encoder. Expected names such as {random_encoder[0]}, found {found}. To start "
-            "from random weights, use --config_name."
+            f"{name}: no weights of the encoder. Expected names such as {random_encoder[0]}, found {found}.{remedy}"
         )
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
     # Other architectures (`snugbert evaluate`) are transformers' own classes, which load all that they use.

@@ -23,5 +23,5 @@ def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def is_uncased(vocabulary: Path) -> bool:
     """Whether all tokens of a `vocab.txt` are lowercase, apart from special tokens in brackets."""
-    tokens = vocabulary.read_text(encoding="utf-8", errors="replace").split("\n")
+    tokens = vocabulary.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     return all(token == token.lower() for token in tokens if not token.startswith("["))

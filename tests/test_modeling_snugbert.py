@@ -219,14 +219,17 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", [*CHANGES, "pooler"])
+POOLERS = {"pooler": lambda pooler: FirstToken(), "pooler_wrapped": Scale}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, *POOLERS])
 @pytest.mark.parametrize("head", HEADS)
 def test_changed_layers_equal_stock_bert(head, change):
     ours, stock = ours_and_stock(head, num_hidden_layers=2 if change != "transplant" else 3)
     for model in (ours.train(), stock.train()):
         encoder = getattr(model, "bert", model)
-        if change == "pooler":
-            encoder.pooler = encoder.pooler and FirstToken()
+        if change in POOLERS:
+            encoder.pooler = encoder.pooler and POOLERS[change](encoder.pooler)
         else:
             CHANGES[change](encoder.encoder.layer)
     inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")

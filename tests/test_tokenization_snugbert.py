@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer, BertTokenizer
 
 import snugbert
+from snugbert.vocab_txt import is_uncased
 from snugbert.trainers.vocabulary.learning import KINDS, make_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -152,6 +153,7 @@ def test_every_line_of_a_vocabulary_has_the_id_of_bert_tokenizer(tmp_path, words
 def test_a_byte_order_mark_is_not_part_of_a_token(tmp_path):
     (tmp_path / "vocab.txt").write_text(SPECIAL + "a\n", encoding="utf-8-sig")
     assert snugbert.SnugBertTokenizer(tmp_path / "vocab.txt").get_vocab()["[PAD]"] == 0
+    assert is_uncased(tmp_path / "vocab.txt")
 
 
 @pytest.mark.parametrize(

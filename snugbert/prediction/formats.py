@@ -96,8 +96,9 @@ class TableFormat(Format):
         if not self.is_csv:  # TSV has no quotes
             return "\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in cells) + "\n"
         line = io.StringIO()
-        csv.writer(line, delimiter=self.separator, lineterminator="\n").writerow(cells)
-        return line.getvalue()
+        # The writer quotes the characters of its line terminator. A carriage return in a cell would end the line, too.
+        csv.writer(line, delimiter=self.separator, lineterminator="\r\n").writerow(cells)
+        return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 class ConllFormat(Format):

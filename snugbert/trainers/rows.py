@@ -76,7 +76,7 @@ def read_rows(
     # Without a bad line, a header or a quoted cell could be incomplete.
     lines_log = log if log.on_bad_text == "replace" else ReadingLog()
     if suffix == "tsv":
-        advice = "Tabs separate columns."
+        advice = "Tabs separate columns, and carriage returns end lines."
         return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
     if suffix == "csv":
         separator = find_separator(file, lines_log.on_bad_text)

@@ -129,7 +129,7 @@ def read_numbered_lines(
 ) -> Iterator[tuple[int, str]]:
     r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
 
-    Lines end with \n, \r\n or \r, and nothing else, as in files that Python opens as text.
+    Lines end with \n, \r\n, \r or \r\r\n, and nothing else. Files in which \n was replaced by \r\n twice have the last.
 
     Args:
         file: plain text, .gz or .zst.
@@ -146,7 +146,8 @@ def read_numbered_lines(
         with file.open("rb") as raw, log.follow(raw.tell):
             # Latin-1 gives each byte a character. Lines are decoded one by one, so that an error can name the line.
             stream = io.TextIOWrapper(_decompress(raw, file), encoding="latin-1", newline="")
-            for number, line in enumerate(iter(lambda: stream.readline(longest + 1), ""), start=1):
+            lines = _join_line_ends(iter(lambda: stream.readline(longest + 1), ""))
+            for number, line in enumerate(lines, start=1):
                 if len(line) > longest:
                     advice = "Split it. In JSON, write one object per line"
                     raise content_error(file, f", line {number}: longer than {longest >> 20} MiB. {advice}.")
@@ -156,6 +157,19 @@ def read_numbered_lines(
                     yield number, text
     except DAMAGE as error:
         raise InputError(f"{file}, after line {number}: {_describe_damage(file, error)}") from error
+
+
+def _join_line_ends(lines: Iterable[str]) -> Iterator[str]:
+    r"""Joins a line that ends with \r and an empty line that ends with \r\n: together they end with \r\r\n."""
+    previous = ""
+    for line in lines:
+        if line == "\r\n" and previous.endswith("\r"):
+            line, previous = previous + line, ""
+        if previous:
+            yield previous
+        previous = line
+    if previous:
+        yield previous
 
 
 def content_error(source: Path | str, message: str) -> InputError:

@@ -66,7 +66,7 @@ def interrupt_and_predict(model: Path, source: Path, output: str, monkeypatch) -
     return predict(model, source, output)
 
 
-TEXTS = ['Ann, "who" is', "a; b\nand c", "", "was \u2028 it", "ü, ß", "who"]
+TEXTS = ['Ann, "who" is', "a; b\nand\rc", "", "was \u2028 it", "ü, ß", "who"]
 
 
 @pytest.mark.parametrize(

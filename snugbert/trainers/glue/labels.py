@@ -15,7 +15,7 @@ from snugbert.trainers.rows import clean_label, find_similar_labels
 Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # transformers' names
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
-VECTOR_TEXT = re.compile(r"[01](?:([ ,;|])[01])(?:\1[01])+")  # "0,1" could be a number
+VECTOR_TEXT = re.compile(r"[01](?:([ ;|])[01](?:\1[01])*|(?:,[01]){2,})")  # "0,1" could be a number
 MAX_LISTED_LABELS = 10  # in a message
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,8 @@ def choose_labels(
     else:
         train = splits["train"]
         if train.vector_size:
-            return _name_elements(train)
+            has_names = len(checkpoint_labels) == train.vector_size
+            return list(checkpoint_labels) if has_names else _name_elements(train)
         labels = sorted(_distinct_labels(train))
         if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
             raise InputError(

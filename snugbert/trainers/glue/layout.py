@@ -15,7 +15,7 @@ from snugbert.trainers.rows import clean_label
 
 logger = logging.getLogger(__name__)
 
-NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 ROWS_TO_INSPECT = 100  # to distinguish columns of text from columns of numbers
 PREDICTED_COLUMNS = ("label", "predicted_label", "probabilities")  # what predictions have besides the text columns
 
@@ -24,6 +24,7 @@ ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False""
 LIST = re.compile(rf"[\[({{]\s*(?:(?:{ELEMENT})(?:(?:\s*,\s*|\s+)(?:{ELEMENT}))*(?:\s*,)?)?\s*[\])}}]")
 PAIRS = ("[]", "()", "{}")
 # Other Python values in a cell, such as array(['joy'], dtype=object), which are not read.
+DICTIONARY = re.compile(rf"\{{\s*(?:{ELEMENT})\s*:.*\}}", re.DOTALL)
 WRAPPED_LIST = re.compile(r"[\w.]+\(\s*[\[({].*\)|(?:frozen)?set\(\)", re.DOTALL)
 
 
@@ -95,8 +96,8 @@ def _read_list(text: str, where: str) -> list[Any] | None:
         The elements. None: a name.
 
     Raises:
-        InputError: it is in square brackets or in a call such as array(...), but not a list of quoted names or
-            numbers.
+        InputError: it is in square brackets, but not a list of quoted names or numbers; in a call such as array(...);
+            or a dictionary.
     """
     brackets = text[:1] + text[-1:]
     if brackets == "[]":
@@ -111,7 +112,7 @@ def _read_list(text: str, where: str) -> list[Any] | None:
             return [ast.literal_eval(element) if element[0] in "'\"" else element for element in elements]
         except (ValueError, SyntaxError):
             pass  # a broken escape
-    if brackets == "[]" or WRAPPED_LIST.fullmatch(text):
+    if brackets == "[]" or WRAPPED_LIST.fullmatch(text) or DICTIONARY.fullmatch(text):
         raise InputError(
             f'{where}: the label {text[:50]!r} is not a list that can be read. Write lists as ["joy", "love"], and '
             "names without brackets."

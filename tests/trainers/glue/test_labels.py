@@ -181,6 +181,9 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
         (["[" * 5000 + "]" * 5000, "x"], r"is not a list that can be read"),
         (["array(['joy'], dtype=object)", "x"], r"is not a list that can be read"),
         (["set()", "x"], r"is not a list that can be read"),
+        (["{'joy': 1, 'love': 0}", "x"], r"is not a list that can be read"),
+        (["[" + "1" * 50_000 + "x]", "x"], r"is not a list that can be read"),
+        (["1 0", "0 1"], r"labels such as '0 1' are vectors\. Set --label_separator ' '"),
         (['[["joy"]]', "x"], r"row 1: the label is a list"),
     ],
 )
