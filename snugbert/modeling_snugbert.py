@@ -416,11 +416,15 @@ def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
     module = _unwrap(module)
     replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
     forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
-    return forward is module_class.forward
+    own = module_class.forward
+    # transformers wraps `forward` in each subclass of its layers, also in the one that FSDP2 makes.
+    while forward is not own and getattr(forward, "__code__", None) is own.__code__:
+        forward = getattr(forward, "__wrapped__", None)
+    return forward is own
 
 
 def is_own_layer(layer: nn.Module) -> bool:
-    """Whether a layer and its attention are SnugBERT's. Nobody replaced them, or wrapped them in modules of their own."""
+    """Whether a layer and its attention are SnugBERT's, not replaced or wrapped, see [`_unwrap`]."""
     layer = _unwrap(layer)
     return (
         _runs(layer, SnugBertLayer)

@@ -36,7 +36,7 @@ MODEL = ("--config_name", "tiny", "--tokenizer_name", "x")
 COMMANDS = {
     "glue": ["glue", *MODEL],
     "pretrain": ["pretrain", *MODEL],
-    "vocabulary": ["vocabulary", "--train_file", "x", "--output_dir", "x"],
+    "vocabulary": ["vocabulary", "--train_file", __file__, "--output_dir", "x"],
     "demo": ["demo", "--model", "x"],
 }
 # Prints the shape of logits, a refusal, and the help of a command.

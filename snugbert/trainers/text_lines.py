@@ -7,7 +7,7 @@ import codecs
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -129,7 +129,7 @@ def read_numbered_lines(
 ) -> Iterator[tuple[int, str]]:
     r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
 
-    Lines end with \n, \r\n, \r or \r\r\n, and nothing else. Files in which \n was replaced by \r\n twice have the last.
+    Lines end with \n, \r\n, \r or \r\r\n, and nothing else. The last comes from replacing \n by \r\n twice.
 
     Args:
         file: plain text, .gz or .zst.

@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkpoints")
 
     def write(head: str, family: str = "bert", **fields) -> Path:
-        folder = root / f"{family}-{head}-{len(fields)}"
+        folder = root / "-".join([family, head, *fields])
         if not folder.exists():
             family_checkpoints.write_checkpoint(folder, family, head, num_hidden_layers=1, **fields)
         return folder

@@ -280,14 +280,14 @@ def test_a_trusted_tokenizer_of_another_class_runs_the_code_of_its_repository(in
 
 
 COMPLAINTS = {
-    "no such repository": f"org/none {NOT_FOUND}",
-    "no token": f"org/private {NOT_FOUND}",
+    "no such repository": "org/none: no such folder, and no such repository on the Hub.",
+    "no token": "org/private: no such folder, and no such repository on the Hub. A private repository needs --token.",
     "no such revision": "nowhere is not a valid git identifier",
     "no tokenizer": "org/private: no tokenizer.json or vocab.txt.",
     "push without a token": "no token found. You must provide a token or be logged in",
     "push with a wrong token": "Invalid user token",
     "push with another's token": "You don't have the rights to create a model under the namespace org",
-    "no network": "We couldn't connect to 'http://127.0.0.1:",
+    "no network": "and the Hub cannot be reached (",
     "push without a network": "--push_to_hub: cannot log in to http://127.0.0.1:",
 }
 

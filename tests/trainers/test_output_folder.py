@@ -174,7 +174,9 @@ def test_a_run_that_starts_again_keeps_undamaged_weights(overwrite, tmp_path, ca
     advice = f"The weights of checkpoint-3 are undamaged. To train from them, use --model_name_or_path {damaged} and"
     assert (advice in caplog.text) != overwrite
     for steps, kept in ((2, ["checkpoint-2", "checkpoint-3"]), (3, ["checkpoint-3"])):
-        make_trainer(tmp_path, max_steps=steps, **options).train()
+        trainer = make_trainer(tmp_path, max_steps=steps, **options)
+        trainer.checks_output_dir = False  # as in the command, which has checked it
+        trainer.train()
         assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == kept
     assert check_output_dir(args, overwrite=False) == str(damaged)
 

@@ -159,9 +159,9 @@ def test_other_weights_and_missing_text_are_refused(tmp_path, tokenizer, model, 
     tokenizer.save_pretrained(tmp_path)
     model.config.save_pretrained(tmp_path)
     arguments = {"bigram_init": "true", "use_cpu": "true", "output_dir": tmp_path / "run"}
-    assert run(arguments, model_name_or_path=tmp_path, train_file="text.txt") == 2
+    assert run(arguments, model_name_or_path=tmp_path, train_file=__file__) == 2
     assert "--bigram_init cannot be combined with --model_name_or_path" in capsys.readouterr().err
-    more = {"config_name": "tiny", "tokenizer_name": tmp_path, "validation_file": "text.txt", "do_eval": "true"}
+    more = {"config_name": "tiny", "tokenizer_name": tmp_path, "validation_file": __file__, "do_eval": "true"}
     assert run(arguments, **more) == 2
     assert "--bigram_init needs training text. Give --train_file" in capsys.readouterr().err
 
