@@ -37,7 +37,7 @@ COMMANDS = {
     "glue": ["glue", *MODEL],
     "pretrain": ["pretrain", *MODEL],
     "vocabulary": ["vocabulary", "--train_file", __file__, "--output_dir", "x"],
-    "demo": ["demo", "--model", "x"],
+    "demo": ["demo", "--model", "."],
 }
 # Prints the shape of logits, a refusal, and the help of a command.
 USE = f"""
