@@ -84,7 +84,7 @@ def test_the_default_of_german_is_the_one_of_multilingual_bert(german, tmp_path)
         ),
         (
             ["--model", "byte-bpe"],
-            "Case and accents: both kept. To change this: --do_lower_case or --strip_accents or --language.",
+            "Case and accents: both kept. To change this: --do_lower_case or --strip_accents.",
         ),
     ],
 )
