@@ -10,7 +10,7 @@ FAST = -m "not slow"
 
 .PHONY: demo test test-fast test-lowest test-newest test-serve test-stock check docs release-check clean
 
-demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 7 to 11 minutes
+demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 6 minutes
 	$(BIN)/python examples/demo.py demo-output
 
 test: .venv/installed-dev  ## the test suite
