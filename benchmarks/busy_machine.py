@@ -74,7 +74,7 @@ def write_inputs(demo: Path, folder: Path, sizes: Sequence[str]) -> None:
     for name in ("text", "task", "tokenizer"):
         shutil.copytree(demo / name, folder / name)
     header, *rows = (demo / "task/train.csv").read_text(encoding="utf-8").splitlines()
-    (folder / "rows.csv").write_text("\n".join([header, *rows * 300]) + "\n", encoding="utf-8")
+    (folder / "rows.csv").write_text("\n".join([header, *rows * 1000]) + "\n", encoding="utf-8")
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     for size in sizes:
         config = SnugBertConfig.from_size(size, vocab_size=len(tokenizer))
