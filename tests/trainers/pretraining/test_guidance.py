@@ -30,7 +30,7 @@ FITS = (
         ("mini", 30, 12_000_000, 1, f"none was measured for a vocabulary of 30 tokens. {DEFAULTS}"),
         (
             *("large", 30_522, 3_300_000_000, 20),
-            f"none was measured for a model larger than small and a text of 3,300,000,000 tokens. {DEFAULTS}",
+            f"none was measured for a model larger than small, a text of 3,300,000,000 tokens. {DEFAULTS}",
         ),
     ],
     ids=["fits", "long", "short", "too much text", "medium", "letters", "large"],
