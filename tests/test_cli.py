@@ -38,8 +38,8 @@ def test_usage_version_and_an_unknown_command_import_nothing_heavy():
         f"snugbert: error: unknown command 'gleu'. Did you mean glue? Commands: {', '.join(snugbert_cli.COMMANDS)}."
     )
     assert mistakes[:3] == [
-        "snugbert glue: error: unknown argument --output-dri. Did you mean --output_dir? `snugbert glue --help` lists the "
-        "arguments.",
+        "snugbert glue: error: unknown argument --output-dri. Did you mean --output_dir? "
+        "`snugbert glue --help` lists the arguments.",
         "snugbert pretrain: error: --train_file: nowhere/*.txt: no such file.",
         "snugbert pretrain: error: --language 'german' is not a language code. Did you mean de?",
     ]
