@@ -28,7 +28,7 @@ def check_files(dist: Path) -> None:
     """Checks that wheel and source archive contain the whole package, and no tests, caches or other files."""
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in (ROOT / "snugbert").rglob("*.py")}
-    package |= {"snugbert/py.typed", "snugbert_cli.py"}
+    package |= {"snugbert/py.typed", "snugbert_arguments.py", "snugbert_cli.py"}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == package, names ^ package
