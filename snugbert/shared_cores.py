@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Set
 from functools import cache
 from itertools import count
 
-import psutil
 import torch
 
 # With these, the user has chosen how threads wait.
@@ -39,6 +38,8 @@ def share_cores() -> None:
     """
     if sys.platform != "linux" or USER_CHOICES & os.environ.keys() or torch.accelerator.is_available():
         return
+    import psutil  # not at the top, because `--help` needs no extra
+
     cores = os.sched_getaffinity(0)
     # In some containers, /proc/stat numbers the cores differently.
     if torch.get_num_threads() > 1 and max(cores) < len(psutil.cpu_times(percpu=True)):
@@ -65,6 +66,8 @@ def follow_loads(loads: Iterable[float], num_cores: int) -> None:
 
 def measure_others(cores: Set[int], seconds: float) -> float:
     """Measures how many of `cores` other processes, also children, use on average over the next `seconds`."""
+    import psutil
+
     start, own = time.perf_counter(), time.process_time()
     percents = psutil.cpu_percent(seconds, percpu=True)
     own_cores = (time.process_time() - own) / (time.perf_counter() - start)

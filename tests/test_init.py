@@ -65,7 +65,7 @@ def run(python: Path | str, code: str) -> subprocess.CompletedProcess:
 def light(tmp_path_factory):
     """Returns what `USE` prints in an environment without the packages for training."""
     folder = tmp_path_factory.mktemp("light")
-    names = ("scikit_learn", "joblib", "gradio", "peft", "sentence_transformers")
+    names = ("scikit_learn", "joblib", "psutil", "gradio", "peft", "sentence_transformers")
     process = run(environment_without(folder, *HEAVY, *names), USE)
     assert process.returncode == 0, process.stderr
     return process
