@@ -31,9 +31,10 @@ from side_by_side import describe_machine, positive
 SIDES = {"shared": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
 WORKS = ("pretraining", "fine-tuning", "predict")
 # Seconds of a measurement and of the pause before it. The pause is longer than the watcher needs to notice a change.
-WINDOW = {"tiny": 5.0, "mini": 5.0, "base": 12.0}
+WINDOW = {"tiny": 3.0, "mini": 3.0, "base": 4.0}
 PAUSE = 2.5
-BATCH = {"tiny": 32, "mini": 32, "base": 4}
+LONGEST_STEP = 60.0  # seconds
+BATCH = {"tiny": 32, "mini": 32, "base": 2}
 BUSY = [sys.executable, "-c", "while True: pass"]
 RECORD = struct.Struct("dq")  # seconds, tokens
 HEADER = "| model | work | side | alone, tokens/s | beside a busy process | beside a second run | alone / spinning |"
@@ -46,7 +47,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=WINDOW, default=list(WINDOW))
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--rounds", type=positive, default=3)
-    parser.add_argument("--window", type=float, help="seconds of a measurement. Default: 5, for base 12")
+    parser.add_argument("--window", type=float, help="seconds of a measurement. Default: 3, for base 4")
     return parser.parse_args(argv)
 
 
@@ -144,47 +145,48 @@ class Run:
         """Continues the process."""
         self._process.send_signal(signal.SIGCONT)
 
+    def _read_since(self, start: float) -> list[tuple[float, int]]:
+        return [record for record in RECORD.iter_unpack(self.log.read_bytes()) if record[0] >= start]
+
     def measure(self, seconds: float) -> float:
         """Returns the tokens per second over the whole steps of the next `seconds`."""
         start = time.monotonic()
         time.sleep(seconds)
-        records = [(when, tokens) for when, tokens in RECORD.iter_unpack(self.log.read_bytes()) if when >= start]
-        if len(records) < 2:
-            raise SystemExit(f"error: no whole step in {seconds} s. Choose a longer --window.")
+        while len(records := self._read_since(start)) < 2:  # a step is longer
+            if time.monotonic() > start + LONGEST_STEP:
+                raise SystemExit(f"error: no whole step in {LONGEST_STEP} s.")
+            time.sleep(0.1)
         return sum(tokens for _, tokens in records[:-1]) / (records[-1][0] - records[0][0])
 
 
 def measure_row(
     start: Callable[[str, int], Run], busy: Run, rounds: int, window: float, pause: float = PAUSE
 ) -> dict[str, dict[str, list[float]]]:
-    """Measures both sides alone, beside a busy process, and beside a second run.
+    """Measures both sides alone and beside a busy process, and the side "shared" beside a second run.
 
     Returns:
         For each side and condition, the tokens per second of each round.
     """
-    with start("shared", 0) as shared, start("shared", 1) as shared2:
-        with start("spinning", 0) as spinning, start("spinning", 1) as spinning2:
-            runs = {"shared": (shared, shared2), "spinning": (spinning, spinning2)}
-            for run in (shared, shared2, spinning, spinning2):
-                run.wait_for_steps(3)
-            rates: dict[str, dict[str, list[float]]] = {
-                side: {"alone": [], "busy": [], "second": []} for side in SIDES
-            }
-            for _ in range(rounds):
-                for condition in ("alone", "busy", "second"):
-                    for side, (first, second) in runs.items():
-                        active = {"alone": [first], "busy": [first, busy], "second": [first, second]}[condition]
-                        for run in active:
-                            run.resume()
-                        time.sleep(pause)
-                        rates[side][condition].append(first.measure(window))
-                        for run in active:
-                            run.pause()
+    rates: dict[str, dict[str, list[float]]] = {side: {"alone": [], "busy": [], "second": []} for side in SIDES}
+    with start("shared", 0) as shared, start("shared", 1) as second, start("spinning", 0) as spinning:
+        for run in (shared, second, spinning):
+            run.wait_for_steps(3)
+        turns = [("alone", shared), ("alone", spinning), ("busy", shared), ("busy", spinning), ("second", shared)]
+        others: dict[str, list[Run]] = {"alone": [], "busy": [busy], "second": [second]}
+        for condition, run in turns * rounds:
+            for each in (run, *others[condition]):
+                each.resume()
+            time.sleep(pause)
+            rates["shared" if run is shared else "spinning"][condition].append(run.measure(window))
+            for each in (run, *others[condition]):
+                each.pause()
     return rates
 
 
 def format_cell(values: Sequence[float], digits: int) -> str:
-    """Formats the median, and the minimum to the maximum."""
+    """Formats the median, and the minimum to the maximum. Empty if there are no values."""
+    if not values:
+        return ""
     return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
@@ -194,7 +196,7 @@ def format_rows(size: str, work: str, rates: dict[str, dict[str, list[float]]]) 
     for side, conditions in rates.items():
         alone = conditions["alone"]
         pairs = ((conditions["busy"], alone), (conditions["second"], alone), (alone, rates["spinning"]["alone"]))
-        ratios = [[value / base for value, base in zip(*pair, strict=True)] for pair in pairs]
+        ratios = [[value / base for value, base in zip(*pair, strict=False)] for pair in pairs]
         cells = [size, work, side, format_cell(alone, 0), *(format_cell(each, 2) for each in ratios)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
