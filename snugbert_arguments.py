@@ -78,7 +78,7 @@ def explain_files(pattern: str) -> str:
 def explain_folder(name: str) -> str:
     """Returns an error message if a model can only be a folder, and there is none. Empty otherwise.
 
-    Names of the Hub are `name` or `owner/name`. A name like that of an existing folder is a mistyped path.
+    Hub names are `name` or `owner/name`. If a similar folder exists, `folder/name` is a mistyped path.
     """
     suggestion = suggest_path(name)
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and suggestion)

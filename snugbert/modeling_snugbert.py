@@ -412,7 +412,7 @@ def _unwrap(module: nn.Module) -> nn.Module:
 
 
 def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
-    """Whether a module runs the `forward` of a class, not that of a wrapper, of a subclass or of its own."""
+    """Whether calling a module runs `module_class.forward`, which nobody has overridden, replaced or wrapped."""
     module = _unwrap(module)
     replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
     forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
@@ -425,7 +425,6 @@ def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
 
 def is_own_layer(layer: nn.Module) -> bool:
     """Whether a layer and its attention are SnugBERT's, not replaced or wrapped, see [`_unwrap`]."""
-    layer = _unwrap(layer)
     return (
         _runs(layer, SnugBertLayer)
         and _runs(layer.attention, SnugBertAttention)  # type: ignore[arg-type]
@@ -461,7 +460,12 @@ class SnugBertEncoder(nn.Module):
         return distances, rows.clamp(0, 2 * half - 1)
 
     def forward(
-        self, hidden_states: torch.Tensor, batch: SnugBertBatch, query_indices: torch.Tensor | None = None, **kwargs
+        self,
+        hidden_states: torch.Tensor,
+        batch: SnugBertBatch,
+        query_indices: torch.Tensor | None = None,
+        layer_mask: torch.Tensor | None = None,
+        **kwargs,
     ) -> torch.Tensor:
         """Runs all layers.
 
@@ -470,6 +474,7 @@ class SnugBertEncoder(nn.Module):
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
                 only these. It must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
+            layer_mask: for layers that are not SnugBERT's, see [`SnugBertBatch.layer_mask`].
             kwargs: passed on to the layers, among them `layout`.
 
         Returns:
@@ -483,8 +488,6 @@ class SnugBertEncoder(nn.Module):
             else:
                 _, length = arguments.get("padded_shape", batch.shape)
             distances, kwargs["rows"] = self.embed_distances(length)
-        is_own = kwargs.get("layout") is None or all(map(is_own_layer, self.layer))
-        layer_mask = None if is_own else batch.layer_mask(hidden_states.dtype)
         for number, layer in enumerate(self.layer, start=1):
             if query_indices is not None and number == len(self.layer):
                 kwargs["query_indices"] = query_indices
@@ -752,8 +755,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
         modules = (self.embeddings, *self.embeddings.children(), self.encoder, *layers)
         observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or _has_hooks(modules)
         has_own_pooler = self.pooler is None or _runs(self.pooler, SnugBertPooler)
-        is_own = len(layers) > 0 and all(map(is_own_layer, layers)) and has_own_pooler
-        layout = batch if observed or not is_own else None
+        has_own_layers = all(map(is_own_layer, layers))
+        layout = batch if observed or not (len(layers) > 0 and has_own_layers and has_own_pooler) else None
         inputs = [batch.inputs, batch.token_type_ids, batch.position_ids]
         if layout is not None:
             inputs = [layout.scatter(values) for values in inputs]
@@ -776,7 +779,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             query_indices = needed.sort().values
             new_indices = torch.searchsorted(query_indices, needed)
             first_tokens, token_indices = new_indices.split([len(first_tokens), len(token_indices)])
-        hidden_states = self.encoder(hidden_states, batch, query_indices, layout=layout, **kwargs)
+        layer_mask = None if has_own_layers else batch.layer_mask(hidden_states.dtype)
+        hidden_states = self.encoder(hidden_states, batch, query_indices, layer_mask, layout=layout, **kwargs)
         hidden_states = hidden_states if layout is None else layout.gather(hidden_states)
         hidden_states = hidden_states.to(first_tokens.device)
         pooled = None

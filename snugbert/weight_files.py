@@ -46,9 +46,9 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def find_prefix(names: Iterable[str]) -> str:
-    """Returns the prefix that all names share before those of the encoder, such as `module.` or `student.model.`.
+    """Returns the prefix that all names start with, such as `module.` or `student.model.`. Empty: there is none.
 
-    The word embeddings show where it ends. It is empty if the names do not share one.
+    It ends where the encoder's name of the word embeddings begins.
     """
     prefixes = [match[1] for name in names if (match := re.fullmatch(WORD_EMBEDDINGS, name))]
     return prefixes[0] if prefixes and all(name.startswith(prefixes[0]) for name in names) else ""

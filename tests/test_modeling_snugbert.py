@@ -59,6 +59,19 @@ def test_settings_and_dropout_equal_stock_bert(head, monkeypatch):
         torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
 
 
+def assert_same_steps(ours, stock, inputs, batches):
+    """Loss and gradients of `ours` on each (attention, batch) equal those of `stock` on its inputs."""
+    expected = scalar(stock(**inputs))
+    expected.backward()
+    for attention, batch in batches:
+        ours.set_attn_implementation(attention)
+        ours.zero_grad()
+        mine = scalar(ours(**batch))
+        torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
+        mine.backward()
+        assert_same_gradients(ours, stock)
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_dropout_modules_decide_as_in_stock_bert(head):
     """Probabilities of 0 and 1 leave nothing to chance. Monte Carlo dropout changes the mode of the modules only."""
@@ -73,15 +86,7 @@ def test_dropout_modules_decide_as_in_stock_bert(head):
                 if isinstance(module, torch.nn.Dropout):
                     module.p = probability
                     module.train(dropping)
-        expected = scalar(stock(**inputs))
-        expected.backward()
-        for attention, batch in batches:
-            ours.set_attn_implementation(attention)
-            ours.zero_grad()
-            mine = scalar(ours(**batch))
-            torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
-            mine.backward()
-            assert_same_gradients(ours, stock)
+        assert_same_steps(ours, stock, inputs, batches)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -236,15 +241,7 @@ def test_changed_layers_equal_stock_bert(head, change):
     batches = [("sdpa", inputs), ("eager", inputs)]
     if head != "Model" and change != "mix":  # in a packed batch, the row has several first tokens
         batches.append(("sdpa", packed(inputs)))
-    expected = scalar(stock(**inputs))
-    expected.backward()
-    for attention, batch in batches:
-        ours.set_attn_implementation(attention)
-        ours.zero_grad()
-        mine = scalar(ours(**batch))
-        torch.testing.assert_close(mine, expected, atol=2e-6, rtol=1e-5)
-        mine.backward()
-        assert_same_gradients(ours, stock)
+    assert_same_steps(ours, stock, inputs, batches)
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -6,8 +6,6 @@
 Any masked language model of transformers can be scored, so that models can be compared.
 """
 
-import logging
-
 from transformers.utils import logging as transformers_logging
 
 from snugbert.command_line import parse_arguments
@@ -35,10 +33,9 @@ def main(argv: list[str]) -> None:
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
     from snugbert.evaluation.run import run
     from snugbert.shared_cores import share_cores
-    from snugbert.trainers.log_lines import LogHandler
+    from snugbert.trainers.log_lines import set_up_logging
 
-    logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
-    logging.getLogger("snugbert").setLevel(logging.INFO)
+    set_up_logging()
     transformers_logging.disable_progress_bar()  # for reading weights
     share_cores()
     run(model_args, pairs_args, text_args, args)

@@ -6,8 +6,6 @@
 docs/how-to/predict.md lists what each kind of model reads and writes.
 """
 
-import logging
-
 from transformers.utils import logging as transformers_logging
 
 from snugbert.command_line import parse_arguments
@@ -30,10 +28,9 @@ def main(argv: list[str]) -> None:
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets.
     from snugbert.prediction.run import predict_file
     from snugbert.shared_cores import share_cores
-    from snugbert.trainers.log_lines import LogHandler
+    from snugbert.trainers.log_lines import set_up_logging
 
-    logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
-    logging.getLogger("snugbert").setLevel(logging.INFO)
+    set_up_logging()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()  # for reading weights
     share_cores()

@@ -45,6 +45,12 @@ class LogHandler(logging.Handler):
             self.handleError(record)
 
 
+def set_up_logging(level: int = logging.INFO) -> None:
+    """Prints the log records of SnugBERT from `level` on, and the warnings of other packages, on standard error."""
+    logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
+    logging.getLogger("snugbert").setLevel(level)
+
+
 class Rhythm:
     """Decides when a log file gets another line with the remaining time.
 

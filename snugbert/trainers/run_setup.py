@@ -22,11 +22,9 @@ def set_up(training_args: DeviceArguments) -> None:
     Raises:
         InputError: with `--push_to_hub`, the Hub cannot be reached or rejects the token.
     """
-    from snugbert.trainers.log_lines import LogHandler  # only here, because `--help` works without Trainer
+    from snugbert.trainers.log_lines import set_up_logging  # only here, because `--help` works without Trainer
 
-    logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
-    level = logging.INFO if training_args.should_log else logging.ERROR
-    logging.getLogger("snugbert").setLevel(level)
+    set_up_logging(logging.INFO if training_args.should_log else logging.ERROR)
     # Our log lines replace Trainer's INFO lines. Its warnings stay.
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # for reading and writing weights

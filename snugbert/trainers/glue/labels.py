@@ -101,9 +101,14 @@ def _fold_case(label: str) -> str:
     return clean_label(label).lower()
 
 
-def _name_elements(split: GlueSplit) -> list[str]:
+def _default_names(split: GlueSplit) -> list[str]:
     """Returns transformers' default names for the elements of label vectors."""
-    names = [f"LABEL_{i}" for i in range(split.vector_size)]
+    return [f"LABEL_{i}" for i in range(split.vector_size)]
+
+
+def _name_elements(split: GlueSplit) -> list[str]:
+    """Returns the default names, and reports them."""
+    names = _default_names(split)
     logger.warning(
         "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name them, write "
         'lists of names, such as ["joy", "love"].',
@@ -208,7 +213,7 @@ def _encode_vectors(split: GlueSplit, labels: list[str]) -> list[list[float]]:
             f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
             "labels. Choose the model that was trained on these labels."
         )
-    if labels != [f"LABEL_{i}" for i in range(len(labels))]:
+    if labels != _default_names(split):
         logger.warning(
             "%s: the elements of the label vectors have no names. Assuming the model's order: %s.",
             split.source,

@@ -23,7 +23,7 @@ PREDICTED_COLUMNS = ("label", "predicted_label", "probabilities")  # what predic
 ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False"""
 LIST = re.compile(rf"[\[({{]\s*(?:(?:{ELEMENT})(?:(?:\s*,\s*|\s+)(?:{ELEMENT}))*(?:\s*,)?)?\s*[\])}}]")
 PAIRS = ("[]", "()", "{}")
-# Other Python values in a cell, such as array(['joy'], dtype=object), which are not read.
+# Other Python values in a cell are refused: dictionaries, and calls such as array(['joy'], dtype=object).
 DICTIONARY = re.compile(rf"\{{\s*(?:{ELEMENT})\s*:.*\}}", re.DOTALL)
 WRAPPED_LIST = re.compile(r"[\w.]+\(\s*[\[({].*\)|(?:frozen)?set\(\)", re.DOTALL)
 

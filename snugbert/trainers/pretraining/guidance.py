@@ -12,8 +12,8 @@ from snugbert.trainers.pretraining.examples import PretrainingDataset
 logger = logging.getLogger(__name__)
 
 SMALL_RECIPE = "examples/pretrain_small_corpus.yaml"
-# Its settings as flags of `snugbert pretrain`, because the package has no examples. Without the settings for
-# evaluation, the device and checkpoints, and without those that equal a default.
+# Its settings as flags of `snugbert pretrain`, because the package has no examples. Settings of evaluation, device and
+# checkpoints are left out, and so are settings that equal a default.
 SMALL_RECIPE_FLAGS = {
     "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
     "bigram_init": "true",

@@ -55,7 +55,7 @@ class TextSample:
         lines: the lines of the text. At least one.
 
     Attributes:
-        lines: all of them, also those that the sample does not contain.
+        lines: the lines of the whole text.
         share_with_accents: share of the sample's words with an accent.
     """
 
