@@ -174,15 +174,9 @@ class StockSignature(torch.nn.Module):
         self.inner = inner
 
     def forward(
-        self,
-        hidden_states,
-        attention_mask=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        past_key_values=None,
-        **kwargs,
+        self, hidden_states, attention_mask=None, encoder_hidden_states=None, encoder_attention_mask=None, **kwargs
     ):
-        others = (encoder_hidden_states, encoder_attention_mask, past_key_values)
+        others = (encoder_hidden_states, encoder_attention_mask)
         return 1.5 * self.inner(hidden_states, attention_mask, *others, **kwargs)
 
 
