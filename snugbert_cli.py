@@ -1,7 +1,7 @@
 """The `snugbert` command line: runs the command that was typed.
 
 This module is not part of the package, because importing the package imports torch and transformers, which takes
-seconds. So `snugbert --help`, mistyped commands and flags, and the completion of the shell answer at once.
+seconds. So `snugbert --help`, mistyped commands and flags, and shell completion answer at once.
 """
 
 import gc

@@ -6,10 +6,10 @@ r"""Speed of the commands on a machine that is not idle: alone, beside a busy pr
 Each run is a `snugbert` command on the text of `make demo`: pretraining, fine-tuning a classifier from random weights,
 and `snugbert predict`. `tiny` and `mini` pretrain with the optimizer of the recipe for little text, `base` with AdamW.
 
-Side "shared" is the command as it is (snugbert/shared_cores.py). On side "spinning", libgomp waits as by default: the
-environment variable GOMP_SPINCOUNT has the default value, 300,000. All runs of a row start at once. Those that
-are not measured are paused, so that the sides and conditions take turns on the same machine. Tokens are counted in
-the encoder, over whole steps. Each cell is the median (minimum to maximum) over the rounds.
+Side "shared" is the command as it is (snugbert/shared_cores.py). Side "spinning" sets GOMP_SPINCOUNT to libgomp's
+default, 300,000, so libgomp waits as usual. All runs of a row start at once. Runs that are not measured are paused, so
+sides and conditions take turns on the same machine. Tokens are counted in the encoder, over whole steps. Each cell is
+the median (minimum to maximum) over the rounds.
 """
 
 import argparse

@@ -600,12 +600,11 @@ def run_pretraining(args: argparse.Namespace, name: str, *flags: str) -> dict[st
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "tokens_per_second" in line]
     steady = logged[len(logged) // 2 :]  # without compilation and the start of the data workers
+    mfus = [line["mfu"] for line in steady if "mfu" in line]  # none in a rehearsal on a CPU
     return {
         "job_seconds": seconds,
         "tokens_per_second": median(line["tokens_per_second"] for line in steady),
-        **(
-            {"mfu": median(line["mfu"] for line in steady)} if "mfu" in steady[0] else {}
-        ),  # not in a rehearsal on a CPU
+        **({"mfu": median(mfus)} if mfus else {}),
         "losses": [line["loss"] for line in logged],
     }
 

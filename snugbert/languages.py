@@ -58,7 +58,7 @@ def splitter_language(code: str) -> str:
 def read_language(source: PreTrainedConfig | PreTrainedTokenizerBase) -> str | None:
     """Returns the language that a configuration or a tokenizer stores. None: it stores none.
 
-    Values that are not a code do not count. FARM, for example, wrote `"language": "english"` into configurations.
+    Values that are not a code are ignored. FARM, for example, wrote `"language": "english"` into configurations.
     """
     if isinstance(source, PreTrainedTokenizerBase):
         value = source.init_kwargs.get("language")

@@ -60,7 +60,7 @@ def test_settings_and_dropout_equal_stock_bert(head, monkeypatch):
 
 
 def assert_same_steps(ours, stock, inputs, batches):
-    """Loss and gradients of `ours` on each (attention, batch) equal those of `stock` on its inputs."""
+    """Compares loss and gradients: `ours` on each (attention, batch), and `stock` on `inputs`."""
     expected = scalar(stock(**inputs))
     expected.backward()
     for attention, batch in batches:

@@ -55,8 +55,8 @@ class DeviceArguments(TrainingArguments):
 
     def __post_init__(self):
         reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
-        if mistakes := list(filter(None, map(explain_reporter, reporters))):
-            raise InputError(mistakes[0])
+        for mistake in filter(None, map(explain_reporter, reporters)):
+            raise InputError(mistake)
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"

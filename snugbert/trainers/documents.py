@@ -49,9 +49,10 @@ def match_files(patterns: Sequence[str]) -> list[Path]:
     files: dict[Path, None] = {}
     for pattern in patterns:
         matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
-        if mistake := explain_files(pattern):
-            raise InputError(mistake)
-        files |= {Path(match): None for match in matches if Path(match).is_file()}
+        found = [Path(match) for match in matches if Path(match).is_file()]
+        if not found:
+            raise InputError(explain_files(pattern))
+        files |= dict.fromkeys(found)
     return list(files)
 
 

@@ -66,9 +66,9 @@ def describe_wide_intervals(
         remedy: what to do.
     """
     return [
-        f"{title}: the 95 % interval is {100 * (high - low) / task.perfect_score:.0f} points wide. {remedy}"
+        f"{title}: the 95 % interval is {width:.0f} points wide. {remedy}"
         for title, _, (low, high) in _list_intervals(task, intervals)
-        if 100 * (high - low) / task.perfect_score > WIDE
+        if (width := 100 * (high - low) / task.perfect_score) > WIDE
     ]
 
 
