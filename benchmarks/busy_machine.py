@@ -36,6 +36,7 @@ PAUSE = 2.5
 LONGEST_STEP = 60.0  # seconds
 LONG_TEXT = 400  # characters; more than 64 tokens
 BATCH = {"tiny": 32, "mini": 32, "base": 2}
+COPIES = 4000  # of the texts to predict; `tiny` predicts for two minutes
 BUSY = [sys.executable, "-c", "while True: pass"]
 RECORD = struct.Struct("dq")  # seconds, tokens
 HEADER = "| model | work | side | alone, tokens/s | beside a busy process | beside a second run | alone / spinning |"
@@ -78,7 +79,7 @@ def write_inputs(demo: Path, folder: Path, sizes: Sequence[str]) -> None:
     header, *rows = (demo / "task/train.csv").read_text(encoding="utf-8").splitlines()
     # `predict` sorts texts by length. All of these are cut at 64 tokens, so that its speed is the same at all times.
     rows = [row for row in rows if len(row) > LONG_TEXT]
-    (folder / "rows.csv").write_text("\n".join([header, *rows * 1000]) + "\n", encoding="utf-8")
+    (folder / "rows.csv").write_text("\n".join([header, *rows * COPIES]) + "\n", encoding="utf-8")
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     for size in sizes:
         config = SnugBertConfig.from_size(size, vocab_size=len(tokenizer))
@@ -134,11 +135,14 @@ class Run:
             SystemExit: it ended.
         """
         while not self.log.exists() or self.log.stat().st_size < number * RECORD.size:
-            if self._process.poll() is not None:
-                self._output.seek(0)
-                raise SystemExit(f"error: the command ended.\n{self._output.read()}")
+            self._check_running()
             time.sleep(0.1)
-        self._process.send_signal(signal.SIGSTOP)
+        self.pause()
+
+    def _check_running(self) -> None:
+        if self._process.poll() is not None:
+            self._output.seek(0)
+            raise SystemExit(f"error: the command ended.\n{self._output.read()}")
 
     def pause(self) -> None:
         """Stops the process until the next `resume`."""
@@ -152,10 +156,15 @@ class Run:
         return [record for record in RECORD.iter_unpack(self.log.read_bytes()) if record[0] >= start]
 
     def measure(self, seconds: float) -> float:
-        """Returns the tokens per second over the whole steps of the next `seconds`."""
+        """Returns the tokens per second over the whole steps of the next `seconds`.
+
+        Raises:
+            SystemExit: the process ended, or a step takes too long.
+        """
         start = time.monotonic()
         time.sleep(seconds)
         while len(records := self._read_since(start)) < 2:  # a step is longer
+            self._check_running()
             if time.monotonic() > start + LONGEST_STEP:
                 raise SystemExit(f"error: no whole step in {LONGEST_STEP} s.")
             time.sleep(0.1)
