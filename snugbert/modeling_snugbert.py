@@ -644,7 +644,7 @@ def _classification_loss(
     return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
-def _has_hooks(modules: Iterable[nn.Module]) -> bool:
+def has_hooks(modules: Iterable[nn.Module]) -> bool:
     """Whether hooks see the inputs or outputs of `modules`. Hooks of transformers and of FSDP do not count."""
     if torch.compiler.is_compiling():
         return False
@@ -753,7 +753,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
         # Hooks, layers of others, and gradients of hidden states, expect the caller's layout between the layers.
         layers = self.encoder.layer
         modules = (self.embeddings, *self.embeddings.children(), self.encoder, *layers)
-        observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or _has_hooks(modules)
+        observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or has_hooks(modules)
         has_own_pooler = self.pooler is None or _runs(self.pooler, SnugBertPooler)
         has_own_layers = all(map(is_own_layer, layers))
         layout = batch if observed or not (len(layers) > 0 and has_own_layers and has_own_pooler) else None

@@ -29,8 +29,8 @@ class DeviceArguments(TrainingArguments):
 
     The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
-    the GPU without waiting for it. After `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is
-    an integer.
+    the GPU without waiting for it. After `__init__`, `bf16`, `tf32` and `cuda_graphs` are booleans, and
+    `dataloader_num_workers` is an integer.
 
     Raises:
         InputError: a reporter in `report_to` is unknown or not installed.
@@ -53,6 +53,14 @@ class DeviceArguments(TrainingArguments):
         },
     )
 
+    cuda_graphs: bool | None = field(
+        default=None,
+        metadata={
+            "advanced": True,
+            "help": "Record the kernels of a training step once for each size of batch. Default: true on a GPU.",
+        },
+    )
+
     def __post_init__(self):
         reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
         for mistake in filter(None, map(explain_reporter, reporters)):
@@ -61,6 +69,8 @@ class DeviceArguments(TrainingArguments):
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
         self.bf16, self.tf32 = choose_precision(self.bf16, self.fp16, self.tf32, self.uses_cuda)
+        if self.cuda_graphs is None:
+            self.cuda_graphs = self.uses_cuda
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = choose_workers(self.uses_cuda)
         if not (self.uses_cuda or torch.accelerator.is_available()):

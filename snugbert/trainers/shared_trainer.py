@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import TorchDynamoPlugin
+from accelerate.utils import DistributedType, TorchDynamoPlugin
 from huggingface_hub import HfApi
 from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -18,6 +18,7 @@ from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
 
+from snugbert.cuda_graphs import CudaGraphs
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertLayer
 from snugbert.packing_snugbert import warn_of_padding
@@ -56,6 +57,8 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 # the run that a distilled model is compared with.
 NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
 
+NUM_ITEMS = "num_items_in_batch"
+
 
 class SharedTrainer(StoppableTrainer, CheckpointTrainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
@@ -84,6 +87,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         self.command_settings: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self.changes: list[str] = []
+        self._graphs: CudaGraphs | None = None
         self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         move_hub_token(self.args)
         self.add_callback(ApplyIntervals)
@@ -132,6 +136,37 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
                     return super().train(checkpoint, *args, **kwargs)
             finally:
                 self.args.save_total_limit = limit
+                self._graphs = None  # frees their memory
+
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """As in Trainer. With `cuda_graphs`, a CUDA graph runs batches whose size has occurred before."""
+        if not getattr(self.args, "cuda_graphs", False):
+            return super().training_step(model, inputs, num_items_in_batch)
+        if self._graphs is None:
+
+            def step(batch: dict[str, Any]) -> torch.Tensor:
+                items = batch.pop(NUM_ITEMS, None)
+                return super(SharedTrainer, self).training_step(model, batch, items)
+
+            self._graphs = CudaGraphs(step, self.model)  # type: ignore[arg-type]
+            if reason := self._find_reason_against_graphs():
+                self._graphs.turn_off(reason)
+        batch = dict(self._prepare_inputs(inputs))
+        return self._graphs(batch if num_items_in_batch is None else {**batch, NUM_ITEMS: num_items_in_batch})
+
+    def _find_reason_against_graphs(self) -> str | None:
+        if self.accelerator.distributed_type != DistributedType.NO:
+            # Nobody has tested it. Gradients would arrive all at once, so that sending them would not overlap.
+            return "several processes share the training"
+        if self.accelerator.scaler is not None:
+            return "float16 scales the loss (--bf16 does not)"
+        if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):  # type: ignore[union-attr]
+            return "gradient checkpointing reads the random state, which a graph cannot do"
+        if self.args.torch_empty_cache_steps is not None:
+            return "--torch_empty_cache_steps frees memory within a step"
+        return None
 
     def _read_loss(self) -> float:
         """Returns the loss since the last log entry, averaged over all processes. Waits for the device.

@@ -63,6 +63,8 @@ from snugbert.trainers.shared_trainer import SharedTrainer
 
 logger = logging.getLogger(__name__)
 
+DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # counts of the whole step, in each of its batches
+
 _peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
@@ -158,8 +160,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self.write_card = self._write_card
         self.add_callback(ClearOutputDir)
         self.add_callback(DrawTraining)
-        self._step_pairs: torch.Tensor | None = None
-        self._step_tokens: torch.Tensor | None = None
         self._train_counts: np.ndarray | None = None
         self._metrics_file: MetricsFile | None = None
         self._load_log(TrainerState())
@@ -355,7 +355,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         in_step = torch.stack([batch.pop(COUNTS) for batch in batches]).sum(0)
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
-        labeled, self._step_pairs, self._step_tokens = in_step[:3].unbind()
+        labeled, pairs, tokens = in_step[:3].unbind()
+        for batch in batches:
+            if "next_sentence_label" in batch:
+                batch["num_sequences_in_batch"] = pairs
+            if "replacement_keys" in batch or self.teacher is not None:
+                batch["num_tokens_in_batch"] = tokens
         return batches, labeled
 
     def compute_loss(
@@ -367,10 +372,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """The loss of the model, divided by the counts of the whole batch. Also updates the log."""
         denominators: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
-        if "next_sentence_label" in inputs:
-            denominators["num_sequences_in_batch"] = self._step_pairs
-        if "replacement_keys" in inputs or self.teacher is not None:
-            denominators["num_tokens_in_batch"] = self._step_tokens
+        denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
+        inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
         if self.teacher is None:
             outputs: ModelOutput = model(**inputs, **denominators)
         else:

@@ -227,7 +227,8 @@ class TrainingLog:
         """Adds up the sums over all processes. Afterwards the main process holds them, and the others hold zeros."""
         sums = self._reduce(torch.cat([self._model_sums, self._model_sums.new_tensor(self._data_sums)]))
         kept = sums if self._is_main_process else torch.zeros_like(sums)
-        self._model_sums, data_sums = kept.split([len(MODEL_SUMS), len(DATA_SUMS)])
+        model_sums, data_sums = kept.split([len(MODEL_SUMS), len(DATA_SUMS)])
+        self._model_sums.copy_(model_sums)  # in place, because CUDA graphs add to this tensor
         self._data_sums = data_sums.cpu().double().numpy()
         return dict(zip(MODEL_SUMS + DATA_SUMS, sums.tolist(), strict=True))
 
