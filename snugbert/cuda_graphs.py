@@ -1,14 +1,14 @@
 """CUDA graphs: the kernels of a function are recorded once for each size of batch, and then started all at once.
 
-A training step of BERT-base starts about 1,000 kernels. With 32 sequences of 128 tokens, starting them one by one takes
-longer than running them. Starting a recorded graph takes microseconds.
+A training step of BERT-base starts about 1,000 kernels. With 32 sequences of 128 tokens, starting them one by one
+takes longer than running them. Starting a recorded graph takes microseconds.
 """
 
 import logging
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,13 +91,13 @@ class CudaGraphs:
         if self._is_off or not are_on_gpu(tensors.values()):
             return self._function(dict(batch))
         size = self._find_size(batch)
-        if size.replay is None and not self._may_record(size):
-            return self._run_eagerly(size, batch)
-        if size.replay is None:
-            self._record(size, batch, tensors)
-        else:
+        if size.replay is not None:
             torch._foreach_copy_(list(size.inputs.values()), [tensors[name] for name in size.inputs])
-            self._attach_gradients(size.trained)
+        elif self._may_record(size):
+            size.replay = self._record(size, batch, tensors)
+        else:
+            return self._run_eagerly(size, batch)
+        self._attach_gradients(size.trained)
         size.replay()
         return size.result
 
@@ -131,7 +131,8 @@ class CudaGraphs:
         with on_stream(self._stream), notes:
             result = self._function(dict(batch))
         if torch.is_grad_enabled():
-            size.trained = [parameter for parameter in self._parameters if parameter.grad is not None]
+            trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+            size.trained = [parameter for parameter in trained if parameter.grad is not None]
         if waits:
             self.turn_off(f"the step waits for the GPU at {waits[0]}")
         elif len(self._sizes) == MOST_SIZES and self.count == 0:
@@ -143,24 +144,27 @@ class CudaGraphs:
         logger.info("CUDA graphs: off, because %s.", reason)
         self._is_off = True
 
-    def _record(self, size: Size, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Records the kernels. They do not run before the replay."""
+    def _record(self, size: Size, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+        """Records the kernels, which do not run, and returns a function that runs them."""
         start = time.perf_counter()
         size.inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         inputs = {**batch, **size.inputs}
         self._attach_gradients(size.trained)
         try:
-            size.replay, self._memory, size.result = record(lambda: self._function(inputs), self._stream, self._memory)
+            replay, self._memory, size.result = record(lambda: self._function(inputs), self._stream, self._memory)
         except Exception as error:
             raise InputError(
                 f"The CUDA graph of a step could not be recorded ({type(error).__name__}: {error}). Run again without "
                 "graphs: --cuda_graphs false."
             ) from error
-        logger.info("CUDA graph %d: recorded in %.1f s", self.count, time.perf_counter() - start)
+        logger.info("CUDA graph %d: recorded in %.1f s", self.count + 1, time.perf_counter() - start)
+        return replay
 
     def _attach_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Gives parameters the gradients to which the graphs add. An optimizer may have set them to None."""
-        zeroed, copied = [], []
+        zeroed: list[torch.Tensor] = []
+        copied: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
         for parameter in parameters:
             if parameter not in self._gradients:
                 self._gradients[parameter] = torch.empty_like(parameter)
@@ -168,12 +172,13 @@ class CudaGraphs:
             if parameter.grad is None:
                 zeroed.append(gradient)
             elif parameter.grad is not gradient:  # an eager batch of the same step
-                copied.append((gradient, parameter.grad))
+                copied.append(gradient)
+                sources.append(parameter.grad)
             parameter.grad = gradient
         if zeroed:
             torch._foreach_zero_(zeroed)
         if copied:
-            torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
+            torch._foreach_copy_(copied, sources)
 
 
 # --- CUDA --------------------------------------------------------------------------------------------------------

@@ -20,48 +20,50 @@ from snugbert import cuda_graphs
 
 
 class Recording(TorchDispatchMode):
-    """Records the operations that reach a device. They also run, because later ones need the shapes of their results."""
+    """Records the operations that reach a device. They also run, because later ones need the shapes of results."""
 
     def __init__(self):
         super().__init__()
-        self.operations: list[tuple[Callable, tuple, dict, list[torch.Tensor]]] = []
-        self.own: set[int] = set()  # storages of the recording
-        self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # other storages, and their values before
+        self.operations: list[tuple[Callable, tuple, dict, list[torch.Tensor | None]]] = []
+        self.own: set[int] = set()  # memory of the recording
+        self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # other memory, and its values before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for tensor in find_changed(func, args, kwargs):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self.own and storage.data_ptr() not in self.changed:
-                self.changed[storage.data_ptr()] = tensor, tensor.detach().clone()
+            memory = locate(tensor)
+            if memory not in self.own and memory not in self.changed:
+                self.changed[memory] = tensor, tensor.detach().clone()
         result = func(*args, **kwargs)
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if not (func.is_view or find_changed(func, args, kwargs)):
-            self.own.update(leaf.untyped_storage().data_ptr() for leaf in results)
-        if not func.is_view:
-            self.operations.append((func, args, kwargs, results))
+        inputs = set(map(locate, find_tensors((args, kwargs))))
+        # A view, or what was written to, needs no copy when it is replayed.
+        results = [None if locate(tensor) in inputs else tensor for tensor in find_tensors(result)]
+        self.own.update(locate(tensor) for tensor in results if tensor is not None)
+        self.operations.append((func, args, kwargs, results))
         return result
 
     @torch.no_grad()
     def replay(self) -> None:
         for func, args, kwargs, results in self.operations:
-            new = func(*args, **kwargs)
-            if not find_changed(func, args, kwargs):
-                for old_leaf, leaf in zip(results, (x for x in tree_leaves(new) if isinstance(x, torch.Tensor)), strict=True):
-                    old_leaf.copy_(leaf)
+            for tensor, new in zip(results, find_tensors(func(*args, **kwargs)), strict=True):
+                if tensor is not None:
+                    tensor.copy_(new)
+
+
+def find_tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def locate(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def find_changed(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """Returns the tensors that an operation writes to."""
-    changed = []
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            changed += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return changed + [
-        kwargs[argument.name]
-        for argument in func._schema.arguments
-        if argument.name in kwargs and argument.alias_info is not None and argument.alias_info.is_write
-    ]
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    written = {argument.name for argument in func._schema.arguments if argument.is_write}
+    return find_tensors([value for name, value in given.items() if name in written])
 
 
 def record(function: Callable[[], Any], stream: Any, memory: Any) -> tuple[Callable[[], None], Any, Any]:

@@ -1,0 +1,151 @@
+"""CUDA graphs, recorded and replayed on a CPU."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from emulated_graphs import emulated_graphs
+from parity import HEADS, ours_and_stock, packed, ragged_batch, scalar
+
+from snugbert import cuda_graphs
+from snugbert.cuda_graphs import CudaGraphs
+from snugbert.errors import InputError
+
+DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+
+
+def make_batches(head: str, number: int) -> list[dict]:
+    """Makes packed batches of two sizes in turn. Batches of a size differ in the order of their sequences."""
+    padded = [ragged_batch(head), ragged_batch(head, batch=4, length=11)]
+    return [
+        packed({name: value.roll(index // 2, 0) for name, value in padded[index % 2].items()})
+        for index in range(number)
+    ]
+
+
+def train(model, step, batches, accumulation=3) -> list[torch.Tensor]:
+    """Trains with `step`, which computes a loss and its gradients. Returns the losses."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(0)
+    losses = []
+    for number, batch in enumerate(batches, start=1):
+        losses.append(step(batch).clone())
+        if number % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def make_step(model):
+    def step(batch):
+        loss = scalar(model(**batch))
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_graphs_change_nothing(head):
+    """With dropout and accumulation. Losses and weights are the same bits."""
+    eager = ours_and_stock(head, **DROPOUT)[0].train()
+    model = copy.deepcopy(eager)
+    graphs = CudaGraphs(make_step(model), model)
+    batches = make_batches(head, 14)
+    with emulated_graphs():
+        expected = train(eager, make_step(eager), batches)
+        losses = train(model, graphs, batches)
+    assert graphs.count == 2 and len({loss.item() for loss in losses}) == len(losses)
+    torch.testing.assert_close(losses, expected, atol=0, rtol=0)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
+
+
+def test_changes_of_the_model_are_noticed():
+    """A layer is frozen, then dropout changes. Each needs another graph."""
+    head = "ForSequenceClassification"
+    eager = ours_and_stock(head, **DROPOUT)[0].train()
+    model = copy.deepcopy(eager)
+    graphs = CudaGraphs(make_step(model), model)
+    losses = {}
+    with emulated_graphs():
+        for each, step in ((eager, make_step(eager)), (model, graphs)):
+            losses[step] = train(each, step, make_batches(head, 8))
+            each.bert.encoder.layer[0].requires_grad_(False)
+            losses[step] += train(each, step, make_batches(head, 8))
+            each.bert.encoder.layer[1].attention.self.dropout.p = 0.3
+            each.bert.encoder.layer[0].requires_grad_(True)
+            losses[step] += train(each, step, make_batches(head, 8))
+    assert graphs.count == 6
+    torch.testing.assert_close(*losses.values(), atol=0, rtol=0)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
+
+
+def unfilled(head: str, number: int) -> list[dict]:
+    return [packed(ragged_batch(head, batch=2, length=2 + index)) for index in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda head, number: [ragged_batch(head)] * number, "the step waits for the GPU at "),
+        (unfilled, "hardly two batches have the same size"),
+        (make_batches, "modules have hooks"),
+    ],
+    ids=["padded", "unfilled", "hooks"],
+)
+def test_what_no_graph_can_do_runs_eagerly(make, reason, caplog, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "MOST_SIZES", 4)
+    head = "ForTokenClassification"
+    eager = ours_and_stock(head)[0].train()
+    model = copy.deepcopy(eager)
+    calls = []
+    if reason == "modules have hooks":
+        model.bert.encoder.layer[1].register_forward_hook(lambda *_: calls.append(1))
+    graphs = CudaGraphs(make_step(model), model)
+    batches = make(head, 7)
+    caplog.set_level(logging.INFO, "snugbert")
+    with emulated_graphs():
+        losses = train(model, graphs, batches)
+        torch.testing.assert_close(losses, train(eager, make_step(eager), batches))
+    assert graphs.count == 0 and len(calls) in (0, 7)
+    assert [
+        line for line in caplog.messages if line.startswith(f"CUDA graphs: off, because {reason}")
+    ] == caplog.messages
+
+
+def test_predictions_of_graphs():
+    """Results are overwritten by the next batch. Gradients of training stay."""
+    model = ours_and_stock("ForSequenceClassification")[0].eval()
+    model.classifier.weight.grad = torch.ones_like(model.classifier.weight)
+    graphs = CudaGraphs(lambda batch: model(**batch).logits, model)
+    with emulated_graphs(), torch.inference_mode():
+        for batch in make_batches("ForSequenceClassification", 10):
+            del batch["labels"]
+            torch.testing.assert_close(graphs(batch), model(**batch).logits, atol=0, rtol=0)
+    assert graphs.count == 2 and model.classifier.weight.grad.eq(1).all()
+
+
+def test_further_sizes_run_eagerly(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 1)
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    graphs = CudaGraphs(make_step(model), model)
+    with emulated_graphs():
+        train(model, graphs, make_batches("ForMaskedLM", 8))
+    assert graphs.count == 1
+
+
+def test_a_failed_recording_names_the_remedy():
+    """The function changes its mind: it reads a value when it is recorded."""
+    model = ours_and_stock("Model")[0]
+    calls = []
+
+    def step(batch):
+        calls.append(1)
+        return model(**batch).pooler_output.sum().item() if len(calls) > 2 else 0
+
+    graphs = CudaGraphs(step, model)
+    with emulated_graphs():
+        with pytest.raises(InputError, match=r"could not be recorded .*--cuda_graphs false"):
+            for batch in make_batches("Model", 5)[::2]:
+                graphs(batch)
