@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 import torch
 import torch.nn.functional as F
+from transformers import PreTrainedModel
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
@@ -25,6 +26,7 @@ RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' defa
 # Longest sequence of padding. Attention costs its square, and no model in use has fewer positions.
 PADDING_LENGTH = 32
 LONGEST = 128  # multiple in which attention kernels read keys. A lower bound on lengths would save nothing.
+PREDICTION_SIZES = 8
 LABEL_STEPS = 32  # numbers of label slots in a row. With 15 % of the tokens masked, a row has 5 of 32 parts.
 
 
@@ -121,6 +123,22 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, num_sequences: in
     if "label_indices" in batch:
         filled["label_indices"] = _pad_label_indices(batch["label_indices"], filled["labels"][0])
     return filled | {"num_sequences": count}
+
+
+def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int) -> int | None:
+    """Chooses the number of tokens to fill rows up to a multiple of, in prediction.
+
+    Args:
+        model: the model.
+        max_tokens: tokens of the largest batch. Batches have up to 8 sizes (`PREDICTION_SIZES`).
+
+    Returns:
+        None if rows should not be filled: the model is not on a CUDA GPU, or has relative positions, whose attention
+        pads its rows anyway.
+    """
+    if model.device.type != "cuda" or getattr(model.config, "position_embedding_type", None) == "relative":
+        return None
+    return math.ceil(max_tokens / PREDICTION_SIZES)
 
 
 def _pad_labels(labels: torch.Tensor, tokens: int, examples: int) -> torch.Tensor:

@@ -29,7 +29,7 @@ class DeviceArguments(TrainingArguments):
 
     The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
-    the GPU without waiting for it. After `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is
+    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have a few sizes, see [`pad_row`]. After `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is
     an integer.
 
     Raises:
@@ -50,6 +50,15 @@ class DeviceArguments(TrainingArguments):
         metadata={
             "advanced": True,
             "help": "Processes that make batches. Default: 4 for each GPU, but no more than CPU cores. 0 on a CPU.",
+        },
+    )
+
+    pad_to_multiple_of: int | None = field(
+        default=None,
+        metadata={
+            "advanced": True,
+            "help": "Fill packed batches up to a multiple of this number of tokens. Default: on a GPU by the lengths, "
+            "elsewhere 0 (never).",
         },
     )
 
