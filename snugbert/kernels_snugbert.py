@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators ignore
 # Element size in bytes -> integer dtype of the same size. Integer multiplication by 0 or 1 and integer relu are
 # vectorized for every size. torch multiplies floats by booleans one element at a time.
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -777,22 +778,28 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.length = max(1, elements // logits.shape[1])
         ctx.dtype = torch.promote_types(logits.dtype, torch.float32)
         ctx.save_for_backward(logits, targets)
-        chunks = zip(logits.split(ctx.length), targets[:, None].split(ctx.length), strict=True)
+        ignored, classes = targets == IGNORE_INDEX, targets.clamp(min=0)
+        chunks = zip(logits.split(ctx.length), classes[:, None].split(ctx.length), strict=True)
         # `dtype` goes to the function. In float16 a GPU converts inside its kernel, in bfloat16 before it.
-        return -torch.cat([chunk.log_softmax(1, dtype=ctx.dtype).gather(1, target) for chunk, target in chunks]).sum()
+        losses = [chunk.log_softmax(1, dtype=ctx.dtype).gather(1, target) for chunk, target in chunks]
+        return -torch.cat(losses).masked_fill_(ignored[:, None], 0).sum()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets = ctx.saved_tensors
+        # One factor for each row, 0 for ignored ones.
+        grad_losses = grad_outputs[0] * (targets != IGNORE_INDEX)[:, None]
+        classes = targets.clamp(min=0)
         if torch.is_grad_enabled():  # second derivatives (create_graph)
-            one_hot = F.one_hot(targets, logits.shape[1])
-            return (upcast(logits).softmax(1) - one_hot).mul(grad_outputs[0]).to(logits.dtype), None
+            one_hot = F.one_hot(classes, logits.shape[1])
+            return (upcast(logits).softmax(1) - one_hot).mul(grad_losses).to(logits.dtype), None
         grad_logits = torch.empty_like(logits)
         minus_one = torch.full((len(targets), 1), -1.0, dtype=ctx.dtype, device=logits.device)
-        tensors = (logits, targets[:, None], minus_one, grad_logits)
-        for chunk, target, minus, grad_chunk in zip(*(tensor.split(ctx.length) for tensor in tensors), strict=True):
+        tensors = (logits, classes[:, None], minus_one, grad_losses, grad_logits)
+        for parts in zip(*(tensor.split(ctx.length) for tensor in tensors), strict=True):
+            chunk, target, minus, grad_loss, grad_chunk = parts
             difference = chunk.softmax(1, dtype=ctx.dtype).scatter_add_(1, target, minus)
-            torch.mul(difference, grad_outputs[0], out=grad_chunk)
+            torch.mul(difference, grad_loss, out=grad_chunk)
         return grad_logits, None
 
 
@@ -801,11 +808,11 @@ def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
 
     Args:
         logits: scores in any dtype. Their float32 copy has the size of a chunk. *Shape:* (M, V)
-        targets: class of each row. *Shape:* (M,)
+        targets: class of each row, -100 for rows to ignore. *Shape:* (M,)
 
     Returns:
         The sum. For M = 0 it is 0 and has a gradient. *Shape:* ()
     """
     if is_tracing():  # torch.compile fuses these operations
-        return F.cross_entropy(upcast(logits), targets, reduction="sum")
+        return F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     return _CrossEntropy.apply(logits, targets)

@@ -44,6 +44,7 @@ from .card_snugbert import write_model_card
 from .configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
 from .families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, WRAPPER_NAMES
 from .kernels_snugbert import (
+    IGNORE_INDEX,
     SnugBertDropout,
     cross_entropy_sum,
     grouped_attention,
@@ -58,7 +59,6 @@ from .kernels_snugbert import (
     upcast,
 )
 from .packing_snugbert import (
-    IGNORE_INDEX,
     SnugBertBatch,
     attention_arguments,
     check_range,
@@ -559,6 +559,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         """
         boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
         label_indices = kwargs.pop("label_indices", None)
+        kwargs.pop("num_sequences", None)  # in a filled row, the number without padding
         # transformers' collators also pass key boundaries. They equal the query boundaries.
         others = [label_indices, kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
         if boundaries[0] is None and any(value is not None for value in (*boundaries, *others)):
@@ -721,7 +722,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             kwargs: for packed batches, `cu_seq_lens_q`, the start of each sequence, then T (*Shape:* (N + 1,)),
                 `max_length_q`, the length of the longest sequence or an upper bound, and for masked tokens
                 `label_indices`, the index of each labeled token (*Shape:* (M,)). The last two are computed if None,
-                which makes the host wait for an accelerator. Also `output_hidden_states`, `output_attentions` (needs
+                which makes the host wait for an accelerator. In a filled row, `label_indices` may also contain tokens
+                without a label, after the others, and `num_sequences` is ignored. Also `output_hidden_states`, `output_attentions` (needs
                 `attn_implementation="eager"`) and `return_dict`.
 
         Returns:
@@ -912,7 +914,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             return outputs, batch.scatter(logits), loss, num_labeled
         token_indices = batch.find_labels(token_labels)
         targets = token_labels.index_select(0, token_indices).long()
-        check_range("labels", targets, self.config.vocab_size, "vocab_size")
+        check_range("labels", targets, self.config.vocab_size, "vocab_size", ignored=IGNORE_INDEX)
         sparse = self.training if sparse_prediction is None else sparse_prediction
         outputs = self._encode(batch, token_indices if sparse and not output_last_hidden_state else None, **kwargs)
         last_hidden_state: torch.Tensor = outputs.last_hidden_state  # type: ignore[assignment]
@@ -1229,6 +1231,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 `"multi_label_classification"`: 0.0 or 1.0 per class (B, `num_labels`), binary cross entropy.
                 `"regression"`: values (B,) or (B, `num_labels`), squared error. If None, it is set as in stock BERT:
                 regression if `num_labels` is 1, else single-label for integer labels and multi-label for floats.
+                -100 and NaN are ignored.
             num_items_in_batch: number of labels in the global batch. Trainer passes it.
 
         Returns:
@@ -1266,8 +1269,11 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 f"{self.config.problem_type} with `num_labels` {self.num_labels}."
             )
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        loss_sum = loss(upcast(logits), labels.view(logits.shape).to(upcast(logits).dtype), reduction="sum")
-        return _mean(loss_sum, labels.numel(), num_items_in_batch)
+        scores = upcast(logits)
+        targets = labels.view(logits.shape).to(scores.dtype)
+        unknown = targets.isnan()
+        losses = loss(scores, targets.masked_fill(unknown, 0), reduction="none").masked_fill(unknown, 0)
+        return _mean(losses.sum(), (~unknown).sum(), num_items_in_batch)
 
 
 class SnugBertForMultipleChoice(SnugBertPreTrainedModel):

@@ -1,8 +1,11 @@
 """Packs examples into batches without padding, with a fixed number of examples or a token budget.
 
+[`pad_row`] fills a packed row up to one of a few sizes.
+
 Shapes: N sequences, T tokens in the batch.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,6 +14,8 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
@@ -18,6 +23,11 @@ from snugbert.packing_snugbert import warn_of_padding
 TOKEN_COLUMNS = ("input_ids", "token_type_ids", "attention_mask")
 SEQUENCE_COLUMNS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' default collator
+# Longest sequence of padding. Attention costs its square, and no model in use has fewer positions.
+PADDING_LENGTH = 32
+LONGEST = 128  # multiple in which attention kernels read keys. A lower bound on lengths would save nothing.
+PREDICTION_SIZES = 8
+LABEL_STEPS = 32  # numbers of label slots in a row. With 15 % of the tokens masked, a row has 5 of 32 parts.
 
 
 def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
@@ -51,13 +61,125 @@ def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
     return batch
 
 
+def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, num_sequences: int | None = None) -> dict[str, Any]:
+    """Fills a packed batch with padding, so that batches have one of a few sizes.
+
+    Compiled code and CUDA graphs need fixed shapes. Losses, gradients and outputs of the sequences do not change. The
+    padding consists of sequences of at most 32 tokens (`PADDING_LENGTH`) after the others. They have no labels. Some
+    may be empty, because all batches with the same N and T have the same number of them.
+
+    It runs on any device and does not wait for it.
+
+    Args:
+        batch: a packed batch, see [`pack`], with columns of any head.
+        pad_to_multiple_of: T becomes the next multiple of it.
+        num_sequences: largest N of all batches. They are then filled up to the same number. None: N is the same in all
+            batches.
+
+    Returns:
+        The batch with more tokens, all of them with id 0, and more sequences. Positions restart in each of them.
+
+        - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding. Floats are NaN,
+          which SnugBERT's models ignore. A plain Trainer counts NaN as labels, so its loss is scaled by a constant.
+        - `max_length_q` becomes the next power of two, at least 128.
+        - `label_indices` gets more indices at its end, of tokens without a label. There are a multiple of 1/32 of the
+          tokens, or all tokens if more than half of them have a label.
+        - `num_sequences` is N. Models ignore it.
+
+        Other columns are unchanged.
+
+    Raises:
+        ValueError: `pad_to_multiple_of` is below 1, the batch is not packed, is filled already, has more than
+            `num_sequences` sequences, or is a batch for ELECTRA's generator.
+    """
+    if pad_to_multiple_of < 1:
+        raise ValueError(f"`pad_to_multiple_of` is {pad_to_multiple_of}. It must be at least 1.")
+    if "cu_seq_lens_q" not in batch:
+        raise ValueError("Only packed batches can be filled. The batch has no `cu_seq_lens_q`.")
+    if "num_sequences" in batch:
+        raise ValueError("The batch is filled already. Set `pad_to_multiple_of` in one place only.")
+    if "replacement_keys" in batch:
+        raise ValueError("`pad_to_multiple_of` does not support ELECTRA's batches (`replacement_keys`).")
+    starts = batch["cu_seq_lens_q"]
+    tokens, count, choices = batch["input_ids"].shape[1], len(starts) - 1, batch.get("num_choices", 1)
+    most = count if num_sequences is None else num_sequences
+    if count > most:
+        raise ValueError(f"The batch has {count} sequences, more than `num_sequences` {most}.")
+    padding = -tokens % pad_to_multiple_of
+    total = math.ceil((most + math.ceil((pad_to_multiple_of - 1) / PADDING_LENGTH)) / choices) * choices
+    added = total - count
+
+    ends = torch.arange(1, added + 1, dtype=starts.dtype, device=starts.device) * PADDING_LENGTH
+    filled = dict(batch) | {"cu_seq_lens_q": torch.cat([starts, tokens + ends.clamp(max=padding)])}
+    filled |= {name: F.pad(batch[name], (0, padding)) for name in ("input_ids", "token_type_ids") if name in batch}
+    if "position_ids" in batch:
+        positions = torch.arange(padding, device=starts.device) % PADDING_LENGTH
+        filled["position_ids"] = torch.cat([batch["position_ids"], positions[None]], dim=1)
+    for name in SEQUENCE_COLUMNS:
+        if name in batch:
+            filled[name] = _pad_labels(batch[name], padding, added // choices if name == "labels" else added)
+    if "max_length_q" in batch:
+        filled["max_length_q"] = max(LONGEST, 1 << (batch["max_length_q"] - 1).bit_length())
+    if "label_indices" in batch:
+        filled["label_indices"] = _pad_label_indices(batch["label_indices"], filled["labels"][0])
+    return filled | {"num_sequences": count}
+
+
+def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int) -> int | None:
+    """Chooses the number of tokens to fill rows up to a multiple of, in prediction.
+
+    Args:
+        model: the model.
+        max_tokens: tokens of the largest batch. Batches have up to 8 sizes (`PREDICTION_SIZES`).
+
+    Returns:
+        None if rows should not be filled: the model is not on a CUDA GPU, or has relative positions, whose attention
+        pads its rows anyway.
+    """
+    if model.device.type != "cuda" or getattr(model.config, "position_embedding_type", None) == "relative":
+        return None
+    return math.ceil(max_tokens / PREDICTION_SIZES)
+
+
+def _pad_labels(labels: torch.Tensor, tokens: int, examples: int) -> torch.Tensor:
+    """Adds labels for more tokens, if they are token labels, or for more examples."""
+    if labels.is_floating_point():
+        return torch.cat([labels, labels.new_full((examples, *labels.shape[1:]), torch.nan)])
+    return F.pad(labels, (0, tokens if labels.dim() == 2 else examples), value=IGNORE_INDEX)
+
+
+def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Adds distinct indices of tokens without a label. *Shape:* (M,), (T,) -> (M or more,)"""
+    tokens, step = len(labels), max(1, len(labels) // LABEL_STEPS)
+    slots = tokens if 2 * len(indices) > tokens else math.ceil(max(1, len(indices)) / step) * step
+    unlabeled = (labels != IGNORE_INDEX).byte().argsort(stable=True)  # those without a label come first
+    return torch.cat([indices, unlabeled[: min(slots, tokens) - len(indices)]])
+
+
 @dataclass
 class SnugBertDataCollatorWithPacking:
     """Collates features into a packed batch for any SnugBERT model.
 
     Batches have Trainer's batch size, or a token budget with [`TokenBudgetDataset`]. Padding is dropped, and positions
     start at 0 in each sequence. Use one process per GPU, because `nn.DataParallel` cannot split a packed batch.
+
+    Args:
+        pad_to_multiple_of: fills the row up to a multiple of this number of tokens, see [`pad_row`]. None: no padding.
+        num_sequences: with `pad_to_multiple_of`, the largest number of sequences in a batch. None: it is the same in
+            all batches.
+
+    Raises:
+        ValueError: `pad_to_multiple_of` is below 1, or `num_sequences` is set without it.
     """
+
+    pad_to_multiple_of: int | None = None
+    num_sequences: int | None = None
+
+    def __post_init__(self):
+        if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
+            raise ValueError(f"`pad_to_multiple_of` is {self.pad_to_multiple_of}. It must be at least 1.")
+        if self.num_sequences is not None and self.pad_to_multiple_of is None:
+            raise ValueError("`num_sequences` needs `pad_to_multiple_of`.")
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Packs `features`.
@@ -76,11 +198,11 @@ class SnugBertDataCollatorWithPacking:
         Returns:
             The batch, as in [`pack`]. Token labels are (1, T), sequence labels (N,), and multi-label targets
             (N, classes). Integers are int64 and floats float32. For multiple choice, N is examples x choices,
-            `labels` has one label per example, and `num_choices` is added.
+            `labels` has one label per example, and `num_choices` is added. Filled if `pad_to_multiple_of` is set.
 
         Raises:
             ValueError: a column is unknown or not numeric, columns differ between features, lengths differ within a
-                feature, or a sequence has no tokens.
+                feature, a sequence has no tokens, or there are more sequences than `num_sequences`.
         """
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
@@ -111,7 +233,10 @@ class SnugBertDataCollatorWithPacking:
                 pairs = zip(arrays[name], adjusted, strict=True)
                 warn_of_padding(name, sum(after == IGNORE_INDEX != before for before, after in pairs))
                 arrays[name] = adjusted
-        return pack(token_columns) | {name: _stack(name, values) for name, values in arrays.items()} | extra
+        batch = pack(token_columns) | {name: _stack(name, values) for name, values in arrays.items()} | extra
+        if self.pad_to_multiple_of is None:
+            return batch
+        return pad_row(batch, self.pad_to_multiple_of, self.num_sequences)
 
 
 def _to_columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -178,7 +303,11 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
     training only. In evaluation, Trainer truncates the predictions to the number of items, so examples would be lost.
 
     Examples are shuffled once, then grouped in this order, so grouping does not depend on length. With SST-2 (13
-    tokens per example), 512 tokens are 98.1 % full on average and 4096 tokens 99.5 %.
+    tokens per example), 512 tokens are 98.1 % full on average and 4096 tokens 99.5 %. So all batches can have one
+    size at little cost:
+
+        items = TokenBudgetDataset(dataset, max_tokens=4096)
+        data_collator=SnugBertDataCollatorWithPacking(pad_to_multiple_of=4096, num_sequences=items.max_examples)
 
     Args:
         dataset: a `datasets.Dataset` or another map-style dataset of features for
@@ -188,6 +317,9 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
 
     Raises:
         ValueError: an example has more than `max_tokens` tokens.
+
+    Attributes:
+        max_examples: the largest number of examples of an item.
     """
 
     def __init__(self, dataset: Any, max_tokens: int, seed: int = 42):
@@ -205,6 +337,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
         while (start := self._starts[-1]) < len(lengths):
             before = ends[start - 1] if start else 0
             self._starts.append(int(np.searchsorted(ends, before + max_tokens, side="right")))
+        self.max_examples = int(np.diff(self._starts).max(initial=0))
 
     def __len__(self) -> int:
         return len(self._starts) - 1

@@ -14,11 +14,10 @@ from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_max_length
-from .kernels_snugbert import has_own_kernels, is_exporting, is_tracing, is_transformed
+from .kernels_snugbert import IGNORE_INDEX, has_own_kernels, is_exporting, is_tracing, is_transformed
 
 logger = logging.get_logger(__name__)
 
-IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators ignore
 # Device types on which torch has assertions and `nonzero_static`, for which the host does not wait.
 ASYNCHRONOUS = {"cpu", "cuda"}
 
@@ -248,7 +247,8 @@ class SnugBertBatch:
     def find_labels(self, token_labels: torch.Tensor) -> torch.Tensor:
         """Returns the index of each labeled token in the row. *Shape:* (T,) -> (M,)
 
-        Without `label_indices`, an accelerator is waited for.
+        Without `label_indices`, an accelerator is waited for. In a filled row, `label_indices` also contains tokens
+        without a label, after the others.
 
         Raises:
             ValueError: `label_indices` does not match the labels (checked on the CPU only).
@@ -256,12 +256,16 @@ class SnugBertBatch:
         if self.label_indices is not None and not is_checkable(token_labels):
             return self.label_indices
         label_indices = (token_labels != IGNORE_INDEX).nonzero().squeeze(1)
-        if self.label_indices is not None and not torch.equal(self.label_indices, label_indices):
+        if self.label_indices is None:
+            return label_indices
+        labeled, others = self.label_indices.tensor_split([len(label_indices)])
+        are_unlabeled = (token_labels[others] == IGNORE_INDEX).all() and len(others.unique()) == len(others)
+        if not (torch.equal(labeled, label_indices) and are_unlabeled):
             raise ValueError(
                 f"`label_indices` does not match the {len(label_indices)} labels that are not {IGNORE_INDEX}. Change "
                 "both, or drop `label_indices`."
             )
-        return label_indices
+        return self.label_indices
 
     @property
     def no_tokens(self) -> torch.Tensor:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -160,6 +161,69 @@ def test_a_packed_batch_by_hand():
     assert batch["input_ids"].tolist() == [[5, 6, 7]] and batch["cu_seq_lens_q"].tolist() == [0, 2, 3]
 
 
+def test_a_filled_row_by_hand():
+    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=40, num_sequences=3)
+    batch = collate([{"input_ids": [5, 6], "labels": [-100, 1]}, {"input_ids": [7], "labels": [2]}])
+    padding = [*range(32), *range(5)]
+    assert {name: getattr(values, "tolist", lambda: values)() for name, values in batch.items()} == {
+        "input_ids": [[5, 6, 7, *[0] * 37]],
+        "labels": [[-100, 1, 2, *[-100] * 37]],
+        "position_ids": [[0, 1, 0, *padding]],
+        "cu_seq_lens_q": [0, 2, 3, 35, 40, 40],  # two sequences of padding, and one because there may be three
+        "max_length_q": 128,
+        "label_indices": [1, 2],
+        "num_sequences": 2,
+    }
+    batch = snugbert.packed_batches.pad_row(pack([{"input_ids": [5] * 6, "labels": [1, -100, 1, -100, 1, 1]}]), 1)
+    assert batch["label_indices"].tolist() == [0, 2, 4, 5, 1, 3]  # all tokens, because most have a label
+    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=8)
+    batch = collate([{"input_ids": [[5], [6], [7]], "labels": 1}])
+    assert batch["cu_seq_lens_q"].tolist() == [0, 1, 2, 3, 8, 8, 8] and batch["labels"].tolist() == [1, -100]
+    labels = collate([{"input_ids": [5], "labels": [0.5, 1.0]}])["labels"]
+    assert labels[0].tolist() == [0.5, 1] and labels[1:].isnan().all() and labels.shape == (2, 2)
+
+
+@pytest.mark.parametrize("task", [sentences, tags, answers, choices])
+def test_filled_rows_of_one_size_have_the_same_shapes(data_dir, tokenizer, task):
+    """Batches with other texts and lengths: all shapes, and all numbers."""
+    _, features, _ = task(data_dir, tokenizer)
+    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=4096)
+    half = len(features) // 2
+    sizes = [
+        {name: getattr(value, "shape", value) for name, value in collate(part).items()}
+        for part in (features[:half], features[half : 2 * half])
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_prediction_fills_rows_on_cuda_only():
+    def choose(device, **fields):
+        model = SimpleNamespace(device=torch.device(device), config=snugbert.SnugBertConfig(**fields))
+        return snugbert.packed_batches.choose_prediction_multiple(model, 4100)
+
+    assert (choose("cuda"), choose("cpu")) == (513, None)
+    assert choose("cuda", position_embedding_type="relative", position_buckets=8) is None
+
+
+def test_rows_that_cannot_be_filled_are_refused():
+    batch = pack([{"input_ids": [5, 6]}, {"input_ids": [7]}])
+    fill = snugbert.packed_batches.pad_row
+    for arguments, message in (
+        ((batch, 0), "`pad_to_multiple_of` is 0. It must be at least 1."),
+        (({"input_ids": batch["input_ids"]}, 8), "Only packed batches can be filled."),
+        ((fill(batch, 8), 8), "The batch is filled already."),
+        ((batch | {"replacement_keys": None}, 8), "does not support ELECTRA's batches"),
+        ((batch, 8, 1), "The batch has 2 sequences, more than `num_sequences` 1."),
+    ):
+        with pytest.raises(ValueError) as error:
+            fill(*arguments)
+        assert message in str(error.value)
+    with pytest.raises(ValueError, match="`pad_to_multiple_of` is 0"):
+        snugbert.SnugBertDataCollatorWithPacking(0)
+    with pytest.raises(ValueError, match="`num_sequences` needs `pad_to_multiple_of`"):
+        snugbert.SnugBertDataCollatorWithPacking(num_sequences=3)
+
+
 IDS = {"input_ids": [5, 6, 7]}
 BAD = [
     (
@@ -230,6 +294,16 @@ def test_items_contain_every_example_once_within_the_budget(sst2, kind):
     assert max(sizes) <= 256 and np.mean(sizes[:-1]) > 0.95 * 256
     assert list_sequences(snugbert.TokenBudgetDataset(dataset, 256)) == items
     assert list_sequences(snugbert.TokenBudgetDataset(dataset, 256, seed=43)) != items
+
+
+def test_all_items_can_have_one_size(sst2):
+    items = snugbert.TokenBudgetDataset(sst2, max_tokens=256)
+    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=256, num_sequences=items.max_examples)
+    batches = [collate([item]) for item in items]
+    assert len({len(item) for item in items}) > 2
+    assert {(batch["input_ids"].shape, batch["cu_seq_lens_q"].shape, batch["labels"].shape) for batch in batches} == {
+        ((1, 256), (items.max_examples + 9,), (items.max_examples + 8,))
+    }
 
 
 def test_a_row_over_the_budget_is_refused(sst2):

@@ -66,6 +66,10 @@ BAD_PACKED_INPUTS = [
         {"labels": torch.tensor([[-100, 3, -100, -100, 4, -100]]), "label_indices": torch.tensor([1, 3])},
         "`label_indices` does not match the 2 labels that are not -100",
     ),
+    (  # more than the labels: a token twice
+        {"labels": torch.tensor([[-100, 3, -100, -100, 4, -100]]), "label_indices": torch.tensor([1, 4, 0, 0])},
+        "`label_indices` does not match",
+    ),
     ({"next_sentence_label": torch.tensor([0, 1, 0])}, r"has shape \[3\]\. Expected \[2\]"),
 ]
 

@@ -30,7 +30,7 @@ from snugbert.models import (
     load_tokenizer,
     max_tokens,
 )
-from snugbert.packed_batches import pack
+from snugbert.packed_batches import choose_prediction_multiple, pack, pad_row
 from snugbert.prediction.arguments import PredictionArguments
 from snugbert.question_answering.answerer import QuestionAnswerer
 from snugbert.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
@@ -208,6 +208,7 @@ class HeadPredictor(Predictor):
         limit = max_tokens(self.model, self.tokenizer)
         self.max_length = min(limit, args.max_seq_length or max(512, self.model.config.max_position_embeddings))
         self.labels = [label for _, label in sorted((config.id2label or {}).items())]
+        self.pad_to_multiple_of = choose_prediction_multiple(self.model, args.max_batch_tokens)
 
     def tokenize(self, texts: list[str], second: list[str] | None = None) -> dict[str, list[list[int]]]:
         """Tokenizes texts or pairs. Longer ones are truncated."""
@@ -231,12 +232,18 @@ class HeadPredictor(Predictor):
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
         for indices in split_by_tokens(lengths, self.args.max_batch_tokens):
-            batch = pack({name: [column[index] for index in indices] for name, column in columns.items()})
-            logits = self._run(batch | extra)
+            batch = pack({name: [column[index] for index in indices] for name, column in columns.items()}) | extra
+            tokens, number = int(lengths[indices].sum()), len(indices)
+            if self.pad_to_multiple_of is not None:
+                # The number of texts in a batch grows as they become shorter. A power of two changes rarely.
+                batch = pad_row(batch, self.pad_to_multiple_of, 1 << (number - 1).bit_length())
+                del batch["num_sequences"]
+            logits = self._run(batch)
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
             per_token = logits.shape[0] == 1 and logits.ndim == 3
-            parts = np.split(logits[0], np.cumsum(lengths[indices])[:-1]) if per_token else logits
+            # Without the padding of filled rows.
+            parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1]) if per_token else logits[:number]
             for index, part in zip(indices.tolist(), parts, strict=True):
                 results[index] = part
         return results

@@ -26,7 +26,7 @@ from transformers import (
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer, max_tokens
-from snugbert.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.packed_batches import SnugBertDataCollatorWithPacking, choose_prediction_multiple
 from snugbert.question_answering.answers import best_answers
 from snugbert.question_answering.windows import ContextWindows, Question, make_windows
 
@@ -212,7 +212,9 @@ class QuestionAnswerer:
         packs = isinstance(self.model.config, SnugBertConfig)
         # Padding on the left would shift the tokens.
         pad = partial(self.tokenizer.pad, padding_side="right", return_tensors="pt")
-        collate: Callable[..., Any] = SnugBertDataCollatorWithPacking() if packs else pad
+        multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length)
+        pack = SnugBertDataCollatorWithPacking(multiple, None if multiple is None else self.batch_size)
+        collate: Callable[..., Any] = pack if packs else pad
         lengths = np.array([len(ids) for ids in windows.features["input_ids"]])
         all_logits = np.zeros((2, len(lengths), lengths.max()))
         order = np.argsort(-lengths, kind="stable")
@@ -223,7 +225,10 @@ class QuestionAnswerer:
             }
             outputs = self.model(**inputs)
             logits = torch.stack((outputs.start_logits, outputs.end_logits)).float()
-            packed = logits[:, 0] if packs else logits[:, inputs["attention_mask"] != 0]  # [2, tokens of the batch]
+            tokens = lengths[batch].sum()  # without the padding of filled rows
+            packed = (
+                logits[:, 0, :tokens] if packs else logits[:, inputs["attention_mask"] != 0]
+            )  # [2, tokens of the batch]
             padded = np.zeros((2, len(batch), all_logits.shape[2]))
             padded[:, np.arange(all_logits.shape[2]) < lengths[batch, None]] = packed.cpu().numpy()
             all_logits[:, batch] = padded

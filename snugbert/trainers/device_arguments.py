@@ -29,8 +29,8 @@ class DeviceArguments(TrainingArguments):
 
     The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
-    the GPU without waiting for it. After `__init__`, `bf16`, `tf32` and `cuda_graphs` are booleans, and
-    `dataloader_num_workers` is an integer.
+    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have a few sizes, see [`pad_row`]. After
+    `__init__`, `bf16`, `tf32` and `cuda_graphs` are booleans, and `dataloader_num_workers` is an integer.
 
     Raises:
         InputError: a reporter in `report_to` is unknown or not installed.
@@ -58,6 +58,14 @@ class DeviceArguments(TrainingArguments):
         metadata={
             "advanced": True,
             "help": "Record the kernels of a training step once for each size of batch. Default: true on a GPU.",
+        },
+    )
+    pad_to_multiple_of: int | None = field(
+        default=None,
+        metadata={
+            "advanced": True,
+            "help": "Fill packed batches up to a multiple of this number of tokens. Default: on a GPU by the lengths, "
+            "elsewhere 0 (never).",
         },
     )
 

@@ -37,7 +37,7 @@ class Range(NamedTuple):
 COUNT, NOT_NEGATIVE, POSITIVE, SHARE = Range(1), Range(0), Range(0, open_below=True), Range(0, 1)
 
 RANGES = {
-    # TrainingArguments
+    # TrainingArguments and DeviceArguments
     "adam_beta1": Range(0, 1, open_above=True),
     "adam_beta2": Range(0, 1, open_above=True),
     "adam_epsilon": POSITIVE,
@@ -57,6 +57,7 @@ RANGES = {
     "max_steps": COUNT,
     "neftune_noise_alpha": NOT_NEGATIVE,
     "num_train_epochs": POSITIVE,
+    "pad_to_multiple_of": NOT_NEGATIVE,
     "per_device_eval_batch_size": COUNT,
     "per_device_train_batch_size": COUNT,
     "save_steps": POSITIVE,

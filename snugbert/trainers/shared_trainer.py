@@ -33,6 +33,7 @@ from snugbert.trainers.output_folder import (
     remove_checkpoints,
     step_of,
 )
+from snugbert.trainers.row_sizes import FillRows
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
@@ -72,6 +73,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         command_settings: further settings that must not change on resume.
         changes: what changed when the run resumed, for the model card.
         keeps_checkpoints: whether the checkpoints stay when the run is finished. Stays true on resume.
+        pad_to_multiple_of: rows are filled up to a multiple of this number of tokens. 0: they are not filled.
     """
 
     write_card: Callable[[], None] | None = None
@@ -81,14 +83,17 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         if self.args.torch_compile:
             compile_layers(self.model, self.args)  # type: ignore[arg-type]
+        self.pad_to_multiple_of = self._choose_multiple()
+        if self.pad_to_multiple_of:
+            self.data_collator = FillRows(self.data_collator, self.pad_to_multiple_of)
         self.data_collator = IgnorePadding(self.data_collator)
         self.command_settings: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self.changes: list[str] = []
         self._graphs: CudaGraphs | None = None
-        self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         move_hub_token(self.args)
         self.add_callback(ApplyIntervals)
         self.remove_callback(PrinterCallback)
@@ -123,6 +128,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
             self.compare_settings(checkpoint)
+            self._log_rows()
             limit = self.args.save_total_limit
             self._checkpoints_kept = max(limit or 0, 0)  # 0: all
             if self.args.save_strategy != SaveStrategy.NO:
@@ -167,6 +173,31 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         if self.args.torch_empty_cache_steps is not None:
             return "--torch_empty_cache_steps frees memory within a step"
         return None
+
+    def _choose_multiple(self) -> int:
+        """Returns the multiple of tokens to fill rows up to. 0: rows are not filled."""
+        wanted = getattr(self.args, "pad_to_multiple_of", 0)
+        if wanted == 0 or (wanted is None and not self.args.uses_cuda):  # type: ignore[attr-defined]
+            return 0
+        if self._explain_unfilled_rows() is not None:
+            return 0
+        return self._suggest_multiple() if wanted is None else wanted
+
+    def _explain_unfilled_rows(self) -> str | None:
+        """Returns why rows cannot be filled. None: they can."""
+        if getattr(self._model_config, "position_embedding_type", None) == "relative":
+            return "attention with relative positions pads its rows anyway"
+        return None
+
+    def _suggest_multiple(self) -> int:
+        """Returns the multiple for this run. 0: it is unknown."""
+        return 0
+
+    def _log_rows(self) -> None:
+        if self.pad_to_multiple_of:
+            logger.info("rows are filled up to a multiple of %d tokens", self.pad_to_multiple_of)
+        elif getattr(self.args, "pad_to_multiple_of", 0):
+            logger.warning("--pad_to_multiple_of has no effect: %s.", self._explain_unfilled_rows())
 
     def _read_loss(self) -> float:
         """Returns the loss since the last log entry, averaged over all processes. Waits for the device.

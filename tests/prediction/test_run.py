@@ -20,7 +20,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import pipeline
 
 import snugbert
+import snugbert.prediction.predictors
 import snugbert.prediction.run as run
+import snugbert.question_answering.answerer
 from snugbert.errors import InputError
 from snugbert.trainers.rows import read_rows
 from snugbert_cli import main
@@ -41,6 +43,13 @@ def checkpoint(tmp_path_factory):
         return folder
 
     return write
+
+
+@pytest.fixture(params=[None, 96], ids=["rows", "filled rows"])
+def rows_of_all_kinds(request, monkeypatch):
+    """Rows as they are, and filled up to a multiple of 96 tokens as on a GPU."""
+    for module in (snugbert.prediction.predictors, snugbert.question_answering.answerer):
+        monkeypatch.setattr(module, "choose_prediction_multiple", lambda model, max_tokens: request.param)
 
 
 def make_texts(number: int = 40) -> list[str]:
@@ -69,6 +78,7 @@ def read(file: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.usefixtures("rows_of_all_kinds")
 def test_a_classifier_predicts_like_the_pipeline(checkpoint, tmp_path, family):
     model = checkpoint("ForSequenceClassification", family, num_labels=3)
     rows = [{"id": index, "text": text} for index, text in enumerate(make_texts())]
@@ -105,6 +115,7 @@ def test_pairs_several_labels_and_numbers(checkpoint, tmp_path):
                 assert list(row["probabilities"].values()) == pytest.approx(expected.sigmoid().tolist(), abs=1e-5)
 
 
+@pytest.mark.usefixtures("rows_of_all_kinds")
 def test_words_and_texts_are_tagged_like_the_pipeline(checkpoint, tmp_path):
     labels = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]))
     model = checkpoint("ForTokenClassification", id2label=labels, label2id={label: i for i, label in labels.items()})
@@ -128,6 +139,7 @@ def test_words_and_texts_are_tagged_like_the_pipeline(checkpoint, tmp_path):
         assert sum(each["end"] - each["start"] > 0 for each in text["entities"]) <= len(row["tokens"])
 
 
+@pytest.mark.usefixtures("rows_of_all_kinds")
 def test_questions_and_choices(checkpoint, tmp_path):
     model = checkpoint("ForQuestionAnswering")
     texts = make_texts(12)

@@ -105,7 +105,8 @@ class DistillationTrainer(FineTuningTrainer):
         inputs = dict(inputs)
         teacher = inputs.pop(TEACHER_LOGITS)
         if "start_positions" in inputs:
-            positions = [inputs.pop(name) for name in ("start_positions", "end_positions")]
+            # Without the padding of filled rows, here and below.
+            positions = [inputs.pop(name)[: len(teacher)] for name in ("start_positions", "end_positions")]
             outputs = model(**inputs)
             total = self._question_loss(outputs, positions, teacher, inputs.get("cu_seq_lens_q"))
             items: Any = (positions[0] != IGNORE_INDEX).sum()
@@ -113,12 +114,13 @@ class DistillationTrainer(FineTuningTrainer):
             labels, indices = inputs.pop("labels"), inputs.pop("label_indices", None)
             outputs = model(**inputs)
             logits = outputs["logits"]
-            items = (labels != IGNORE_INDEX).sum()
             if logits.ndim == 3:  # tokens
                 if indices is None:
                     indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
                 logits = logits.flatten(0, 1).index_select(0, indices)
                 labels = labels.flatten().index_select(0, indices)
+            logits, labels = logits[: len(teacher)], labels[: len(teacher)]
+            items = (labels != IGNORE_INDEX).sum()
             total = self._sum_losses(logits, teacher, labels)
         count = items if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
@@ -133,7 +135,7 @@ class DistillationTrainer(FineTuningTrainer):
         student = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
         length = teacher.shape[1]  # of the longest window
         if offsets is not None:
-            indices = offsets[:-1, None] + torch.arange(length, device=offsets.device)
+            indices = offsets[: len(teacher), None] + torch.arange(length, device=offsets.device)
             student = student[0][indices.clamp(max=student.shape[1] - 1)]
         student = student[:, :length].masked_fill(teacher == OUTSIDE, OUTSIDE)
         start, end = (self._sum_losses(student[..., side], teacher[..., side], positions[side]) for side in (0, 1))

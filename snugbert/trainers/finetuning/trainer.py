@@ -21,6 +21,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import count_tokens
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
+from snugbert.trainers.row_sizes import choose_fine_tuning_multiple
 from snugbert.trainers.shared_trainer import NOT_UPLOADED, SharedTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
 
@@ -39,7 +40,8 @@ class FineTuningTrainer(SharedTrainer):
     - The data collator packs or pads batches. Predictions are the same: in the order of the dataset, with the shapes
       of padded batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question
       answering two arrays [N, L].
-    - Evaluation batches contain examples of similar length.
+    - Evaluation batches contain examples of similar length. If rows are filled, they contain random examples instead,
+      so that they have the sizes of training batches.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
       labeled tokens. Question answering counts windows, which Trainer does not do.
     - A loss or gradient norm that is not finite ends the run.
@@ -100,10 +102,24 @@ class FineTuningTrainer(SharedTrainer):
 
     # --- training -----------------------------------------------------------------------------------------------
 
+    def _explain_unfilled_rows(self) -> str | None:
+        if self.args.pad_to_max_length:  # type: ignore[attr-defined]
+            return "--pad_to_max_length pads each example"
+        return super()._explain_unfilled_rows()
+
+    def _suggest_multiple(self) -> int:
+        train: Any = self.train_dataset
+        dataset = self.eval_dataset if train is None else train
+        batch_size = self.args.eval_batch_size if train is None else self.args.train_batch_size
+        return 0 if dataset is None else choose_fine_tuning_multiple(batch_size, count_tokens(dataset))
+
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | int | None:
         # Question answering has two labels for each window, and no column `labels`.
         if batch_samples and "start_positions" in batch_samples[0]:
             batch_samples = [{"labels": batch["start_positions"]} for batch in batch_samples]
+        # Trainer would count the NaN of filled rows.
+        elif batch_samples and "labels" in batch_samples[0] and batch_samples[0]["labels"].is_floating_point():
+            batch_samples = [{"labels": batch["labels"][: batch.get("num_sequences")]} for batch in batch_samples]
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -164,8 +180,11 @@ class FineTuningTrainer(SharedTrainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
-        # Long examples first, so that a batch that does not fit into memory fails at once.
-        self._order = np.argsort(-count_tokens(eval_dataset), kind="stable")
+        if self.pad_to_multiple_of:
+            self._order = np.random.default_rng(0).permutation(len(eval_dataset))  # type: ignore[arg-type]
+        else:
+            # Long examples first, so that a batch that does not fit into memory fails at once.
+            self._order = np.argsort(-count_tokens(eval_dataset), kind="stable")
         return self._order.tolist()
 
     def prediction_step(
@@ -175,14 +194,20 @@ class FineTuningTrainer(SharedTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, None]:
-        """As in `Trainer`, but pads the logits of packed batches, and returns no labels."""
+        """As in `Trainer`, but pads the logits of packed batches, and returns no labels.
+
+        The logits of padding in filled rows are dropped.
+        """
         loss, logits, _ = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        number = inputs.get("num_sequences")  # None: the row is not filled
         if logits is not None and self._token_outputs and "cu_seq_lens_q" in inputs:
-            lengths = inputs["cu_seq_lens_q"].diff().tolist()
+            lengths = inputs["cu_seq_lens_q"].diff()[:number].tolist()
             if isinstance(logits, tuple):
                 logits = tuple(_pad(part, lengths) for part in logits)
             else:
                 logits = _pad(logits, lengths)
+        elif logits is not None and number is not None:
+            logits = logits[: number // inputs.get("num_choices", 1)]
         return loss, logits, None
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -345,4 +370,5 @@ def _frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.P
 
 def _pad(logits: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """[1, T, ...] -> [N, L, ...]."""
-    return nn.utils.rnn.pad_sequence(list(logits[0].split(lengths)), batch_first=True, padding_value=PADDING)
+    parts = logits[0, : sum(lengths)].split(lengths)
+    return nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=PADDING)

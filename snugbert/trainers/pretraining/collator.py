@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.packed_batches import pack
+from snugbert.packed_batches import pack, pad_row
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
-from snugbert.trainers.ranges import check_ranges
+from snugbert.trainers.ranges import Range, check_ranges
 
 CUT = "‖"
 SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so
@@ -49,9 +49,11 @@ class SnugBertDataCollatorForPretraining:
         whole_word_mask: whether to mask all tokens of a word or none.
         replacement_keys: whether batches contain a random number for each masked token, from which ELECTRA's generator
             samples the token that replaces it.
+        pad_to_multiple_of: fills the row up to a multiple of this number of tokens, see [`pad_row`]. None: no padding.
 
     Raises:
-        InputError: a share is out of range, or `whole_word_mask` is set for a tokenizer other than WordPiece.
+        InputError: a share is out of range, `whole_word_mask` is set for a tokenizer other than WordPiece, or
+            `pad_to_multiple_of` is below 1 or set together with `replacement_keys`.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -60,6 +62,7 @@ class SnugBertDataCollatorForPretraining:
     random_replace_prob: float = 0.1
     whole_word_mask: bool = False
     replacement_keys: bool = False
+    pad_to_multiple_of: int | None = None
     mask_token_id: int = field(init=False, repr=False)  # cached: looking it up takes microseconds
     # Indexed by token id.
     is_special: np.ndarray = field(init=False, repr=False)
@@ -67,7 +70,9 @@ class SnugBertDataCollatorForPretraining:
     replacements: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self):
-        check_ranges(self)
+        check_ranges(self, pad_to_multiple_of=Range(1))
+        if self.pad_to_multiple_of is not None and self.replacement_keys:
+            raise InputError("pad_to_multiple_of does not support ELECTRA's batches (replacement_keys).")
         if self.mask_replace_prob + self.random_replace_prob > 1:
             raise InputError(
                 f"mask_replace_prob {self.mask_replace_prob} and random_replace_prob {self.random_replace_prob} must "
@@ -96,7 +101,7 @@ class SnugBertDataCollatorForPretraining:
         Returns:
             `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q` and `label_indices`
             (M,), see [`pack`]; `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them;
-            `replacement_keys` (M,) if they are requested.
+            `replacement_keys` (M,) if they are requested. Filled if `pad_to_multiple_of` is set.
         """
         generators = [self._make_generator(example) for example in examples]
         masked = [self._mask(example, rng) for example, rng in zip(examples, generators, strict=True)]
@@ -115,7 +120,7 @@ class SnugBertDataCollatorForPretraining:
                 for (_, labels), rng in zip(masked, generators, strict=True)
             ]
             batch["replacement_keys"] = torch.from_numpy(np.concatenate(keys))
-        return batch
+        return batch if self.pad_to_multiple_of is None else pad_row(batch, self.pad_to_multiple_of)
 
     def _make_generator(self, example: Mapping[str, Any]) -> np.random.Generator:
         return np.random.default_rng(

@@ -30,7 +30,8 @@ def sum_per_sequence(outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -
     """
     labels = inputs["labels"].flatten()
     token_indices = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
-    sums = _add_tokens(_score(get_mlm_logits(outputs), labels[token_indices]), token_indices, inputs)
+    logits = get_mlm_logits(outputs)[: len(token_indices)]  # a filled row has more logits than labels
+    sums = _add_tokens(_score(logits, labels[token_indices]), token_indices, inputs)
     if "next_sentence_label" in inputs:
         pair_scores = _score(outputs["seq_relationship_logits"], inputs["next_sentence_label"].flatten())
         return torch.cat([sums, pair_scores], dim=-1)

@@ -42,13 +42,13 @@ def count_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
             there is no padding, `attention_mask` (N, L).
 
     Returns:
-        Two tensors of integers, on the device of the batch. *Shape:* (N,) each
+        Two tensors of integers, on the device of the batch, without the padding of a filled row. *Shape:* (N,) each
     """
     is_labeled = batch["labels"] != IGNORE_INDEX
     if "cu_seq_lens_q" in batch:
-        starts = batch["cu_seq_lens_q"].long()
+        starts, number = batch["cu_seq_lens_q"].long(), batch.get("num_sequences")
         labeled_before = F.pad(is_labeled[0].cumsum(-1), (1, 0))
-        return starts.diff(), labeled_before[starts].diff()
+        return starts.diff()[:number], labeled_before[starts].diff()[:number]
     mask = batch.get("attention_mask")
     lengths = torch.ones_like(batch["labels"]) if mask is None else (mask != 0)
     return lengths.sum(-1), is_labeled.sum(-1)

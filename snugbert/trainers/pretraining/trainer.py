@@ -58,6 +58,7 @@ from snugbert.trainers.pretraining.processes import ProcessesTrainer
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.throughput import peak_flops
 from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog
+from snugbert.trainers.row_sizes import choose_pretraining_multiple
 from snugbert.trainers.run_setup import use_one_gpu
 from snugbert.trainers.shared_trainer import SharedTrainer
 
@@ -139,12 +140,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         if phases is None:
             phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)
         self.phases = list(phases)
+        # The teacher is not a submodule, so DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
+        self.teacher = teacher
         args = _as_one_epoch(args, self.phases)
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.data_settings = data_settings or {}
-        # The teacher is not a submodule, so DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
-        self.teacher = teacher
         if teacher is not None:
             if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != self._model_config.vocab_size:
                 raise InputError(
@@ -297,6 +298,19 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     # --- a step -------------------------------------------------------------------------------------------------
 
+    def _explain_unfilled_rows(self) -> str | None:
+        if isinstance(self.model, ElectraPair):
+            return "ELECTRA's generator has a random number for each labeled token"
+        if self.teacher is not None:
+            return "the losses of a teacher include all tokens"
+        return super()._explain_unfilled_rows()
+
+    def _suggest_multiple(self) -> int:
+        parts = self.args.world_size * self.args.gradient_accumulation_steps
+        known = [phase for phase in self.phases if phase.max_seq_length is not None]
+        multiples = [choose_pretraining_multiple(phase.batch_size / parts, phase.max_seq_length) for phase in known]
+        return max(multiples, default=0)
+
     def _set_signature_columns_if_needed(self) -> None:
         """As in Trainer. With `remove_unused_columns`, features keep what the collator needs."""
         super()._set_signature_columns_if_needed()
@@ -439,7 +453,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, sparse_prediction=True)
-        sums = sum_per_sequence(outputs, inputs)
+        sums = sum_per_sequence(outputs, inputs)[: inputs.get("num_sequences")]
         return None, sums, sums[:, 2]
 
 

@@ -116,7 +116,7 @@ def test_a_student_that_equals_its_teacher_has_no_gradients(head, padded, tokeni
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_one_batch_equals_accumulated_and_padded_batches_and_a_reference(head, tokenizer, tmp_path):
+def test_one_batch_equals_accumulated_padded_and_filled_batches_and_a_reference(head, tokenizer, tmp_path):
     teacher = new_model(head)
     with torch.no_grad():
         for parameter in teacher.parameters():
@@ -135,6 +135,7 @@ def test_one_batch_equals_accumulated_and_padded_batches_and_a_reference(head, t
             {"per_device_train_batch_size": 45},
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_max_length": True},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_multiple_of": 32},
         )
     )
     assert largest_gradient(first) > 1e-4

@@ -45,7 +45,7 @@ def model_with_gradients(trainer: FineTuningTrainer) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("head", "weights"), [*((head, None) for head in HEADS), *((h, WEIGHTS) for h in HEADS[:2])])
-def test_one_batch_equals_accumulated_and_padded_batches(head, weights, tokenizer, tmp_path):
+def test_one_batch_equals_accumulated_padded_and_filled_batches(head, weights, tokenizer, tmp_path):
     """The last of six accumulated batches has 5 of 45 examples. A mean of means would weight it too much."""
     models = [
         model_with_gradients(new_trainer(head, tokenizer, tmp_path, weights=weights, **settings))
@@ -53,6 +53,7 @@ def test_one_batch_equals_accumulated_and_padded_batches(head, weights, tokenize
             {"per_device_train_batch_size": 45},
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_max_length": True},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_multiple_of": 32},
         )
     ]
     assert any(parameter.grad.any() for parameter in models[0].parameters() if parameter.grad is not None)
@@ -200,11 +201,11 @@ def test_top_layers_start_from_random_weights(family, head, tmp_path):
 # --- evaluation -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"pad_to_max_length": True}, {"pad_to_multiple_of": 48}], ids=str)
 @pytest.mark.parametrize("head", HEADS)
-def test_predictions_equal_single_examples_in_order(head, padded, tokenizer, tmp_path):
+def test_predictions_equal_single_examples_in_order(head, settings, tokenizer, tmp_path):
     data = examples(head, 21)
-    trainer = new_trainer(head, tokenizer, tmp_path, per_device_eval_batch_size=4, pad_to_max_length=padded)
+    trainer = new_trainer(head, tokenizer, tmp_path, per_device_eval_batch_size=4, **settings)
     unlabelled = data.select_columns(["input_ids", "token_type_ids", "attention_mask"])
     predictions = trainer.predict(unlabelled).predictions
     model = trainer.model.eval()
@@ -236,6 +237,43 @@ def test_batches_have_no_padding_and_evaluation_starts_with_long_examples(tokeni
     trainer.predict(data)
     assert sorted(itertools.chain.from_iterable(seen[True])) == sorted(lengths)  # an epoch
     assert list(itertools.chain.from_iterable(seen[False])) == sorted(lengths, reverse=True)
+
+
+def test_floats_at_padding_are_no_labels(tokenizer, tmp_path):
+    """Regression with filled rows. Trainer would count the NaN of padding."""
+    data = examples(HEADS[0], 45)
+    data = data.remove_columns("label").add_column("label", [row / 7 for row in range(45)])
+    models = [
+        model_with_gradients(
+            new_trainer(HEADS[0], tokenizer, tmp_path, data, model=new_model(HEADS[0], num_labels=1), **settings)
+        )
+        for settings in (
+            {"per_device_train_batch_size": 45},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_multiple_of": 32},
+        )
+    ]
+    assert_same_gradients(models[1], models[0])
+
+
+def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, tmp_path, monkeypatch, caplog):
+    def multiple(model=None, **settings):
+        return new_trainer(HEADS[0], tokenizer, tmp_path, model=model, **settings).pad_to_multiple_of
+
+    relative = new_model(HEADS[0], position_embedding_type="relative", position_buckets=8)
+    assert (multiple(), multiple(pad_to_multiple_of=24)) == (0, 24)
+    assert multiple(relative, pad_to_multiple_of=24) == multiple(pad_to_multiple_of=24, pad_to_max_length=True) == 0
+    new_trainer(HEADS[0], tokenizer, tmp_path, model=relative, pad_to_multiple_of=24, max_steps=1).train()
+    assert "--pad_to_multiple_of has no effect: attention with relative positions" in caplog.text
+    with pytest.raises(InputError, match=r"--pad_to_multiple_of -1 must be at least 0"):
+        multiple(pad_to_multiple_of=-1)
+    monkeypatch.setattr(FineTuningArguments, "uses_cuda", True)
+    lengths = np.array([len(ids) for ids in examples(HEADS[0], 45)["input_ids"]])
+    expected = 0.85 * lengths.std() * 4
+    with monkeypatch.context() as patch:
+        patch.setattr("snugbert.trainers.shared_trainer.apply_tf32", lambda args: None)
+        args = {"bf16": False, "tf32": False, "dataloader_num_workers": 0, "per_device_train_batch_size": 16}
+        assert expected <= multiple(**args) < expected + 8
+        assert multiple(pad_to_multiple_of=0, **args) == multiple(relative, **args) == 0
 
 
 def test_nan_logits_are_an_error(tokenizer, tmp_path):
