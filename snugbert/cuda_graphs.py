@@ -50,9 +50,9 @@ class Size:
 class CudaGraphs:
     """Runs a function on batches, and records a CUDA graph for each size of batch.
 
-    A graph repeats the kernels, not the Python code. So the result may depend only on the batch, on the weights, on
-    torch's random state and on tensors that keep their place in memory. A new graph is recorded if `requires_grad` or
-    a dropout probability changes.
+    A graph repeats the kernels, not the Python code. So the result may depend only on the batch, on the parameters, on
+    torch's random state and on tensors that keep their place in memory. A new graph is recorded if parameters move, or
+    if `requires_grad` or a dropout probability changes.
 
     The first two batches of a size run eagerly, and the third is recorded. Results are the same as without graphs: a
     graph draws the random numbers that the function would draw, and it adds to the gradients. The tensors of gradients
@@ -106,9 +106,9 @@ class CudaGraphs:
             (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value)
             for name, value in batch.items()
         )
-        is_trained = tuple(parameter.requires_grad for parameter in self._parameters)
+        weights = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in self._parameters)
         # Everything that the kernels depend on.
-        key = values, is_trained, tuple(dropout.p for dropout in self._dropouts)
+        key = values, weights, tuple(dropout.p for dropout in self._dropouts)
         size = self._sizes.get(key, Size())
         if len(self._sizes) < MOST_SIZES:
             self._sizes[key] = size

@@ -18,6 +18,7 @@ from scipy.special import softmax
 from transformers import AutoModel, PreTrainedModel
 
 from snugbert.checkpoints import CLASSES, HEADS
+from snugbert.cuda_graphs import CudaGraphs
 from snugbert.entity_tags import TAG, decode_tags
 from snugbert.errors import InputError
 from snugbert.json_files import check_unicode, read_json
@@ -209,6 +210,7 @@ class HeadPredictor(Predictor):
         self.max_length = min(limit, args.max_seq_length or max(512, self.model.config.max_position_embeddings))
         self.labels = [label for _, label in sorted((config.id2label or {}).items())]
         self.pad_to_multiple_of = choose_prediction_multiple(self.model, args.max_batch_tokens)
+        self._graphs = CudaGraphs(self._forward, self.model)
 
     def tokenize(self, texts: list[str], second: list[str] | None = None) -> dict[str, list[list[int]]]:
         """Tokenizes texts or pairs. Longer ones are truncated."""
@@ -252,8 +254,11 @@ class HeadPredictor(Predictor):
     def _run(self, batch: dict[str, Any]) -> np.ndarray:
         device = self.model.device
         batch = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-        with torch.autocast(device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
-            return self.model(**batch).logits.float().cpu().numpy()
+        return self._graphs(batch).cpu().numpy()
+
+    def _forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
+            return self.model(**batch).logits.float()
 
 
 def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:

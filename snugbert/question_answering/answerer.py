@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.cuda_graphs import CudaGraphs
 from snugbert.models import ModelArguments, TokenizerArguments, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.packed_batches import SnugBertDataCollatorWithPacking, choose_prediction_multiple
 from snugbert.question_answering.answers import best_answers
@@ -79,6 +80,7 @@ class QuestionAnswerer:
         if tokenizer is None:
             raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
         self.model = (model if device is None else model.to(device)).eval()  # type: ignore[arg-type]
+        self._graphs = CudaGraphs(self._forward, self.model)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.max_seq_length = min(max_seq_length, max_tokens(model, tokenizer))
@@ -223,8 +225,7 @@ class QuestionAnswerer:
                 name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
                 for name, value in collate([windows.features[i] for i in batch.tolist()]).items()
             }
-            outputs = self.model(**inputs)
-            logits = torch.stack((outputs.start_logits, outputs.end_logits)).float()
+            logits = self._graphs(inputs)
             tokens = lengths[batch].sum()  # without the padding of filled rows
             packed = (
                 logits[:, 0, :tokens] if packs else logits[:, inputs["attention_mask"] != 0]
@@ -233,6 +234,10 @@ class QuestionAnswerer:
             padded[:, np.arange(all_logits.shape[2]) < lengths[batch, None]] = packed.cpu().numpy()
             all_logits[:, batch] = padded
         return all_logits[0], all_logits[1]
+
+    def _forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        outputs = self.model(**batch)
+        return torch.stack((outputs.start_logits, outputs.end_logits)).float()
 
 
 def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

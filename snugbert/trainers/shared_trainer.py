@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, TorchDynamoPlugin
 from huggingface_hub import HfApi
+from torch.utils._pytree import tree_map_only
 from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
@@ -59,6 +60,7 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
 
 NUM_ITEMS = "num_items_in_batch"
+SEVERAL_PROCESSES = "several processes share the work"
 
 
 class SharedTrainer(StoppableTrainer, CheckpointTrainer):
@@ -93,7 +95,8 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         self.command_settings: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self.changes: list[str] = []
-        self._graphs: CudaGraphs | None = None
+        self._graphs: CudaGraphs | None = None  # of training
+        self._evaluation_graphs: CudaGraphs | None = None
         move_hub_token(self.args)
         self.add_callback(ApplyIntervals)
         self.remove_callback(PrinterCallback)
@@ -142,7 +145,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
                     return super().train(checkpoint, *args, **kwargs)
             finally:
                 self.args.save_total_limit = limit
-                self._graphs = None  # frees their memory
+                self._graphs = self._evaluation_graphs = None  # frees their memory
 
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
@@ -160,12 +163,25 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             if reason := self._find_reason_against_graphs():
                 self._graphs.turn_off(reason)
         batch = dict(self._prepare_inputs(inputs))
+        batch.pop("num_sequences", None)  # of filled rows; it may vary, and training does not need it
         return self._graphs(batch if num_items_in_batch is None else {**batch, NUM_ITEMS: num_items_in_batch})
+
+    def _with_graphs(self, model: Any) -> Callable[..., Any]:
+        """Returns `model` for evaluation. With `cuda_graphs`, CUDA graphs run its forward pass."""
+        if not getattr(self.args, "cuda_graphs", False) or self.label_smoother is not None:  # which needs the model
+            return model
+        if self._evaluation_graphs is None:
+            self._evaluation_graphs = CudaGraphs(lambda batch: model(**batch), self.model)  # type: ignore[arg-type]
+            if self.accelerator.distributed_type != DistributedType.NO:
+                self._evaluation_graphs.turn_off(SEVERAL_PROCESSES)
+        graphs = self._evaluation_graphs
+        # Trainer keeps outputs, and the next batch would overwrite them.
+        return lambda **inputs: tree_map_only(torch.Tensor, torch.clone, graphs(inputs))
 
     def _find_reason_against_graphs(self) -> str | None:
         if self.accelerator.distributed_type != DistributedType.NO:
             # Nobody has tested it. Gradients would arrive all at once, so that sending them would not overlap.
-            return "several processes share the training"
+            return SEVERAL_PROCESSES
         if self.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
         if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):  # type: ignore[union-attr]

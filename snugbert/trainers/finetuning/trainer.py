@@ -198,7 +198,7 @@ class FineTuningTrainer(SharedTrainer):
 
         The logits of padding in filled rows are dropped.
         """
-        loss, logits, _ = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        loss, logits, _ = super().prediction_step(self._with_graphs(model), inputs, prediction_loss_only, ignore_keys)
         number = inputs.get("num_sequences")  # None: the row is not filled
         if logits is not None and self._token_outputs and "cu_seq_lens_q" in inputs:
             lengths = inputs["cu_seq_lens_q"].diff()[:number].tolist()

@@ -452,7 +452,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         """
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            outputs = model(**inputs, sparse_prediction=True)
+            outputs = self._with_graphs(model)(**inputs, sparse_prediction=True)
         sums = sum_per_sequence(outputs, inputs)[: inputs.get("num_sequences")]
         return None, sums, sums[:, 2]
 
