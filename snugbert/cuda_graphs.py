@@ -34,7 +34,8 @@ class Size:
 
     Attributes:
         eager_batches: number of batches that ran eagerly.
-        trained: parameters that got a gradient.
+        trained: parameters that got a gradient in the last eager batch.
+        gradients: the tensors to which the graph adds their gradients.
         inputs: the tensors that the graph reads.
         replay: starts the graph; None before it is recorded.
         result: what the function returned, in tensors that the graph writes.
@@ -42,6 +43,7 @@ class Size:
 
     eager_batches: int = 0
     trained: list[nn.Parameter] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     replay: Callable[[], None] | None = None
     result: Any = None
@@ -97,7 +99,7 @@ class CudaGraphs:
             size.replay = self._record(size, batch, tensors)
         else:
             return self._run_eagerly(size, batch)
-        self._attach_gradients(size.trained)
+        attach_gradients(size.trained, size.gradients)
         size.replay()
         return size.result
 
@@ -149,7 +151,11 @@ class CudaGraphs:
         start = time.perf_counter()
         size.inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         inputs = {**batch, **size.inputs}
-        self._attach_gradients(size.trained)
+        for parameter in size.trained:
+            if parameter not in self._gradients:
+                self._gradients[parameter] = torch.empty_like(parameter)
+        size.gradients = [self._gradients[parameter] for parameter in size.trained]
+        attach_gradients(size.trained, size.gradients)
         try:
             replay, self._memory, size.result = record(lambda: self._function(inputs), self._stream, self._memory)
         except Exception as error:
@@ -160,25 +166,26 @@ class CudaGraphs:
         logger.info("CUDA graph %d: recorded in %.1f s", self.count + 1, time.perf_counter() - start)
         return replay
 
-    def _attach_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Gives parameters the gradients to which the graphs add. An optimizer may have set them to None."""
-        zeroed: list[torch.Tensor] = []
-        copied: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        for parameter in parameters:
-            if parameter not in self._gradients:
-                self._gradients[parameter] = torch.empty_like(parameter)
-            gradient = self._gradients[parameter]
-            if parameter.grad is None:
-                zeroed.append(gradient)
-            elif parameter.grad is not gradient:  # an eager batch of the same step
-                copied.append(gradient)
-                sources.append(parameter.grad)
-            parameter.grad = gradient
-        if zeroed:
-            torch._foreach_zero_(zeroed)
-        if copied:
-            torch._foreach_copy_(copied, sources)
+
+def attach_gradients(parameters: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
+    """Makes `gradients` the gradients of `parameters`, with their present values, or zero if an optimizer freed them."""
+    zeroed: list[torch.Tensor] = []
+    copied: list[torch.Tensor] = []
+    sources: list[torch.Tensor] = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        present = parameter.grad
+        if present is None:
+            zeroed.append(gradient)
+        elif present is not gradient:  # of an eager batch of the same step
+            copied.append(gradient)
+            sources.append(present)
+        else:
+            continue
+        parameter.grad = gradient
+    if zeroed:
+        torch._foreach_zero_(zeroed)
+    if copied:
+        torch._foreach_copy_(copied, sources)
 
 
 # --- CUDA --------------------------------------------------------------------------------------------------------
