@@ -168,7 +168,7 @@ class CudaGraphs:
 
 
 def attach_gradients(parameters: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
-    """Makes `gradients` the gradients of `parameters`, with their present values, or zero if an optimizer freed them."""
+    """Makes `gradients` the gradients of `parameters`. They keep their values; None becomes zero."""
     zeroed: list[torch.Tensor] = []
     copied: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
