@@ -20,9 +20,9 @@ from snugbert.modeling_snugbert import has_hooks
 
 logger = logging.getLogger(__name__)
 
-# The first batch of a size compiles, and the libraries choose their kernels. The second shows whether the function
-# waits for the GPU. The third is recorded.
-EAGER_BATCHES = 2
+# The first batch of a size compiles, and the libraries choose their kernels. If the second does not wait for the GPU,
+# the third is recorded. Otherwise the next ones are tried, because the second may have compiled something, too.
+EAGER_BATCHES = 4
 MOST_GRAPHS = 8
 MOST_SIZES = 64  # without any graph. After that many, no size will repeat often.
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
@@ -34,6 +34,7 @@ class Size:
 
     Attributes:
         eager_batches: number of batches that ran eagerly.
+        is_ready: whether one of them, except the first, did not wait for the GPU.
         trained: parameters that got a gradient in the last eager batch.
         gradients: the tensors to which the graph adds their gradients.
         inputs: the tensors that the graph reads.
@@ -42,6 +43,7 @@ class Size:
     """
 
     eager_batches: int = 0
+    is_ready: bool = False
     trained: list[nn.Parameter] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -117,7 +119,7 @@ class CudaGraphs:
         return size
 
     def _may_record(self, size: Size) -> bool:
-        if size.eager_batches < EAGER_BATCHES or self.count == MOST_GRAPHS:
+        if not size.is_ready or self.count == MOST_GRAPHS:
             return False
         if has_hooks(self._model.modules()):
             self.turn_off("modules have hooks, which a graph would not call")
@@ -126,16 +128,17 @@ class CudaGraphs:
     def _run_eagerly(self, size: Size, batch: Mapping[str, Any]) -> Any:
         size.eager_batches += 1
         waits: list[str] = []
-        notes = note_waits(waits) if size.eager_batches == EAGER_BATCHES else nullcontext()
+        is_tried = size.eager_batches > 1 and not size.is_ready
         if self._stream is None:
             self._stream = make_stream()
         # On the stream that later records: libraries and autograd keep what they set up for a stream.
-        with on_stream(self._stream), notes:
+        with on_stream(self._stream), note_waits(waits) if is_tried else nullcontext():
             result = self._function(dict(batch))
         if torch.is_grad_enabled():
             trained = [parameter for parameter in self._parameters if parameter.requires_grad]
             size.trained = [parameter for parameter in trained if parameter.grad is not None]
-        if waits:
+        size.is_ready |= is_tried and not waits
+        if waits and size.eager_batches == EAGER_BATCHES:
             self.turn_off(f"the step waits for the GPU at {waits[0]}")
         elif len(self._sizes) == MOST_SIZES and self.count == 0:
             self.turn_off("hardly two batches have the same size. Set pad_to_multiple_of")

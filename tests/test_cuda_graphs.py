@@ -135,6 +135,22 @@ def test_further_sizes_run_eagerly(monkeypatch):
     assert graphs.count == 1
 
 
+def test_a_wait_of_the_second_batch_may_be_a_compilation():
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    calls = []
+
+    def step(batch):
+        calls.append(1)
+        if len(calls) == 2:
+            batch["input_ids"].sum().item()
+        return make_step(model)(batch)
+
+    graphs = CudaGraphs(step, model)
+    with emulated_graphs():
+        train(model, graphs, make_batches("ForMaskedLM", 10)[::2])
+    assert graphs.count == 1 and len(calls) == 4  # the fourth is recorded
+
+
 def test_a_failed_recording_names_the_remedy():
     """The function changes its mind: it reads a value when it is recorded."""
     model = ours_and_stock("Model")[0]
