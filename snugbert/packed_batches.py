@@ -233,3 +233,21 @@ def _length(feature: Mapping[str, Any]) -> int:
     values = feature["attention_mask"] if "attention_mask" in feature else feature["input_ids"]
     count = np.count_nonzero if "attention_mask" in feature else len
     return sum(map(count, values)) if _has_choices(values) else int(count(values))
+
+
+def pad_row(batch: dict[str, Any], pad_to_multiple_of: int, num_sequences: int | None = None) -> dict[str, Any]:
+    """Stand-in until branch rows is merged: appends a sequence of padding."""
+    tokens = batch["input_ids"].shape[1]
+    size = -(-tokens // pad_to_multiple_of) * pad_to_multiple_of
+    fill = {"labels": IGNORE_INDEX} if "label_indices" in batch else {}
+    padded = dict(batch)
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor) and value.shape == (1, tokens):
+            padded[name] = torch.nn.functional.pad(value, (0, size - tokens), value=fill.get(name, 0))
+        elif name == "cu_seq_lens_q":
+            padded[name] = torch.cat([value, value.new_tensor([size])])
+        elif name in SEQUENCE_COLUMNS:
+            padded[name] = torch.cat([value, value.new_full((1, *value.shape[1:]), IGNORE_INDEX)])
+    padded["position_ids"][0, tokens:] = torch.arange(size - tokens) % batch["max_length_q"]
+    padded["max_length_q"] = max(batch["max_length_q"], size - tokens)
+    return padded
