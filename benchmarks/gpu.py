@@ -28,7 +28,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -82,8 +82,8 @@ from snugbert.trainers.pretraining.throughput import TRAINING_COST, peak_flops
 Rows = Iterator[tuple[str, Callable[[], dict[str, Any]]]]  # names, and functions that measure
 # In bfloat16, our gradients may differ from stock BERT's float32 gradients by this times what stock BERT's own differ.
 BFLOAT16_FACTOR = 1.5
-CHECKED_BATCHES = 3  # CudaGraphs records the third batch of a size
-# Passes over a round's batches before the clock starts. After three, each size of row is recorded.
+CHECKED_BATCHES = 3
+# Passes over all batches before a measurement. CudaGraphs records the third batch of a size.
 WARMUP_PASSES = 3
 # Rows of `lengths` are filled up to multiples of this times a whole number, about a tenth of a batch.
 ROW_MULTIPLE = 64
@@ -121,10 +121,12 @@ class Sizes:
         vocabulary: number of tokens.
         shapes: batch size and maximum length of the pretraining steps, and the multiple of tokens to which rows are
             filled up for CUDA graphs.
-        round_tokens: tokens of a round of steps, at least. A round has at most ten batches.
+        round_tokens: a round of steps has at least so many tokens, unless it would need more than `most_steps`.
+        most_steps: most steps of a round, each on its own batch.
         rounds: measured rounds.
         batch: batch size of fine-tuning and of the checks.
         tasks: names in [`GLUE_LENGTHS`].
+        checked: heads in [`HEADS`], and dtypes, of the compiled steps and of those in graphs.
         backend: backend of torch.compile.
     """
 
@@ -132,9 +134,11 @@ class Sizes:
     vocabulary: int
     shapes: tuple[tuple[int, int, int], ...]
     round_tokens: int
+    most_steps: int
     rounds: int
     batch: int
     tasks: tuple[str, ...]
+    checked: tuple[tuple[str, str], ...]
     backend: str
 
 
@@ -143,9 +147,16 @@ BASE = Sizes(
     vocabulary=30_522,
     shapes=((256, 128, 1024), (32, 128, 128)),
     round_tokens=160_000,
+    most_steps=10,
     rounds=5,
     batch=32,
     tasks=("sst2", "mrpc", "qnli"),
+    checked=(
+        ("pretraining", "bfloat16"),
+        ("classification", "float32"),
+        ("classification", "bfloat16"),
+        ("pretraining", "float32"),
+    ),
     backend="inductor",
 )
 REHEARSAL = Sizes(
@@ -153,9 +164,11 @@ REHEARSAL = Sizes(
     vocabulary=300,
     shapes=((4, 24, 16),),
     round_tokens=150,
+    most_steps=3,
     rounds=2,
     batch=4,
     tasks=("sst2",),
+    checked=(("pretraining", "float32"),),
     backend="eager",
 )
 
@@ -219,7 +232,7 @@ def step_arguments(args: argparse.Namespace, *flags: str) -> argparse.Namespace:
 def pretraining_batches(sizes: Sizes, shape: tuple[int, int, int]) -> dict[str, list[Batch]]:
     """Returns the batches of a round, for both sides."""
     rng, (size, longest, _) = np.random.default_rng(0), shape
-    count = min(10, -(-sizes.round_tokens // (size * longest)))
+    count = min(sizes.most_steps, -(-sizes.round_tokens // (size * longest)))
     lengths = draw_lengths(PAIR_LENGTHS[128 if longest <= 128 else 512], size * count, longest, rng)
     return make_pretraining_batches(lengths, size, sizes.vocabulary, rng)
 
@@ -291,7 +304,7 @@ def time_kernel(
 
 
 def time_function(function: Callable[[], Any], args: argparse.Namespace) -> float:
-    """Returns the milliseconds of a function on the GPU, the median of some rounds. Nothing waits for a round's end."""
+    """Returns the milliseconds of a function on the GPU: the median of some rounds, without a wait between them."""
     for _ in range(3):
         function()
     if args.device == "cpu":
@@ -609,9 +622,9 @@ def length_rows(args: argparse.Namespace) -> Rows:
 
 @cache
 def fine_tuning_batches(sizes: Sizes, task: str) -> dict[str, list[Batch]]:
-    """Returns ten batches of a classifier at the lengths of a task, for both sides."""
+    """Returns the batches of a round of a classifier at the lengths of a task, for both sides."""
     rng = np.random.default_rng(0)
-    lengths = draw_lengths(GLUE_LENGTHS[task], 10 * sizes.batch, 128, rng)
+    lengths = draw_lengths(GLUE_LENGTHS[task], sizes.most_steps * sizes.batch, 128, rng)
     return make_fine_tuning_batches("classification", lengths, sizes.batch, sizes.vocabulary, rng)
 
 
@@ -629,9 +642,8 @@ def time_fine_tuning(side: Side, task: str, args: argparse.Namespace) -> dict[st
 
 def correctness_rows(args: argparse.Namespace) -> Rows:
     """Yields the rows of `correctness`."""
-    cases = [("pretraining", "bfloat16"), ("classification", "float32")]
-    cases += [("pretraining", "float32"), ("classification", "bfloat16")]
-    for (task, dtype), side in [*product(cases, (GRAPHS, BEST)), *product(cases, (COMPILED,))]:
+    checked = args.sizes.checked
+    for (task, dtype), side in [*product(checked, (GRAPHS, BEST)), *product(checked, (COMPILED,))]:
         yield f"{task}, {dtype} | {side.name}", partial(check_step, task, dtype, side, args)
     for dtype, task in product(("bfloat16", "float32"), HEADS):
         yield f"{task}, {dtype} | {EAGER.name}", partial(check_head, task, dtype, args)
@@ -690,8 +702,8 @@ class Check:
 def check_step(task: str, dtype: str, side: Side, args: argparse.Namespace) -> dict[str, Any]:
     """Compares a compiled step, or one in CUDA graphs.
 
-    The step first sees every batch once, so that its graph is recorded. Then it runs on each of them again. A graph
-    that read an earlier batch's inputs, or kept its gradients, would differ.
+    The step first sees every batch three times, so that graphs are recorded. Then it runs on each of them again. A
+    graph that read an earlier batch's inputs, or kept its gradients, would differ.
     """
     check = Check(task, dtype, args, CHECKED_BATCHES)
     if side.compiled:
@@ -699,7 +711,7 @@ def check_step(task: str, dtype: str, side: Side, args: argparse.Namespace) -> d
     step = make_step(check.ours, check.settings, dtype, side.graphs)
     one_size = args.sizes.batch * args.sizes.shapes[0][1]  # the most tokens that a batch can have
     batches = place_batches(side, check.batches, one_size, args.device)
-    for batch in batches:
+    for batch in WARMUP_PASSES * batches:
         check.ours.zero_grad()
         step(batch)
     found = [check.measure(step, batch, index) for index, batch in enumerate(batches)]
@@ -751,26 +763,36 @@ def profile_steps(side: Side, shape: tuple[int, int, int], args: argparse.Namesp
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
         run(profiled)
-    on_gpu = torch.autograd.DeviceType.CUDA
-    kernels = {
-        event.key: (event.self_device_time_total / 1e3 / len(profiled), event.count / len(profiled))
-        for event in profiler.key_averages()
-        if event.device_type == on_gpu and not event.is_user_annotation  # such as "Optimizer.step"
-    }
-    classes: dict[str, list[float]] = {}
-    for name, (ms, launches) in kernels.items():
-        total = classes.setdefault(classify(name), [0.0, 0.0])
-        total[0] += ms
-        total[1] += launches
+    kernels = average_kernels(profiler.key_averages(), len(profiled))
     slowest = sorted(kernels, key=lambda name: kernels[name], reverse=True)[:SHOWN_KERNELS]
     return {
         "ms": 1e3 * seconds,
-        "classes": classes,
+        "classes": sum_classes(kernels),
         "kernels": {name: kernels[name] for name in slowest},
         "busy": sum(ms for ms, _ in kernels.values()) / 1e3 / seconds,
         "attention": [name for name in kernels if classify(name) == "attention"],
         "waits": {place: count / len(profiled) for place, count in waits.items()},
     }
+
+
+def average_kernels(events: Iterable[Any], steps: int) -> dict[str, tuple[float, float]]:
+    """Returns the ms and the launches of each kernel in a step, from a profile of some steps."""
+    return {
+        event.key: (event.self_device_time_total / 1e3 / steps, event.count / steps)
+        for event in events
+        if event.device_type == torch.autograd.DeviceType.CUDA
+        and not event.is_user_annotation  # such as "Optimizer.step"
+    }
+
+
+def sum_classes(kernels: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
+    """Sums the ms and the launches of kernels of a class."""
+    classes: dict[str, list[float]] = {}
+    for name, (ms, launches) in kernels.items():
+        total = classes.setdefault(classify(name), [0.0, 0.0])
+        total[0] += ms
+        total[1] += launches
+    return classes
 
 
 def classify(kernel: str) -> str:

@@ -19,13 +19,16 @@ set -u
 
 repository=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-if [ "${1:-}" != quick ]; then
+case "${1:-}" in
+quick) script=gpu_quick.py ;;
+*)
     echo "usage: benchmarks/gpu.sh quick [PIECE] [FLAGS]" >&2
     exit 2
-fi
+    ;;
+esac
 if [ ! -d "$repository/build/site" ] && compgen -G "$repository/build/wheels/*.whl" >/dev/null; then
     "$python" -m pip install --quiet --no-index --no-deps --target "$repository/build/site" \
         "$repository"/build/wheels/*.whl || exit
 fi
 export PYTHONPATH="$repository:$repository/build/site${PYTHONPATH:+:$PYTHONPATH}"
-exec "$python" "$repository/benchmarks/gpu_$1.py" "${@:2}"
+exec "$python" "$repository/benchmarks/$script" "${@:2}"

@@ -63,7 +63,7 @@ def format_results(output_dir: Path, pieces: Iterable[str]) -> str:
         facts.append(f"datasheet: {datasheet / 1e12:,.0f}")
     copied = rows["products"].get("copy", {})
     if "ms" in copied:
-        facts.append(f"copy: {format_rate(copied, 'bytes')}")
+        facts.append(f"copy: {copied['bytes'] / copied['ms']['copy'] / 1e9:.2f} TB/s")
     sections = [
         "# SnugBERT and stock BERT on one GPU",
         ", ".join(f"{name} {value}" for name, value in machine.items()) + f".\n{', '.join(facts)}.",
@@ -101,7 +101,7 @@ def measured(rows: dict[str, Row]) -> dict[str, Row]:
 
 def list_works(rows: dict[str, Row]) -> list[str]:
     """Returns the works of rows, each once."""
-    return list(dict.fromkeys(split(name)[0] for name in rows if " | " in name))
+    return list(dict.fromkeys(split(name)[0] for name in rows))
 
 
 def format_checks(rows: dict[str, Row]) -> str:
@@ -112,12 +112,16 @@ def format_checks(rows: dict[str, Row]) -> str:
         if row.get("graphs") == 0:
             side += " (none recorded)"
         limits = row["limits"]
-        for layout, found in row["found"].items():
-            # `not <=` also refuses NaN.
-            verdict = "equal" if all(found[key] <= limits[key] for key in limits) else "**DIFFERENT**"
-            distances = [f"{found[key]:.1e} ({limits[key]:.1e})" for key in ("loss", "gradients")]
-            lines.append([work, side, layout, verdict, *distances])
+        found = {key: worst(distances[key] for distances in row["found"].values()) for key in limits}
+        verdict = "equal" if all(found[key] <= limits[key] for key in limits) else "**DIFFERENT**"
+        distances = [f"{found[key]:.1e} ({limits[key]:.1e})" for key in ("loss", "gradients")]
+        lines.append([work, side, " and ".join(row["found"]), verdict, *distances])
     return format_table(("head, dtype", "side", "batch", "", "loss (limit)", "gradients (limit)"), lines)
+
+
+def worst(distances: Iterable[float]) -> float:
+    """Returns the largest distance; NaN if one is NaN."""
+    return max(distances, key=lambda distance: (distance != distance, distance))
 
 
 def milliseconds(row: Row) -> list[float]:
@@ -128,7 +132,8 @@ def milliseconds(row: Row) -> list[float]:
 def format_steps(rows: dict[str, Row], peak: float) -> str:
     """Formats `steps` and `lengths`. MFU is a share of `peak` FLOPs per second. Stock is stock sdpa, not compiled."""
     lines = []
-    for name, row in sorted(measured(rows).items(), key=lambda item: list_works(rows).index(split(item[0])[0])):
+    works = list_works(rows)
+    for name, row in sorted(measured(rows).items(), key=lambda item: works.index(split(item[0])[0])):
         work, side = split(name)
         if row["graphs"] is not None:
             side += f" ({row['graphs'] or 'none'} recorded, fill {row['fill']:.1%})"
@@ -158,9 +163,8 @@ def format_steps(rows: dict[str, Row], peak: float) -> str:
 
 def format_gains(steps: dict[str, Row], products: dict[str, Row]) -> str:
     """Formats how much each change gains, from whole steps and from single kernels."""
-    works = list_works(steps | products)
-    shapes = list(dict.fromkeys(work.rpartition(", ")[2] for work in works))
-    pretraining = {f"{work.rpartition(', ')[2]} | {side}": row for (work, side), row in by_work_and_side(steps)}
+    shapes = list(dict.fromkeys(work.rpartition(", ")[2] for work in list_works(steps | products) if work != "copy"))
+    pretraining = {name.removeprefix("pretraining, "): row for name, row in measured(steps).items()}
     lines = []
     for changes, rows, ms in ((CHANGES, pretraining, step_ms), (KERNEL_CHANGES, measured(products), kernel_ms)):
         for change, before, after in changes:
@@ -169,11 +173,6 @@ def format_gains(steps: dict[str, Row], products: dict[str, Row]) -> str:
             if any(cells):
                 lines.append([change, "whole steps" if ms is step_ms else "single kernels", *cells])
     return format_table(("change", "measured with", *shapes), lines)
-
-
-def by_work_and_side(rows: dict[str, Row]) -> list[tuple[tuple[str, str], Row]]:
-    """Returns work and side of each row without an error."""
-    return [(split(name), row) for name, row in measured(rows).items()]
 
 
 def step_ms(row: Row) -> float:
@@ -218,30 +217,24 @@ def format_profiles(rows: dict[str, Row]) -> str:
 
 
 def format_kernels(rows: dict[str, Row]) -> str:
-    """Formats `products`: a column per shape, a line per kernel and pass."""
-    rows = {name: row for name, row in measured(rows).items() if " | " in name}
+    """Formats `products`: a column per shape, a line per kernel."""
+    rows = {name: row for name, row in measured(rows).items() if name != "copy"}
     shapes = list_works(rows)
     lines = []
     for kernel in dict.fromkeys(split(name)[1] for name in rows):
         found = [rows.get(f"{shape} | {kernel}") for shape in shapes]
-        passes = dict.fromkeys(name for row in found if row for name in row["ms"])
-        for name in passes:
-            cells = [format_kernel(row, name) if row else "" for row in found]
-            lines.append([f"{kernel}: {name}", *cells])
+        lines.append([kernel, *(format_kernel(row) if row else "" for row in found)])
     return format_table(("kernel, ms of one call", *shapes), lines)
 
 
-def format_kernel(row: Row, name: str) -> str:
+def format_kernel(row: Row) -> str:
     """Formats the ms of one call, and the rate if it is known."""
-    rates = [format_rate(row, unit, name) for unit in ("flops", "bytes") if unit in row]
-    return f"{row['ms'][name]:.3f}" + "".join(f", {rate}" for rate in rates)
-
-
-def format_rate(row: Row, unit: str, name: str | None = None) -> str:
-    """Formats FLOPs or bytes per second of a pass, by default of the only one."""
-    ms = row["ms"][name] if name else sum(row["ms"].values())
-    rate = row[unit] / ms * 1e3 / 1e12
-    return f"{rate:,.0f} TFLOP/s" if unit == "flops" else f"{rate:.2f} TB/s"
+    ms = row["ms"]
+    rates = {name: f" ({row['bytes'] / ms[name] / 1e9:.2f} TB/s)" if "bytes" in row else "" for name in ms}
+    text = ", ".join(f"{name} {ms[name]:.3f}{rates[name]}" for name in ms)
+    if "flops" in row:
+        text += f"; {row['flops'] * len(ms) / sum(ms.values()) / 1e9:,.0f} TFLOP/s"
+    return text
 
 
 def format_errors(rows: dict[str, dict[str, Row]]) -> str:
