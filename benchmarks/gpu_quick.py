@@ -27,7 +27,7 @@ from gpu_table import format_results
 
 # Seconds of each piece, with the start of Python (about 8) and a cold compiler's cache. What is unknown comes first,
 # and what is not correct need not be fast.
-PLAN = {"products": 65, "correctness": 105, "steps": 165, "profile": 50, "lengths": 90}
+PLAN = {"products": 65, "correctness": 105, "steps": 160, "profile": 45, "lengths": 100}
 FINISHING = 10  # seconds for the compiler's cache and the table
 SHORTEST = 15  # seconds that a new process needs to measure anything
 REPOSITORY = Path(__file__).parents[1]
