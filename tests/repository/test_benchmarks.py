@@ -851,6 +851,7 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
 
         def __call__(self, batch):
             self.first = getattr(self, "first", batch)
+            calls.append("step")
             return super().__call__(self.first)
 
     assert list(gpu_quick.PLAN) == list(gpu.PIECES)
@@ -890,7 +891,9 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
     rows = [(name, check) for name, check in gpu.correctness_rows(rehearsal) if "graphs" in name or "compiled" in name]
     monkeypatch.setitem(gpu.PIECES, "correctness", lambda args: rows)
     (tmp_path / "correctness.jsonl").unlink()
+    calls.clear()
     gpu.main(["correctness", *flags])
+    assert len(calls) == 2 * (3 + 1) * gpu.CHECKED_BATCHES  # two sides; the third time, a graph is recorded
     lines = [line for line in format_results(tmp_path, gpu.PIECES).splitlines() if "| equal |" in line]
     assert len(lines) == 1 and "SnugBERT, compiled |" in lines[0]
 
@@ -1007,7 +1010,7 @@ def test_compiler_cache_of_gpu_measurements(tmp_path, monkeypatch):
     import gpu_quick
 
     rng, folder = np.random.default_rng(0), tmp_path / "cache"
-    sizes = {"triton/0/a/k.cubin": 90, "fxgraph/ab/key/graph": 50, "aotautograd/key/entry": 40, "ab/x.best_config": 9}
+    sizes = {"triton/0/a/k.cubin": 30, "fxgraph/ab/key/graph": 50, "aotautograd/key/entry": 40, "ab/x.best_config": 9}
     for name, size in sizes.items():
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_bytes(rng.bytes(1000 * size))
