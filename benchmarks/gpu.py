@@ -30,7 +30,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, reduce
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -363,7 +363,7 @@ def time_linear(
     def differentiate_input() -> torch.Tensor:
         if joined:
             return torch.cat(gradients, 1) @ torch.cat(weights)
-        return sum(gradient @ weight for gradient, weight in zip(gradients, weights, strict=True))  # type: ignore
+        return reduce(torch.add, (gradient @ weight for gradient, weight in zip(gradients, weights, strict=True)))
 
     together = torch.cat(gradients, 1)
 
