@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nested._internal.sdpa as nested
-from gpu import Batch, make_pretraining_batches
-from side_by_side import describe_machine
+from gpu_batches import make_pretraining_batches
+from side_by_side import Batch, describe_machine
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.cpp_extension import include_paths, library_paths
 from transformers import BertConfig, BertForPreTraining, PreTrainedModel

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from gpu import HEADS, Batch, count_labels, make_task_batches, shortest_length
+from gpu_batches import HEADS, count_labels, make_task_batches, shortest_length
 from host_time import FIELDS, VOCABULARY, act_as_gpu, load_kernels
+from side_by_side import Batch
 from torch._dynamo.utils import counters
 
 import snugbert

@@ -6,10 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+import time
+from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import numpy as np
@@ -831,142 +834,250 @@ def test_tokens_of_the_busy_machine_are_counted(minilm, tmp_path):
     assert [tokens for _, tokens in busy_machine.RECORD.iter_unpack((tmp_path / "log").read_bytes())] == [96, 96]
 
 
-def read_results(folder: Path, piece: str) -> dict[str, dict]:
-    lines = (folder / f"{piece}.jsonl").read_text().splitlines()
-    return {row["row"]: row for row in map(json.loads, lines)}
+def read_results(folder: Path, pieces: Iterable[str]) -> dict[str, dict[str, dict]]:
+    from gpu_table import read_rows
+
+    return {piece: read_rows(folder / f"{piece}.jsonl") for piece in pieces}
 
 
-def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch, capsys):
-    """The piece `correctness` runs what a GPU runs, and fails if the sides differ."""
+def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
+    """The piece `correctness` runs what a GPU runs, and finds a graph that repeats an earlier batch."""
     import gpu
-    import stock_finetuning
+    import gpu_quick
+    from gpu_table import format_results
 
-    def run_here(arguments, log, args):  # a process of its own would import everything again
-        log.touch()
-        module, *argv = arguments
-        (stock_finetuning.main if "stock" in module else lambda argv: snugbert_command(argv[1:]))(argv)
-        return 1.0
+    class Stale(gpu.CudaGraphs):
+        """Always runs the first batch, as a graph that does not copy its inputs."""
 
-    monkeypatch.setattr(gpu, "run_python", run_here)
+        def __call__(self, batch):
+            self.first = getattr(self, "first", batch)
+            calls.append("step")
+            return super().__call__(self.first)
+
+    assert list(gpu_quick.PLAN) == list(gpu.PIECES)
+    rehearsal = gpu.parse_arguments(["correctness", "--rehearse"])
+    monkeypatch.setattr(gpu, "peak_flops", lambda *args: 1e12)
+    monkeypatch.setattr(gpu, "gc", SimpleNamespace(collect=lambda: None))  # takes a tenth of a second after each row
     flags = ["--rehearse", "--output_dir", str(tmp_path)]
+    with acting_as_gpu() as calls:
+        gpu.main(["correctness", *flags])
+    assert {name.removesuffix("_forward") for name in calls} >= KERNELS
     for piece in gpu.PIECES:
-        with acting_as_gpu() if piece == "correctness" else nullcontext([]) as calls:
-            gpu.main([piece, *flags])
-        assert piece != "correctness" or {name.removesuffix("_forward") for name in calls} >= KERNELS
-    results = {piece: read_results(tmp_path, piece) for piece in gpu.PIECES}
+        gpu.main([piece, *flags])
+    results = read_results(tmp_path, gpu.PIECES)
     assert not [row for rows in results.values() for row in rows.values() if "error" in row]
-    steps = results["eager"] | results["compiled"] | results["lengths"]
-    assert len(steps) == 1 + 2 + 3 + 3 and all(len(row.get("seconds", [0, 0])) == 2 for row in steps.values())
-    full = results["eager"]["pretraining step, 4 x 24, full fill, dropout 0.1 | SnugBERT"]
-    assert full["tokens"] == 2 * 4 * 24 and full["fill"] == 1
-    assert len(results["pretrain"]) == 2 and len(results["finetune"]) == 3
-    assert len(results["correctness"]) == 19
-    for row in results["correctness"].values():
-        assert row["row"] == "device" or (row["packed"]["within"] and row["padded"]["within"]), row
+    assert [len(rows) for rows in results.values()] == [1 + 1 + 16, 1 + 3 + 18, 1 + 6, 1 + 2, 1 + 6]
+    step = gpu.describe_step(gpu.REHEARSAL, gpu.REHEARSAL.shapes[0])
+    config = SnugBertConfig.from_size("tiny")
+    for name, flops in (
+        ("q, k, v, one product", 6 * step.tokens * config.hidden_size**2),
+        ("vocabulary", 2 * step.labeled * config.hidden_size * 320),
+    ):
+        assert results["products"][f"4 x 24 | {name}"]["flops"] == flops
+    for row in (results["steps"] | results["lengths"]).values():
+        assert "machine" in row or (len(row["seconds"]) == 2 and 0 < row["fill"] <= 1)
 
-    # Rows are not repeated. The table contains them all, with ratios to stock BERT on the same work.
-    before = (tmp_path / "eager.jsonl").read_text()
-    gpu.main(["eager", *flags])
-    assert (tmp_path / "eager.jsonl").read_text() == before
-    capsys.readouterr()
-    gpu.main(["table", *flags])
-    out = capsys.readouterr().out
-    assert len([line for line in out.splitlines() if line.startswith("| ")]) == 2 + 2 + 3 + 3 + 1 + 2
-    stock = results["eager"]["pretraining step, 4 x 24, full fill, dropout 0.1 | stock sdpa"]
-    ratio = np.median(stock["seconds"]) / np.median(full["seconds"])
-    assert re.search(rf"full fill, dropout 0.1 \| SnugBERT \| .* \| {ratio:.2f} \|  \|\n", out)
-    assert out.count("equal") == 2 * 18 and "DIFFERENT" not in out
+    # Rows are not repeated. Ratios are to stock BERT on the same work.
+    before = (tmp_path / "steps.jsonl").read_text()
+    gpu.main(["steps", *flags])
+    assert (tmp_path / "steps.jsonl").read_text() == before
+    table = format_results(tmp_path, gpu.PIECES)
+    ours, stock = (results["steps"][f"pretraining, 4 x 24 | {side}"] for side in ("SnugBERT", "stock sdpa"))
+    ratio = np.median(stock["seconds"]) / np.median(ours["seconds"])
+    assert re.search(rf"\| pretraining, 4 x 24 \| SnugBERT \| .* \| {ratio:.2f} \|  \|\n", table)
+    assert table.count("| equal |") == 3 + 18 and "DIFFERENT" not in table and "Not measured" not in table
+
+    monkeypatch.setattr(gpu, "CudaGraphs", Stale)
+    rows = [(name, check) for name, check in gpu.correctness_rows(rehearsal) if "graphs" in name or "compiled" in name]
+    monkeypatch.setitem(gpu.PIECES, "correctness", lambda args: rows)
+    (tmp_path / "correctness.jsonl").unlink()
+    calls.clear()
+    gpu.main(["correctness", *flags])
+    assert len(calls) == 2 * (3 + 1) * gpu.CHECKED_BATCHES  # two sides; the third time, a graph is recorded
+    lines = [line for line in format_results(tmp_path, gpu.PIECES).splitlines() if "| equal |" in line]
+    assert len(lines) == 1 and "SnugBERT, compiled |" in lines[0]
 
 
-def test_the_script_of_gpu_measurements(tmp_path):
-    """It runs a piece twice if the first process fails, and pieces in order, with the repository's packages."""
+def test_failures_of_gpu_measurements(tmp_path, monkeypatch):
+    """A row that fails is recorded, and the next one runs. After an error of the GPU, a new process continues."""
     import gpu
+    from gpu_table import format_results, read_rows
 
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"; test "$2" != eager\n')
-    python.chmod(0o755)
-
-    def run(*flags: str) -> list[str]:
-        environment = os.environ | {"PYTHON": str(python), "PYTHONPATH": "others"}
-        process = subprocess.run([BENCHMARKS / "gpu.sh", *flags], env=environment, stdout=subprocess.PIPE, text=True)
-        return process.stdout.splitlines()
-
-    path = f"{BENCHMARKS.parent}:{BENCHMARKS.parent}/build/site:others {BENCHMARKS}/gpu.py"
-    assert run("table", "--rehearse") == [f"{path} table --minutes 8 --rehearse"]
-    lines = run("--rehearse")
-    assert all(line.startswith(path) and line.endswith(" --rehearse") for line in lines)
-    pieces = [line.removeprefix(path).split()[0] for line in lines]
-    assert pieces == [piece for piece in (*gpu.PIECES, "table") for _ in range(1 + (piece == "eager"))]
-
-
-def test_lengths_of_gpu_measurements():
-    import gpu
-
-    rng = np.random.default_rng(0)
-    drawn = gpu.draw_lengths(gpu.GLUE_LENGTHS["rte"], 10_000, 120, rng)
-    expected = np.minimum(gpu.GLUE_LENGTHS["rte"], 120)
-    assert np.abs(np.percentile(drawn, range(5, 100, 5)) - expected[1:-1]).max() < 3
-    for count in (1, 2, 3, 4, 5, 9):
-        example = gpu.make_example(count, 300, rng)
-        assert len(example["input_ids"]) == len(example["token_type_ids"]) == count
-
-
-def test_failures_of_gpu_measurements(tmp_path, monkeypatch, capsys):
-    import gpu
-
-    build = gpu.build
+    build, errors = gpu.build, [torch.OutOfMemoryError("out of memory"), RuntimeError("CUDA error: illegal address")]
 
     def another(side, work, settings, **overrides):
-        if side == "stock" and work.head == "PreTraining" and settings.dtype == "bfloat16" and work.name == "":
-            raise torch.OutOfMemoryError("out of memory")
+        if side == "stock" and work.name == "" and errors:
+            raise errors.pop(0)
         return build(side, work, settings, **({"hidden_act": "relu"} if side == "stock" else {}))
 
     monkeypatch.setattr(gpu, "build", another)
+    monkeypatch.setattr(gpu, "peak_flops", lambda *args: 1e12)
+    stock = [gpu.STOCK, gpu.STOCK, gpu.EAGER, gpu.STOCK]
+    monkeypatch.setitem(
+        gpu.PIECES,
+        "steps",
+        lambda args: (
+            (str(i), partial(gpu.time_pretraining, side, (4, 24, 16), args)) for i, side in enumerate(stock)
+        ),
+    )
+    monkeypatch.setitem(gpu.PIECES, "correctness", lambda args: list(gpu.correctness_rows(args))[-2:])
     flags = ["--rehearse", "--output_dir", str(tmp_path)]
-    gpu.main(["eager", *flags])
+    with pytest.raises(SystemExit, match="a new process continues"):
+        gpu.main(["steps", *flags])
+    gpu.main(["steps", *flags])
     gpu.main(["correctness", *flags])
-    rows = read_results(tmp_path, "eager")
-    assert [row.get("error", "")[:16] for row in rows.values()] == ["", "OutOfMemoryError", ""]
-    gpu.main(["table", *flags])
-    out = capsys.readouterr().out
-    assert "| stock sdpa | OutOfMemoryError: out of memory |" in out
-    assert out.count("DIFFERENT") == 2 * 18
-    with pytest.raises(RuntimeError, match="not today"):
-        arguments = gpu.parse_arguments(["eager", *flags])
-        gpu.run_python(["-c", "raise SystemExit('not today')"], tmp_path / "log", arguments)
+    gpu.main(["lengths", *flags, "--seconds", "-1"])
+    rows = read_rows(tmp_path / "steps.jsonl").values()
+    assert [row.get("error", "")[:16] for row in rows] == ["", "OutOfMemoryError", "RuntimeError: CU", "", ""]
+    table = format_results(tmp_path, gpu.PIECES)
+    assert "- steps: 0: OutOfMemoryError: out of memory\n" in table
+    assert table.count("**DIFFERENT**") == 2 and table.count(": not measured: the time was over") == 6
 
 
-def test_waits_of_a_job(tmp_path, monkeypatch):
-    """Jobs wait 7 times in each step at one place, 5 times at their start, and once at a log line."""
+GPU_PIECES = """
+import json, pathlib, subprocess, sys, time
+piece, folder = sys.argv[1], pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
+with (folder / "runs").open("a") as file:
+    file.write(piece + "\\n")
+runs = (folder / "runs").read_text().split().count(piece)
+def write(name, **row):
+    with (folder / f"{piece}.jsonl").open("a") as file:
+        file.write(json.dumps({"row": name, **row}) + "\\n")
+if piece == "products":  # hangs, and so does its child
+    write("device", machine={"device": "none"}, bfloat16_flops=1e12)
+    write("copy", error="did not finish")
+    child = subprocess.Popen(["sleep", "100"])
+    (folder / "child").write_text(str(child.pid))
+    time.sleep(100)
+if piece == "correctness":  # crashes after a row, and finishes in the second process
+    write(str(runs), error=f"crash {runs}")
+    sys.exit(runs == 1)
+sys.exit(piece == "steps")  # crashes before any row
+"""
+
+
+def test_pieces_of_the_gpu_measurements_have_time_limits(tmp_path, monkeypatch, capsys):
+    """A piece that hangs is killed with its processes, one that crashes continues, and the others run."""
+    import gpu_quick
+
+    (tmp_path / "gpu.py").write_text(GPU_PIECES)
+    monkeypatch.setattr(gpu_quick, "__file__", str(tmp_path / "gpu_quick.py"))
+    monkeypatch.setattr(gpu_quick, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(gpu_quick, "SHORTEST", 0)
+    monkeypatch.setattr(gpu_quick, "PLAN", dict.fromkeys(gpu_quick.PLAN, 60) | {"products": 1})
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "profile.jsonl").write_text("of an earlier call, on another card")
+    start = time.monotonic()
+    gpu_quick.main(["--output_dir", str(out)])
+    assert 1 <= time.monotonic() - start < 20
+    runs = ["products", "correctness", "correctness", "steps", "profile", "lengths"]
+    assert (out / "runs").read_text().split() == runs
+    child = Path(f"/proc/{(out / 'child').read_text()}/stat")
+    assert not child.exists() or child.read_text().split()[2] == "Z"  # killed
+    table = (out / "table.md").read_text()
+    assert table in capsys.readouterr().out
+    for line in ("products: copy: did not finish", "correctness: 1: crash 1", "correctness: 2: crash 2"):
+        assert f"- {line}\n" in table
+    gpu_quick.main(["--plan"])
+    assert re.search(r"\b1 s  products\n  60 s  correctness\n", capsys.readouterr().out)
+
+
+def test_the_gpu_measurements_fit_into_their_time():
+    import gpu_quick
+
+    assert sum(gpu_quick.PLAN.values()) + gpu_quick.FINISHING <= 510 - 15  # 15 s to unpack wheels
+
+
+def test_the_script_of_gpu_measurements(tmp_path):
+    """It runs with the repository's packages, and refuses other commands."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"\n')
+    python.chmod(0o755)
+
+    def run(*flags: str) -> tuple[int, str]:
+        environment = os.environ | {"PYTHON": str(python), "PYTHONPATH": "others"}
+        process = subprocess.run([BENCHMARKS / "gpu.sh", *flags], env=environment, capture_output=True, text=True)
+        return process.returncode, process.stdout
+
+    path = f"{BENCHMARKS.parent}:{BENCHMARKS.parent}/build/site:others"
+    assert run("quick", "steps", "--plan") == (0, f"{path} {BENCHMARKS}/gpu_quick.py steps --plan\n")
+    assert run("eager") == run() == (2, "")
+
+
+def test_compiler_cache_of_gpu_measurements(tmp_path, monkeypatch):
+    """It comes back as it was. Without room for all, graphs are kept, then small files."""
+    import gpu_quick
+
+    rng, folder = np.random.default_rng(0), tmp_path / "cache"
+    sizes = {"triton/0/a/k.cubin": 30, "fxgraph/ab/key/graph": 50, "aotautograd/key/entry": 40, "ab/x.best_config": 9}
+    for name, size in sizes.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(rng.bytes(1000 * size))
+    for limit, kept in ((200_000, 4), (120_000, 3), (95_000, 2)):
+        monkeypatch.setattr(gpu_quick, "CACHE_BYTES", limit)
+        gpu_quick.pack_cache(folder, tmp_path / f"{limit}.zip")
+        gpu_quick.unpack_cache(tmp_path / f"{limit}.zip", tmp_path / str(limit))
+        files = {str(path.relative_to(tmp_path / str(limit))) for path in (tmp_path / str(limit)).rglob("*.*")}
+        found = [name for name in sizes if (tmp_path / str(limit) / name).exists()]
+        assert len(found) == kept and len(files) <= kept and (limit == 200_000) == ("triton/0/a/k.cubin" in found)
+        assert all((tmp_path / str(limit) / name).read_bytes() == (folder / name).read_bytes() for name in found)
+    gpu_quick.unpack_cache(tmp_path / "missing.zip", tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_kernels_of_gpu_measurements():
+    """The names are from an H100."""
     import gpu
+    from gpu_table import format_profiles
 
-    def run(arguments, log, args):
-        steps, every = (int(arguments[arguments.index(name) + 1]) for name in ("--max_steps", "--logging_steps"))
-        places = ["step.py:3"] * 7 * steps + ["start.py:1"] * 5 + ["log.py:2"] * (steps // every)
-        log.write_text("".join(f"/site/{place}: UserWarning: {gpu.WAIT}\n" for place in places))
+    names = {
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::": "optimizer",
+        "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16, at::native:": "sums",
+        "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda": "copies and casts",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cud": "copies and casts",
+        "nvjet_sm90_tst_192x96_64x5_1x2_h_bz_NTT": "matrix products",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>": "matrix products",
+        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_trai": "attention",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80": "attention",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x64x64_4x1x1": "attention",
+        "triton_per_fused_add_native_dropout_native_layer_norm_0": "fused by the compiler",
+        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>": "layer norm",
+        "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<c10::BFloat16>": "dropout",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float>": "softmax and loss",
+        "void at::native::(anonymous namespace)::embedding_backward_feature_kernel": "embeddings and indexing",
+        "spin": "other",
+    }
+    assert {name: gpu.classify(name) for name in names} == names
+    cuda, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    fields = ("key", "device_type", "is_user_annotation", "self_device_time_total", "count")
+    events = [
+        ("nvjet_a", cuda, False, 4000, 8),
+        ("gemm_b", cuda, False, 2000, 2),
+        ("spin", cuda, False, 500, 2),
+        ("Optimizer.step", cuda, True, 9000, 2),
+        ("aten::mm", cpu, False, 0, 8),
+    ]
+    kernels = gpu.average_kernels([SimpleNamespace(**dict(zip(fields, event, strict=True))) for event in events], 2)
+    classes = gpu.sum_classes(kernels)
+    assert classes == {"matrix products": [3.0, 5.0], "other": [0.25, 1.0]}
+    row = {"classes": classes, "kernels": kernels, "ms": 6.5, "busy": 0.5, "waits": {"step.py:3": 2.0}}
+    table = format_profiles({"pretraining, 4 x 24 | SnugBERT": row})
+    for line in ("| matrix products | 3.00: 5 |", "| all kernels | 3.25: 6 |", "- 2.00 ms, 4: `nvjet_a`"):
+        assert f"\n{line}\n" in table
+    assert table.endswith("- 2.0 waits at step.py:3")
 
-    monkeypatch.setattr(gpu, "run_python", run)
-    args = gpu.parse_arguments(["profile", "--rehearse", "--output_dir", str(tmp_path)])
-    assert gpu.find_waits_of_job(args) == {"waits": {"/site/step.py:3": 7}}
 
+def test_lengths_of_gpu_measurements():
+    import gpu_batches
 
-def test_documents_of_gpu_measurements(tmp_path):
-    import gpu
-
-    path = gpu.write_documents(tmp_path / "documents.txt", gpu.REHEARSAL)
-    documents = path.read_text().removesuffix("\n\n").split("\n\n")
-    sentences = [document.splitlines() for document in documents]
-    assert [len(document) for document in sentences] == [60] * gpu.REHEARSAL.documents
-    words = [sentence.removesuffix(".").lower().split() for document in sentences for sentence in document]
-    assert {len(sentence) for sentence in words} == set(range(5, 31))
-    drawn = [word for sentence in words for word in sentence]
-    counts = np.array([drawn.count(word) for word in list(gpu.make_vocabulary(gpu.REHEARSAL.vocabulary))[6:]])
-    expected = 1 / np.arange(1, len(counts) + 1)
-    assert counts.sum() == len(drawn)
-    assert np.abs(counts / len(drawn) - expected / expected.sum()).max() < 0.02
-    path.write_text("kept")
-    assert gpu.write_documents(path, gpu.REHEARSAL).read_text() == "kept"
-    assert [file.name for file in tmp_path.iterdir()] == ["documents.txt"]
+    rng = np.random.default_rng(0)
+    drawn = gpu_batches.draw_lengths(gpu_batches.GLUE_LENGTHS["rte"], 10_000, 120, rng)
+    expected = np.minimum(gpu_batches.GLUE_LENGTHS["rte"], 120)
+    assert np.abs(np.percentile(drawn, range(5, 100, 5)) - expected[1:-1]).max() < 3
+    for count in (1, 2, 3, 4, 5, 9):
+        example = gpu_batches.make_example(count, 300, rng)
+        assert len(example["input_ids"]) == len(example["token_type_ids"]) == count
 
 
 def test_default_steps():

@@ -1,0 +1,149 @@
+"""Measures SnugBERT and stock BERT on one GPU in at most 8.5 minutes. Start it with `benchmarks/gpu.sh quick`.
+
+    benchmarks/gpu.sh quick                                # all pieces, then the table
+    benchmarks/gpu.sh quick steps                          # one piece, which may take the whole time
+    benchmarks/gpu.sh quick --plan                         # the pieces and their seconds
+    benchmarks/gpu.sh quick --output_dir gpu-results       # the folder of the results
+
+`gpu.py` describes the pieces. Each piece runs in a process of its own, which is killed when the piece's time is over.
+Time that a piece leaves is for the next one. Results so far are kept, and the other pieces run. A piece that crashes
+continues with its next row in a new process.
+
+The output folder has a file of rows per piece, `table.md`, and `compiler-cache.zip`: what torch.compile and Triton
+compiled, in less than 16 MiB. Pass it as --compiler_cache, or put it into build/, and the next call compiles less. It
+contains code that runs when it is read, so use only a file that you made.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+from gpu_table import format_results
+
+# Seconds of each piece, with the start of Python (about 8) and a cold compiler's cache. What is unknown comes first,
+# and what is not correct need not be fast.
+PLAN = {"products": 65, "correctness": 105, "steps": 160, "profile": 45, "lengths": 100}
+FINISHING = 10  # seconds for the compiler's cache and the table
+SHORTEST = 15  # seconds that a new process needs to measure anything
+REPOSITORY = Path(__file__).parents[1]
+CACHE_FILE = "compiler-cache.zip"
+CACHE_BYTES = 15 * 2**20  # of 16 MiB; the rest is for the zip's table of contents
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("piece", nargs="?", choices=[*PLAN], help="one piece; default: all")
+    parser.add_argument("--plan", action="store_true", help="print the pieces and their seconds, and measure nothing")
+    parser.add_argument("--output_dir", type=Path, default=Path("gpu-results"))
+    parser.add_argument(
+        "--compiler_cache", type=Path, default=REPOSITORY / "build" / CACHE_FILE, help="of a call before"
+    )
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, to test this script")
+    return parser.parse_args(argv)
+
+
+def format_plan() -> str:
+    """Formats the pieces and their seconds."""
+    steps = {**PLAN, "table, compiler's cache": FINISHING}
+    lines = [f"{seconds:4} s  {name}" for name, seconds in steps.items()]
+    return "\n".join([*lines, f"{sum(steps.values()):4} s"])
+
+
+def run_pieces(args: argparse.Namespace, cache: Path) -> None:
+    """Runs the pieces in order. Earlier results of these pieces are removed."""
+    deadline = time.monotonic()
+    for piece in [args.piece] if args.piece else PLAN:
+        (args.output_dir / f"{piece}.jsonl").unlink(missing_ok=True)
+        deadline += sum(PLAN.values()) if args.piece else PLAN[piece]
+        run_piece(piece, deadline, args, cache)
+
+
+def run_piece(piece: str, deadline: float, args: argparse.Namespace, cache: Path) -> None:
+    """Runs a piece in a process of its own until a deadline on the clock `time.monotonic`.
+
+    A new process continues after a crash, unless the crashed one added no row.
+    """
+    path = args.output_dir / f"{piece}.jsonl"
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    while (left := deadline - time.monotonic()) > SHORTEST:
+        size = path.stat().st_size if path.exists() else 0
+        command = [sys.executable, str(Path(__file__).with_name("gpu.py")), piece, "--seconds", f"{left - 5:.0f}"]
+        command += ["--output_dir", str(args.output_dir)] + ["--rehearse"] * args.rehearse
+        status = run_until(command, environment, left)
+        if status == 0:
+            return
+        print(f"{piece}: {'the time is over' if status is None else f'exit status {status}'}", flush=True)
+        if not path.exists() or path.stat().st_size == size:
+            return
+
+
+def run_until(command: list[str], environment: dict[str, str], seconds: float) -> int | None:
+    """Runs a command, and kills it and its processes after some seconds. Returns its exit status; None if killed."""
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def pack_cache(folder: Path, file: Path) -> None:
+    """Packs the compiler's cache into a file of less than 16 MiB. Files of little value are left out first."""
+
+    def value(path: Path) -> tuple[int, int]:
+        # Graphs contain their kernels, so kernels on their own matter only where torch did not save a graph.
+        first = path.relative_to(folder).parts[0]
+        order = 0 if first in ("fxgraph", "aotautograd") else 1 if path.suffix == ".best_config" else 2
+        return order, path.stat().st_size
+
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        packed = 0
+        for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=value):
+            if packed + path.stat().st_size > CACHE_BYTES:
+                continue
+            archive.write(path, path.relative_to(folder))
+            packed += archive.infolist()[-1].compress_size
+
+
+def unpack_cache(file: Path, folder: Path) -> None:
+    """Unpacks a file of [`pack_cache`], if there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if file.exists():
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(folder)
+
+
+def main(argv: list[str]) -> None:
+    """Runs the pieces and prints the table, or prints the plan."""
+    args = parse_arguments(argv)
+    if args.plan:
+        print(format_plan())
+        return
+    start = time.monotonic()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    cache = REPOSITORY / "build/compiler-cache"
+    unpack_cache(args.compiler_cache, cache)
+    run_pieces(args, cache)
+    pack_cache(cache, args.output_dir / CACHE_FILE)
+    table = format_results(args.output_dir, PLAN) + f"\n{time.monotonic() - start:.0f} s in total.\n"
+    (args.output_dir / "table.md").write_text(table)
+    print(f"\n{table}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
