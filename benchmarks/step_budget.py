@@ -83,6 +83,7 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 EMBEDDINGS = {"embedding", "embedding_dense_backward", "index_select", "index_add", "gather", "sort", "searchsorted"}
 LOOKUPS = {"embedding", "index_select", "gather"}  # read no more of their first tensor than they return
 OVERWRITES = {"copy_", "fill_", "zero_"}  # do not read what they change
+CREATIONS = {"new_zeros", "new_full", "zeros_like", "ones_like", "full_like"}  # read no values
 FREE = {*ALLOCATIONS, "promote_types"}  # start no kernel
 POINTWISE_SIZE = 2**20  # values. What is smaller than a layer's activations is "other"
 TOKEN_SUM = 2**10  # a sum over more values than a hidden state has is a sum over tokens
@@ -146,7 +147,7 @@ def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output
             size = size_of(args[3])
         if is_changed and not (name == "_fused_adamw_" and argument.name == "grads"):  # only with a gradient scaler
             written += size
-        if not (is_changed and (argument.is_out or name in OVERWRITES)):
+        if name not in CREATIONS and not (is_changed and (argument.is_out or name in OVERWRITES)):
             read += min(size, written) if name in LOOKUPS and index == 0 else size
     return read + written
 

@@ -49,6 +49,14 @@ def numbers(row: list[str]) -> list[float]:
     return [float(cell.replace(",", "")) for cell in row[1:]]
 
 
+def test_the_documentation_shows_the_table():
+    sides = [read_limits(side)[1] for side in ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")]
+    page = (BENCHMARKS.parent / "docs/explanation/performance.md").read_text()
+    for rows in zip(*sides, strict=True):
+        needs = [f"{kernels}, {gigabytes}, {least}" for _, kernels, gigabytes, *_, least in rows]
+        assert f"| {rows[0][0]} | {' | '.join(needs)} |\n" in page
+
+
 class Recorder(TorchDispatchMode):
     """Records each operator with the shapes of its tensors and with its other arguments."""
 
