@@ -49,7 +49,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import BertConfig, BertForPreTraining, PreTrainedConfig, PreTrainedModel
 
-from snugbert import SnugBertConfig, SnugBertForPreTraining, kernels_snugbert
+from snugbert import SnugBertConfig, SnugBertForPreTraining, kernels_snugbert, modeling_snugbert
 from snugbert.trainers.pretraining.throughput import count_tokens
 
 SIDES = ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")
@@ -168,7 +168,7 @@ def classify(name: str, shape: tuple[int, ...], weights: set[tuple[int, ...]]) -
         return "embeddings"
     if name == "sum" and len(shape) > 1:
         return "sums"
-    if shape in weights:
+    if shape in weights or (len(shape) > 1 and shape[0] in LOGITS):  # the padded weights of the vocabulary head
         return "casts of weights"
     if len(shape) > 1 and shape[-1] in LOGITS:
         return "vocabulary"
@@ -329,8 +329,13 @@ def act_as_cuda() -> ExitStack:
     def in_float32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda values, *args, **kwargs: function(values.float(), *args, **kwargs)
 
+    def project(layer: torch.nn.Linear, values: torch.Tensor) -> torch.Tensor:
+        return kernels_snugbert.padded_linear(values, layer.weight, layer.bias)
+
     context = ExitStack()
     context.enter_context(patch.object(kernels_snugbert, "OWN_KERNELS", set()))
+    # It takes fake weights for sharded ones, which it does not pad.
+    context.enter_context(patch.object(modeling_snugbert.SnugBertVocabularyProjection, "forward", project))
     context.enter_context(patch.object(F, "dropout", dropout))
     context.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
     for name in ("layer_norm", "cross_entropy"):

@@ -1040,11 +1040,11 @@ def test_bytes_and_flops_of_operators_are_counted():
     """Inputs are read once, outputs are written once. A repeated row is read once, and a lookup reads few rows."""
     import step_budget
 
-    values, weight = torch.zeros(2000, 768), torch.zeros(4, 768)
+    values, weight, ids = torch.zeros(2000, 768), torch.zeros(4, 768), torch.zeros(2, dtype=torch.long)
     with step_budget.Counter(torch.nn.Linear(768, 4)) as counter:
         product = values @ weight.T
         product.add_(product.new_zeros(1, 4).expand(2000, 4))
-        torch.nn.functional.embedding(torch.zeros(2, dtype=torch.long), values)
+        torch.nn.functional.embedding(ids, values)
     budget = counter.budget
     assert budget["matrix products"] == step_budget.Need(1, 4 * (2000 * 768 + 4 * 768 + 2000 * 4), 2 * 2000 * 768 * 4)
     assert budget["other"] == step_budget.Need(2, 4 * 4 + 4 * (2 * 2000 * 4 + 4))

@@ -40,8 +40,8 @@ class ProcessesTrainer(Trainer):
 
     A run can resume in any of the three. On a CPU, with the same kind and number of processes, the result is
     bit-identical. On a GPU, data, order, masks and dropout are the same, but some kernels add up in an order that
-    differs from run to run (docs/explanation/exactness.md). With another kind or number, the result agrees within
-    rounding, except for dropout: every process has its own random state.
+    differs from run to run ("Resuming on a GPU" in the documentation). With another kind or number, the result agrees
+    within rounding, except for dropout: every process has its own random state.
     """
 
     model: Any
