@@ -168,6 +168,8 @@ def classify(name: str, shape: tuple[int, ...], weights: set[tuple[int, ...]]) -
         return "embeddings"
     if name == "sum" and len(shape) > 1:
         return "sums"
+    if name == "randint":  # seeds of compiled dropout
+        return "other"
     if shape in weights or (len(shape) > 1 and shape[0] in LOGITS):  # the padded weights of the vocabulary head
         return "casts of weights"
     if len(shape) > 1 and shape[-1] in LOGITS:
