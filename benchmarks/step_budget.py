@@ -84,7 +84,8 @@ EMBEDDINGS = {"embedding", "embedding_dense_backward", "index_select", "index_ad
 LOOKUPS = {"embedding", "index_select", "gather"}  # read no more of their first tensor than they return
 OVERWRITES = {"copy_", "fill_", "zero_"}  # do not read what they change
 CREATIONS = {"new_zeros", "new_full", "zeros_like", "ones_like", "full_like"}  # read no values
-FREE = {*ALLOCATIONS, "promote_types"}  # start no kernel
+# Start no kernel. The guards of compiled code read floats with torch 2.11. Reading a value of the model is an error.
+FREE = {*ALLOCATIONS, "promote_types", "_local_scalar_dense"}
 POINTWISE_SIZE = 2**20  # values. What is smaller than a layer's activations is "other"
 TOKEN_SUM = 2**10  # a sum over more values than a hidden state has is a sum over tokens
 

@@ -17,6 +17,10 @@ LIMITS = BENCHMARKS / "results/step_budget.md"
 SIZE = "256 x 128"
 
 
+# inductor uses functions of torch that are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
