@@ -105,9 +105,14 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             self.add_callback(ProgressBar)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer. TF32 is on or off as the arguments say. accelerate does not compile the model."""
+        """As in Trainer. TF32 is on or off as the arguments say. accelerate does not compile the model.
+
+        Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy of them.
+        """
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
+        if self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.args.torch_compile:
             self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
 

@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from synthetic import RandomExamples, make_teacher, make_trainer
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForPreTraining
+from transformers import AutoModelForPreTraining, TrainerCallback
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +20,16 @@ METRICS = ("grad_norm", "learning_rate", "loss", "mlm_loss", "mlm_accuracy")
 PAIRS = ("nsp_loss", "nsp_accuracy")
 ELECTRA = ("disc_loss", "disc_accuracy", "replaced")
 DISTILLATION = ("soft_loss", "cos_loss")  # not in evaluations
+
+
+class FindViews(TrainerCallback):
+    """Notes after clipping whether the gradients are views of DDP's buffers."""
+
+    def __init__(self):
+        self.found = set()
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        self.found |= {parameter.grad._is_view() for parameter in model.parameters()}
 
 
 def train(runs: list[dict]) -> None:
@@ -34,12 +44,15 @@ def train(runs: list[dict]) -> None:
         names = METRICS + (ELECTRA if run.get("electra") else PAIRS)
         trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, per_device_eval_batch_size=2, **run)
         trainer.eval_dataset = RandomExamples(7)  # an odd number
+        views = FindViews()
+        trainer.add_callback(views)
         trainer.train(resume_from_checkpoint=resume)
         metrics = trainer.evaluate()  # FSDP2 leaves some weights whole, which the model's folder must not show
         trainer.save_model()
         report = {
             "processes": trainer.args.world_size,
             "sharded": isinstance(trainer.model, FSDPModule),
+            "views": sorted(views.found),
             "log": [
                 {name: line[name] for name in names + (DISTILLATION if distilled else ())}
                 for line in trainer.state.log_history
@@ -59,6 +72,8 @@ def assert_same_run(folder: Path, expected: Path, processes: int, sharded: bool,
     """
     ours, theirs = (json.loads((path / "report.json").read_text()) for path in (folder, expected))
     assert (ours["processes"], ours["sharded"]) == (processes, sharded)
+    if not sharded:
+        assert ours["views"] == [processes > 1]
     assert len(ours["log"]) == len(theirs["log"]) == STEPS
     assert ours["log"][0] == pytest.approx(theirs["log"][0], rel=2e-6)
     tolerance = 5e-4 if bf16 else 2e-5

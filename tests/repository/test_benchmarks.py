@@ -18,6 +18,7 @@ import forked
 import numpy as np
 import pytest
 import torch
+from markdown_tables import cells
 from parity import ours_and_stock, packed, ragged_batch, without_padding
 from reference_kernels import acting_as_gpu
 from synthetic import make_corpus
@@ -1132,3 +1133,30 @@ def test_operations_are_counted():
     with Counter() as counter:
         nested * 2
     assert counter.kernels == 1
+
+
+def test_the_budget_of_a_step(monkeypatch, capsys):
+    import step_budget
+
+    monkeypatch.setattr(step_budget, "SIZES", ((4, 128),))
+    monkeypatch.setattr(step_budget, "SIDES", ("SnugBERT", "stock BERT, sdpa"))  # invariants/ has the compiled side
+    step_budget.main(["--layers", "2"])
+    ours, stock = (cells(part) for part in capsys.readouterr().out.split("### ")[1:])
+    flops = [{row[0]: float(row[3]) for row in rows[1:]} for rows in (ours, stock)]
+    assert [row[0] for row in ours[1:]] == [*step_budget.CLASSES, "all"]
+    assert 0 < flops[0]["matrix products"] < flops[1]["matrix products"]  # no padding, and logits of labels only
+
+
+def test_bytes_and_flops_of_operators_are_counted():
+    """Inputs are read once, outputs are written once. A repeated row is read once, and a lookup reads few rows."""
+    import step_budget
+
+    values, weight, ids = torch.zeros(2000, 768), torch.zeros(4, 768), torch.zeros(2, dtype=torch.long)
+    with step_budget.Counter(torch.nn.Linear(768, 4)) as counter:
+        product = values @ weight.T
+        product.add_(product.new_zeros(1, 4).expand(2000, 4))
+        torch.nn.functional.embedding(ids, values)
+    budget = counter.budget
+    assert budget["matrix products"] == step_budget.Need(1, 4 * (2000 * 768 + 4 * 768 + 2000 * 4), 2 * 2000 * 768 * 4)
+    assert budget["other"] == step_budget.Need(2, 4 * 4 + 4 * (2 * 2000 * 4 + 4))
+    assert budget["embeddings"] == step_budget.Need(1, 2 * 8 + 2 * 4 * 2 * 768)

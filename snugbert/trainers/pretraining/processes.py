@@ -38,8 +38,10 @@ GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the fi
 class ProcessesTrainer(Trainer):
     """Trainer whose checkpoints have one format under DDP, under FSDP2 and in one process.
 
-    A run can resume in any of the three. With the same kind and number of processes, the result is bit-identical.
-    Otherwise it agrees within rounding, except for dropout: every process has its own random state.
+    A run can resume in any of the three. On a CPU, with the same kind and number of processes, the result is
+    bit-identical. On a GPU, data, order, masks and dropout are the same, but some kernels add up in an order that
+    differs from run to run ("Resuming on a GPU" in the documentation). With another kind or number, the result agrees
+    within rounding, except for dropout: every process has its own random state.
     """
 
     model: Any

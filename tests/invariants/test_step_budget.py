@@ -1,0 +1,122 @@
+"""A training step on a GPU needs no more kernels, bytes and FLOPs than before, and fits a CUDA graph."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from markdown_tables import cells
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from snugbert import SnugBertConfig, SnugBertForPreTraining
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# The limits. If a count changes on purpose: python benchmarks/step_budget.py > benchmarks/results/step_budget.md
+LIMITS = BENCHMARKS / "results/step_budget.md"
+SIZE = "256 x 128"
+
+
+# inductor uses functions of torch that are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+def read_limits(side: str) -> tuple[str, list[list[str]]]:
+    """The version of torch, and the rows of a table."""
+    text = LIMITS.read_text()
+    table = text.split(f"### {side}, {SIZE}\n")[1].split("\n#")[0]
+    return text.split("torch ")[1].split(",")[0], cells(table)[1:]
+
+
+@pytest.mark.parametrize("side", ["SnugBERT", pytest.param("SnugBERT, compiled", marks=pytest.mark.slow)])
+def test_a_step_needs_what_the_table_says(side, new_compiler):
+    """With the same version of torch exactly that. Another version's operators may need less."""
+    import step_budget
+
+    version, limits = read_limits(side)
+    same = torch.__version__.split("+")[0] == version
+    if "compiled" in side and not same:
+        pytest.skip(f"inductor of torch {version} fuses differently")
+    batches = step_budget.draw_batches(*map(int, SIZE.split(" x ")))
+    rows = cells("\n".join(step_budget.format_rows(step_budget.count_step(side, batches))))
+    for row, limit in zip(rows, limits, strict=True):
+        fewer = all(ours <= most for ours, most in zip(numbers(row), numbers(limit), strict=True))
+        assert row == limit if same else fewer, f"{row} instead of {limit}, see LIMITS"
+
+
+def numbers(row: list[str]) -> list[float]:
+    return [float(cell.replace(",", "")) for cell in row[1:]]
+
+
+def test_the_documentation_shows_the_table():
+    sides = [read_limits(side)[1] for side in ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")]
+    page = (BENCHMARKS.parent / "docs/explanation/performance.md").read_text()
+    for rows in zip(*sides, strict=True):
+        needs = [f"{kernels}, {gigabytes}, {least}" for _, kernels, gigabytes, *_, least in rows]
+        assert f"| {rows[0][0]} | {' | '.join(needs)} |\n" in page
+
+
+class Recorder(TorchDispatchMode):
+    """Records each operator with the shapes of its tensors and with its other arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+        self.devices = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **kwargs or {})
+        everything = (args, kwargs or {}, output)
+        self.calls.append((str(func), tree_map_only(torch.Tensor, self.describe, everything)))
+        return output
+
+    def describe(self, tensor):
+        self.devices.add(tensor.device.type)
+        return tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def record_step(lengths: list[int], labels: int) -> Recorder:
+    """Records a step on a packed batch. Only its values depend on the lengths, not its shapes.
+
+    The fake tensors of the model and the batch have the device "cpu". It stands for the GPU, and the meta device for
+    the CPU: tensors are created there unless a device is named.
+    """
+    import step_budget
+
+    torch.manual_seed(sum(lengths[:2]))
+    tokens = sum(lengths)
+    label_indices = torch.randperm(tokens)[:labels].sort().values
+    batch = {
+        "input_ids": torch.randint(5, 99, (1, tokens)),
+        "token_type_ids": torch.randint(2, (1, tokens)),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+        "labels": torch.full((1, tokens), -100).index_fill_(1, label_indices, 7),
+        "next_sentence_label": torch.randint(2, (len(lengths),)),
+        "cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32),
+        "max_length_q": 32,
+        "label_indices": label_indices,
+        "num_items_in_batch": torch.tensor(labels),
+        "num_sequences_in_batch": torch.tensor(len(lengths)),
+    }
+    with step_budget.act_as_cuda(), FakeTensorMode() as mode:
+        model = SnugBertForPreTraining(SnugBertConfig.from_size("tiny")).train()
+        fake = {name: mode.from_tensor(value) if name != "max_length_q" else value for name, value in batch.items()}
+        with torch.device("meta"), Recorder() as recorder:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(**fake).loss
+            loss.backward()
+    return recorder
+
+
+def test_batches_of_one_size_run_the_same_operators_without_the_cpu():
+    """So one batch's CUDA graph fits the next. Fake tensors also refuse to be read."""
+    first, second = record_step([5, 20, 32, 3], 9), record_step([30, 4, 0, 26], 9)
+    assert first.calls == second.calls and len(first.calls) > 200
+    assert first.devices == {"cpu"}, "a tensor was created without a device"
+    another = record_step([5, 20, 32, 3], 10)
+    assert another.calls != first.calls
