@@ -49,8 +49,10 @@ from .kernels_snugbert import (
     grouped_attention,
     has_own_kernels,
     is_exporting,
+    is_plain_linear,
     is_tracing,
     is_transformed,
+    joined_linear,
     padded_linear,
     ragged_attention,
     shift_distances,
@@ -257,10 +259,9 @@ class SnugBertSelfAttention(nn.Module):
         Returns:
             The output (1, Q, H), and the attention weights (N, heads, L, L) if the implementation returns them.
         """
-        projected = ((self.query, query_states), (self.key, hidden_states), (self.value, hidden_states))
         query, key, value = (
-            to_autocast_dtype(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
-            for projection, tokens in projected
+            to_autocast_dtype(projected.squeeze(0)).unflatten(-1, (-1, self.head_size))
+            for projected in self._project(query_states, hidden_states)
         )
         # As in transformers: BERT's attention decides whether to drop, and DeBERTa's dropout itself.
         is_dropping = (self if distances is None else self.dropout).training
@@ -308,6 +309,15 @@ class SnugBertSelfAttention(nn.Module):
             tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             context, weights = attention(self, *tensors, None, **options, **kwargs)
         return context.reshape(query_states.shape), weights
+
+    def _project(self, query_states: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns queries, keys and values. *Shape:* (1, Q, H), (1, T, H) -> (1, Q, H), (1, T, H), (1, T, H)"""
+        layers = self.query, self.key, self.value
+        if has_own_kernels(hidden_states) or not all(map(is_plain_linear, layers)):
+            return self.query(query_states), self.key(hidden_states), self.value(hidden_states)
+        if query_states is hidden_states:
+            return joined_linear(hidden_states, layers)
+        return self.query(query_states), *joined_linear(hidden_states, layers[1:])
 
     def _project_distances(self, distances: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys and queries that [`score_distances`] needs. *Shape:* (R, H), (2, 2 L) -> (heads, 2 L, D)"""
@@ -852,6 +862,19 @@ class SnugBertPreTrainingHeads(nn.Module):
         if seq_relationship:
             self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
+    def forward(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Predicts labeled tokens. A trainer compiles this, so that torch fuses the loss with the head.
+
+        Args:
+            hidden_states: labeled tokens only. *Shape:* (1, M, H)
+            targets: the token to predict. *Shape:* (M,)
+
+        Returns:
+            Logits (M, V), and the sum of their cross entropies ().
+        """
+        logits = self.predictions(hidden_states).squeeze(0)
+        return logits, cross_entropy_sum(logits, targets)
+
 
 class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
     """Base class of the two models with a masked token head: tied projection, and prediction of labeled tokens."""
@@ -919,10 +942,11 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         if output_last_hidden_state:
             outputs.hidden_states = (batch.scatter(last_hidden_state),)
             last_hidden_state = last_hidden_state.index_select(1, token_indices) if sparse else last_hidden_state
+        if sparse:
+            return outputs, *self.cls(last_hidden_state, targets), num_labeled
         logits = self.cls.predictions(last_hidden_state)
-        labeled_logits = (logits if sparse else logits.index_select(1, token_indices)).squeeze(0)
-        loss_sum = cross_entropy_sum(labeled_logits, targets)
-        return outputs, labeled_logits if sparse else batch.scatter(logits), loss_sum, num_labeled
+        loss_sum = cross_entropy_sum(logits.index_select(1, token_indices).squeeze(0), targets)
+        return outputs, batch.scatter(logits), loss_sum, num_labeled
 
 
 @dataclass

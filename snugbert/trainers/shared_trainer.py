@@ -12,16 +12,24 @@ from typing import Any
 import torch
 from accelerate.utils import TorchDynamoPlugin
 from huggingface_hub import HfApi
-from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
+from torch._dynamo.exc import TorchDynamoException
+from transformers import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
 
 from snugbert.errors import InputError
-from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertLayer
+from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
 from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
+from snugbert.trainers.compilation import (
+    COMPILE_PASSES,
+    Compilation,
+    compile_model,
+    find_compiler_problem,
+    shorten_error,
+)
 from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
@@ -69,17 +77,20 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         command_settings: further settings that must not change on resume.
         changes: what changed when the run resumed, for the model card.
         keeps_checkpoints: whether the checkpoints stay when the run is finished. Stays true on resume.
+        passes_to_repay_compiling: see [`Compilation`].
     """
 
     write_card: Callable[[], None] | None = None
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
     keeps_checkpoints = True
+    passes_to_repay_compiling = COMPILE_PASSES
     push_in_progress: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.args.torch_compile:
-            compile_layers(self.model, self.args)  # type: ignore[arg-type]
+            self._compile_as_requested()
+        self.add_callback(Compilation(self.passes_to_repay_compiling))
         self.data_collator = IgnorePadding(self.data_collator)
         self.command_settings: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
@@ -99,12 +110,30 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         if self.args.torch_compile:
             self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
 
-    def call_model_init(self, trial: Any = None) -> torch.nn.Module:
-        """As in Trainer. `torch_compile` compiles the layers of the new model."""
-        model = super().call_model_init(trial)
-        if self.args.torch_compile:
-            compile_layers(model, self.args)
-        return model
+    def _compile_as_requested(self) -> None:
+        """Compiles the model also for evaluation without training.
+
+        Raises:
+            InputError: torch's compiler does not work.
+        """
+        args, device = self.args, self.args.device
+        if device.type == "cuda" and args.torch_compile_backend == "inductor":
+            if problem := find_compiler_problem(device):
+                raise InputError(f"--torch_compile: {problem} To train without it, add --torch_compile false.")
+        compile_model(self.model, str(args.torch_compile_backend), args.torch_compile_mode, device)  # type: ignore[arg-type]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in Trainer. A failure of torch's compiler is a short error.
+
+        Raises:
+            InputError: torch's compiler failed.
+        """
+        try:
+            return super().training_step(*args, **kwargs)
+        except TorchDynamoException as error:
+            raise InputError(
+                f"torch's compiler failed ({shorten_error(error)}). Run the command again with --torch_compile false."
+            ) from error
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Locks the output folder, verifies the checkpoint, and logs how many are kept.
@@ -324,17 +353,6 @@ class IgnorePadding:
             warn_of_padding("labels", int(at_padding.sum()))
             batch["labels"] = labels.masked_fill(at_padding, IGNORE_INDEX)
         return batch
-
-
-def compile_layers(model: torch.nn.Module, args: TrainingArguments) -> None:
-    """Compiles each layer of the encoder in place. All layers share their graphs, which fit batches of all sizes."""
-    # All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling.
-    # 8 by default, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence need
-    # graphs of their own.
-    torch._dynamo.config.recompile_limit = 64
-    for module in model.modules():
-        if isinstance(module, SnugBertLayer):
-            module.compile(dynamic=True, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
 
 
 def check_weights(model: torch.nn.Module) -> None:

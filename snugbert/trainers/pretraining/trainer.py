@@ -121,6 +121,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     """
 
     args: PretrainingArguments
+    passes_to_repay_compiling = 0  # compiles runs of any length
 
     def __init__(
         self,

@@ -1,0 +1,139 @@
+"""Compiles the parts of a model with torch.compile, and decides whether a run compiles."""
+
+import functools
+import logging
+import textwrap
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch._dynamo.utils import calculate_time_spent, counters
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+
+from snugbert import kernels_snugbert
+from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
+
+# Forward and backward passes from which on a fine-tuning run compiles by default. An estimate until it is measured on
+# a GPU: compiling takes a minute, and saves 3 ms in each pass of a small batch of BERT base.
+COMPILE_PASSES = 20_000
+LOWEST_CAPABILITY = (7, 0)  # NVIDIA's compute capability that Triton needs: Volta and newer
+# All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling. 8 by
+# default, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence need graphs of
+# their own.
+RECOMPILE_LIMIT = 64
+# torch's modes with CUDA graphs record one for every number of tokens. These compile the same way without them.
+MODES_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
+WARMUP_STEPS = 3  # Steps of a run that compile. Batches of a new kind, such as a single sequence, can compile later.
+
+logger = logging.getLogger(__name__)
+
+
+def compile_model(
+    model: torch.nn.Module, backend: str = "inductor", mode: str | None = None, device: torch.device | None = None
+) -> list[str]:
+    """Compiles the parts of a model in place, with one graph for batches of all sizes. The first batches are slow.
+
+    The parts are the layers, and on a GPU also the embeddings and the masked token head with its loss. On a CPU these
+    two have kernels of their own. Call it before or after the model is wrapped for several processes.
+
+    Args:
+        model: any model. Parts that are not SnugBERT's stay as they are.
+        backend, mode: as in `torch.compile`, but no mode uses torch's CUDA graphs, see `MODES_WITHOUT_CUDA_GRAPHS`.
+        device: the device that will run the model. None: the device of its weights.
+
+    Returns:
+        Names of the compiled parts.
+    """
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    mode = MODES_WITHOUT_CUDA_GRAPHS.get(str(mode), mode)
+    device = next(model.parameters()).device if device is None else device
+    classes: dict[str, type[torch.nn.Module]] = {"layers": SnugBertLayer}
+    if device.type not in kernels_snugbert.OWN_KERNELS:
+        classes |= {"embeddings": SnugBertEmbeddings, "masked token head": SnugBertPreTrainingHeads}
+    compiled = []
+    for name, module_class in classes.items():
+        modules = [module for module in model.modules() if isinstance(module, module_class)]
+        if module_class is SnugBertPreTrainingHeads:  # it may have only the next-sentence head
+            modules = [head for head in modules if hasattr(head, "predictions")]
+        for module in modules:
+            module.compile(dynamic=True, backend=backend, mode=mode)
+        compiled += [name] * bool(modules)
+    return compiled
+
+
+@functools.cache
+def find_compiler_problem(device: torch.device) -> str | None:
+    """Returns why torch's compiler does not work for a GPU, and what to do. None: it works.
+
+    Compiles a small function to find out. That takes a few seconds, once per process.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < LOWEST_CAPABILITY:
+        return f"The compute capability of the GPU is below {'.'.join(map(str, LOWEST_CAPABILITY))}."
+    if find_spec("triton") is None:
+        return "Triton is missing. Install the package triton."
+    try:
+        torch.compile(lambda values: values + 1, dynamic=True)(torch.zeros(2, device=device))
+    except Exception as error:  # there may be no C compiler, no Python headers or no folder to write to
+        return f"torch's compiler failed ({shorten_error(error)}). It needs a C compiler and the headers of Python."
+    return None
+
+
+def shorten_error(error: Exception) -> str:
+    """Returns the start of a compiler's error, which can fill pages."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
+
+
+class Compilation(TrainerCallback):
+    """Compiles the model when training starts, if the user or the rule says so. Logs what is compiled, and how long.
+
+    With `torch_compile=None`, a run compiles on a CUDA GPU if the compiler works and the run is long enough.
+
+    Args:
+        passes_to_repay: forward and backward passes from which on a run is long enough.
+    """
+
+    def __init__(self, passes_to_repay: int):
+        self._passes_to_repay = passes_to_repay
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        self._parts: list[str] = []
+        self._report_step = min(state.global_step + WARMUP_STEPS, state.max_steps)
+        passes = state.max_steps * args.gradient_accumulation_steps
+        if args.torch_compile or (args.torch_compile is None and self._repays(args.device, passes)):
+            backend = args.torch_compile_backend or "inductor"
+            self._parts = compile_model(model, backend, args.torch_compile_mode, args.device)
+        if self._parts:
+            logger.info(
+                "compiling: %s. The first steps take longer (--torch_compile false: do not compile).",
+                ", ".join(self._parts),
+            )
+        if self._parts and args.torch_compile_mode in MODES_WITHOUT_CUDA_GRAPHS:
+            logger.info("--torch_compile_mode %s: without torch's CUDA graphs.", args.torch_compile_mode)
+        self._before = _count_graphs_and_seconds()
+
+    def _repays(self, device: torch.device, passes: int) -> bool:
+        """Whether a run of this many forward and backward passes should compile, logging the reason if not."""
+        if device.type != "cuda":
+            return False
+        if passes < self._passes_to_repay:
+            reason = f"{passes:,} passes are too few to repay it, about {self._passes_to_repay:,} are enough"
+            logger.info("not compiled: %s (--torch_compile true: compile).", reason)
+        elif problem := find_compiler_problem(device):
+            logger.info("not compiled: %s", problem)
+        else:
+            return True
+        return False
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each step."""
+        if self._parts and state.global_step == self._report_step:
+            graphs, seconds = (
+                now - before for now, before in zip(_count_graphs_and_seconds(), self._before, strict=True)
+            )
+            logger.info("compiled: %s; %d graphs in %.0f s", ", ".join(self._parts), graphs, seconds)
+
+
+def _count_graphs_and_seconds() -> tuple[int, float]:
+    """Returns the number of graphs that this process has compiled, and the time that took."""
+    return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
