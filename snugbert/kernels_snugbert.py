@@ -771,7 +771,7 @@ def joined_linear(values: torch.Tensor, layers: Sequence[nn.Linear]) -> tuple[to
     # Autocast converts the concatenated weight. Converting each weight first would take more kernels.
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
-    return F.linear(values, weight, bias).split([len(layer.weight) for layer in layers], -1)
+    return F.linear(values, weight, bias).split([layer.out_features for layer in layers], -1)
 
 
 def padded_linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

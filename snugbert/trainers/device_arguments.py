@@ -50,7 +50,7 @@ class DeviceArguments(TrainingArguments):
         metadata={
             "nargs": "?",
             "const": True,
-            "help": "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning runs.",
+            "help": "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning.",
         },
     )
     dataloader_num_workers: int = field(  # type: ignore[assignment]

@@ -170,7 +170,9 @@ def test_two_compiled_processes_equal_one_eager_process(tmp_path):
     train(tmp_path / "one")
     runs = {"ddp": COMPILED, "fsdp": COMPILED | {CHECKPOINTING: True, "fsdp": True}}
     process = forked.run(
-        train_all_on_gpus, {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()}, processes=2
+        train_all_on_gpus,
+        {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()},
+        processes=2,
     )
     assert process.returncode == 0, process.stderr
     for name in runs:
