@@ -862,18 +862,22 @@ class SnugBertPreTrainingHeads(nn.Module):
         if seq_relationship:
             self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
-    def forward(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, hidden_states: torch.Tensor, targets: torch.Tensor, detach_logits: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicts labeled tokens. A trainer compiles this, so that torch fuses the loss with the head.
 
         Args:
             hidden_states: labeled tokens only. *Shape:* (1, M, H)
             targets: the token to predict. *Shape:* (M,)
+            detach_logits: whether the returned logits have no gradient. Otherwise, the backward pass of a compiled
+                head makes a tensor of zeros for it.
 
         Returns:
             Logits (M, V), and the sum of their cross entropies ().
         """
         logits = self.predictions(hidden_states).squeeze(0)
-        return logits, cross_entropy_sum(logits, targets)
+        return logits.detach() if detach_logits else logits, cross_entropy_sum(logits, targets)
 
 
 class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
@@ -907,6 +911,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         labels: torch.Tensor | None,
         sparse_prediction: bool | None,
         output_last_hidden_state: bool = False,
+        detach_logits: bool = False,
         **kwargs,
     ) -> tuple[BaseModelOutputWithPooling, torch.Tensor, torch.Tensor | None, torch.Tensor | int]:
         """Runs the encoder and the masked token head.
@@ -943,7 +948,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             outputs.hidden_states = (batch.scatter(last_hidden_state),)
             last_hidden_state = last_hidden_state.index_select(1, token_indices) if sparse else last_hidden_state
         if sparse:
-            return outputs, *self.cls(last_hidden_state, targets), num_labeled
+            return outputs, *self.cls(last_hidden_state, targets, detach_logits), num_labeled
         logits = self.cls.predictions(last_hidden_state)
         loss_sum = cross_entropy_sum(logits.index_select(1, token_indices).squeeze(0), targets)
         return outputs, batch.scatter(logits), loss_sum, num_labeled
@@ -1005,7 +1010,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
                 `output_last_hidden_state` (needs `labels`): `hidden_states` contains only the last hidden states, of
-                all tokens. It registers no hooks, so compiled graphs do not break.
+                all tokens. It registers no hooks, so compiled graphs do not break. `detach_logits`: sparse logits have
+                no gradient, which saves a compiled model memory.
             labels: original ids of masked tokens, -100 elsewhere. Labels at padding are ignored with a warning.
                 *Shape:* (B, L)
             next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)

@@ -45,6 +45,8 @@ def compile_model(
         Names of the compiled parts.
     """
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    # Under DDP, torch would split the graphs, so that gradients are sent early. A graph of one layer is small enough.
+    torch._dynamo.config.optimize_ddp = False
     mode = MODES_WITHOUT_CUDA_GRAPHS.get(str(mode), mode)
     device = next(model.parameters()).device if device is None else device
     classes: dict[str, type[torch.nn.Module]] = {"layers": SnugBertLayer}

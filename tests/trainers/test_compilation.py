@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from synthetic import make_pair, make_trainer, tiny_model
+from synthetic import make_pair, make_teacher, make_trainer, tiny_model
 from torch._dynamo.exc import TorchDynamoException
 
 import snugbert
@@ -16,6 +16,7 @@ from snugbert.trainers.compilation import COMPILE_PASSES, Compilation, compile_m
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
 from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
+from snugbert.trainers.pretraining.scores import get_mlm_logits
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -121,6 +122,18 @@ def test_a_failure_of_the_compiler_is_a_short_error(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"no registers left.* with --torch_compile false") as caught:
         make_trainer(tmp_path, max_steps=1).train()
     assert len(str(caught.value)) < 500
+
+
+def test_logits_have_a_gradient_only_for_a_teacher(tmp_path):
+    """A compiled head would make a tensor of zeros for a gradient that nobody needs."""
+    for teacher in (None, make_teacher()):
+        trainer = make_trainer(tmp_path, max_steps=1, teacher=teacher)
+        outputs = []
+        trainer.training_log.add_outputs = lambda output, inputs, outputs=outputs: outputs.append(output)
+        batches, labeled = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, CPU)
+        trainer.model.train()
+        trainer.compute_loss(trainer.model, batches[0], num_items_in_batch=labeled)
+        assert get_mlm_logits(outputs[0]).requires_grad == (teacher is not None)
 
 
 @pytest.mark.usefixtures("new_compiler")
