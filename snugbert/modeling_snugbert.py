@@ -266,9 +266,11 @@ class SnugBertSelfAttention(nn.Module):
         # As in transformers: BERT's attention decides whether to drop, and DeBERTa's dropout itself.
         is_dropping = (self if distances is None else self.dropout).training
         options = {"scaling": self.scaling, "dropout": self.dropout.p if is_dropping else 0.0}
-        if options["dropout"] and is_flash_attention_requested(self.config, version=[3, 4]):
-            warn_once(f"{self.config._attn_implementation} has no dropout. Attention drops no weights.")
         implementation = self.config._attn_implementation
+        # torch 2.11 cannot trace the second condition. The first one skips it in the training commands.
+        if implementation not in ("sdpa", "eager") and is_flash_attention_requested(self.config, version=[3, 4]):
+            if options["dropout"]:
+                warn_once(f"{implementation} has no dropout. Attention drops no weights.")
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
         # torch's kernels have no second or forward derivatives, and ONNX does not take them with a mask of scores.
