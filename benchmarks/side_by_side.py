@@ -230,12 +230,12 @@ def autocast(args: argparse.Namespace, dtype: str) -> AbstractContextManager[Any
 
 
 def compile_encoder(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compiles each layer in place: SnugBERT's as `--torch_compile` does, stock BERT's with torch's defaults."""
+    """Compiles in place: SnugBERT as `--torch_compile` does, stock BERT's layers with torch's defaults."""
     if isinstance(model, snugbert.SnugBertPreTrainedModel):
         # Imported here because host_time.py and waits_and_graphs.py also run with versions that lack it.
-        from snugbert.trainers.shared_trainer import compile_layers
+        from snugbert.trainers.compilation import compile_model
 
-        compile_layers(model, argparse.Namespace(torch_compile_backend=backend, torch_compile_mode=None))
+        compile_model(model, backend)
         return
     for layer in model.base_model.encoder.layer:  # without dynamic=True, which is not faster for padded batches
         layer.compile(backend=backend)

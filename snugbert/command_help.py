@@ -20,7 +20,6 @@ TRAINING_HELP = {
     "learning_rate": "Peak learning rate.",
     "lr_scheduler_type": "Schedule after warmup: linear, cosine, constant_with_warmup, ...",
     "gradient_accumulation_steps": "Batches per optimizer step.",
-    "torch_compile": "Compile the layers with torch.compile.",
     "eval_strategy": "When to evaluate during training: no, steps or epoch.",
     "eval_steps": "Steps between evaluations. Default: --logging_steps (fine-tuning: 500 if below 1).",
     "seed": "Random seed.",

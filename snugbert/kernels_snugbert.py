@@ -736,7 +736,43 @@ def ragged_attention(
     return (context[..., :head_size] if padding else context).to(dtype)
 
 
-# --- vocabulary product -----------------------------------------------------------------------------------------
+# --- linear layers ----------------------------------------------------------------------------------------------
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Whether calling a layer only computes a product with its weight and adds its bias.
+
+    It does more if it has hooks, is an adapter, or is quantized, sharded, offloaded or compiled on its own.
+    """
+    return (
+        type(layer) is nn.Linear
+        and layer.bias is not None
+        and type(layer.weight) in (nn.Parameter, torch.Tensor)
+        and not layer._forward_pre_hooks
+        and not layer._forward_hooks
+        and not layer._backward_pre_hooks
+        and not layer._backward_hooks
+        and layer._compiled_call_impl is None
+        and "forward" not in layer.__dict__
+    )
+
+
+def joined_linear(values: torch.Tensor, layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, ...]:
+    """Computes several layers of the same input with one product. Their weights are concatenated in each call.
+
+    On a GPU one large product is faster than several small ones. Its gradients, too, are one product each.
+
+    Args:
+        values: *Shape:* (..., H)
+        layers: plain linear layers with a bias, see [`is_plain_linear`].
+
+    Returns:
+        The output of each layer. They are views of one tensor. *Shape:* (..., size of the layer)
+    """
+    # Autocast converts the concatenated weight. Converting each weight first would take more kernels.
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = torch.cat([layer.bias for layer in layers])
+    return F.linear(values, weight, bias).split([layer.out_features for layer in layers], -1)
 
 
 def padded_linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

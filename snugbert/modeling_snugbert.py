@@ -50,8 +50,10 @@ from .kernels_snugbert import (
     grouped_attention,
     has_own_kernels,
     is_exporting,
+    is_plain_linear,
     is_tracing,
     is_transformed,
+    joined_linear,
     padded_linear,
     ragged_attention,
     shift_distances,
@@ -257,18 +259,17 @@ class SnugBertSelfAttention(nn.Module):
         Returns:
             The output (1, Q, H), and the attention weights (N, heads, L, L) if the implementation returns them.
         """
-        projected = ((self.query, query_states), (self.key, hidden_states), (self.value, hidden_states))
         query, key, value = (
-            to_autocast_dtype(projection(tokens).squeeze(0)).unflatten(-1, (-1, self.head_size))
-            for projection, tokens in projected
+            to_autocast_dtype(projected.squeeze(0)).unflatten(-1, (-1, self.head_size))
+            for projected in self._project(query_states, hidden_states)
         )
         # As in transformers: BERT's attention decides whether to drop, and DeBERTa's dropout itself.
         is_dropping = (self if distances is None else self.dropout).training
         options = {"scaling": self.scaling, "dropout": self.dropout.p if is_dropping else 0.0}
         implementation = self.config._attn_implementation
-        # `is_flash_attention_requested` uses a regular expression, which torch 2.11 cannot trace.
-        if options["dropout"] and implementation != "sdpa":
-            if is_flash_attention_requested(self.config, version=[3, 4]):
+        # torch 2.11 cannot trace the second condition. The first one skips it in the training commands.
+        if implementation not in ("sdpa", "eager") and is_flash_attention_requested(self.config, version=[3, 4]):
+            if options["dropout"]:
                 warn_once(f"{implementation} has no dropout. Attention drops no weights.")
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
@@ -310,6 +311,15 @@ class SnugBertSelfAttention(nn.Module):
             tensors = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             context, weights = attention(self, *tensors, None, **options, **kwargs)
         return context.reshape(query_states.shape), weights
+
+    def _project(self, query_states: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns queries, keys and values. *Shape:* (1, Q, H), (1, T, H) -> (1, Q, H), (1, T, H), (1, T, H)"""
+        layers = self.query, self.key, self.value
+        if has_own_kernels(hidden_states) or not all(map(is_plain_linear, layers)):
+            return self.query(query_states), self.key(hidden_states), self.value(hidden_states)
+        if query_states is hidden_states:
+            return joined_linear(hidden_states, layers)
+        return self.query(query_states), *joined_linear(hidden_states, layers[1:])
 
     def _project_distances(self, distances: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys and queries that [`score_distances`] needs. *Shape:* (R, H), (2, 2 L) -> (heads, 2 L, D)"""
@@ -856,6 +866,23 @@ class SnugBertPreTrainingHeads(nn.Module):
         if seq_relationship:
             self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
+    def forward(
+        self, hidden_states: torch.Tensor, targets: torch.Tensor, detach_logits: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Predicts labeled tokens. A trainer compiles this, so that torch fuses the loss with the head.
+
+        Args:
+            hidden_states: labeled tokens only. *Shape:* (1, M, H)
+            targets: the token to predict. *Shape:* (M,)
+            detach_logits: whether the returned logits have no gradient. Otherwise, the backward pass of a compiled
+                head makes a tensor of zeros for it.
+
+        Returns:
+            Logits (M, V), and the sum of their cross entropies ().
+        """
+        logits = self.predictions(hidden_states).squeeze(0)
+        return logits.detach() if detach_logits else logits, cross_entropy_sum(logits, targets)
+
 
 class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
     """Base class of the two models with a masked token head: tied projection, and prediction of labeled tokens."""
@@ -888,6 +915,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         labels: torch.Tensor | None,
         sparse_prediction: bool | None,
         output_last_hidden_state: bool = False,
+        detach_logits: bool = False,
         **kwargs,
     ) -> tuple[BaseModelOutputWithPooling, torch.Tensor, torch.Tensor | None, torch.Tensor | int]:
         """Runs the encoder and the masked token head.
@@ -923,10 +951,11 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         if output_last_hidden_state:
             outputs.hidden_states = (batch.scatter(last_hidden_state),)
             last_hidden_state = last_hidden_state.index_select(1, token_indices) if sparse else last_hidden_state
+        if sparse:
+            return outputs, *self.cls(last_hidden_state, targets, detach_logits), num_labeled
         logits = self.cls.predictions(last_hidden_state)
-        labeled_logits = (logits if sparse else logits.index_select(1, token_indices)).squeeze(0)
-        loss_sum = cross_entropy_sum(labeled_logits, targets)
-        return outputs, labeled_logits if sparse else batch.scatter(logits), loss_sum, num_labeled
+        loss_sum = cross_entropy_sum(logits.index_select(1, token_indices).squeeze(0), targets)
+        return outputs, batch.scatter(logits), loss_sum, num_labeled
 
 
 @dataclass
@@ -985,7 +1014,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
                 `output_last_hidden_state` (needs `labels`): `hidden_states` contains only the last hidden states, of
-                all tokens. It registers no hooks, so compiled graphs do not break.
+                all tokens. It registers no hooks, so compiled graphs do not break. `detach_logits`: sparse logits have
+                no gradient, which saves a compiled model memory.
             labels: original ids of masked tokens, -100 elsewhere. Labels at padding are ignored with a warning.
                 *Shape:* (B, L)
             next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)

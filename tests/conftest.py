@@ -138,6 +138,6 @@ def new_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
     # Restores what the trainers set. A model that torch would silently stop compiling is an error.
-    config = {"recompile_limit": 8, "fail_on_recompile_limit_hit": True}
+    config = {"recompile_limit": 8, "optimize_ddp": True, "fail_on_recompile_limit_hit": True}
     with torch._dynamo.config.patch(config):
         yield

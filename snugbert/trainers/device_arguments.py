@@ -25,12 +25,13 @@ PRECISIONS = {
 
 @dataclass
 class DeviceArguments(TrainingArguments):
-    """`TrainingArguments` whose precision and number of data workers fit the device by default.
+    """`TrainingArguments` whose precision, compilation and number of data workers fit the device by default.
 
     The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
     the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have a few sizes, see [`pad_row`]. After
     `__init__`, `bf16`, `tf32` and `cuda_graphs` are booleans, and `dataloader_num_workers` is an integer.
+    `torch_compile` stays None if the user did not choose. The trainer then decides when training starts.
 
     Raises:
         InputError: a reporter in `report_to` is unknown or not installed.
@@ -43,6 +44,14 @@ class DeviceArguments(TrainingArguments):
             "nargs": "?",
             "const": True,
             "help": "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs.",
+        },
+    )
+    torch_compile: bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning.",
         },
     )
     dataloader_num_workers: int = field(  # type: ignore[assignment]

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, TorchDynamoPlugin
 from huggingface_hub import HfApi
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils._pytree import tree_map_only
-from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
@@ -21,9 +22,16 @@ from transformers.utils import PushInProgress
 
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.errors import InputError
-from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertLayer
+from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
 from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
+from snugbert.trainers.compilation import (
+    COMPILE_PASSES,
+    Compilation,
+    compile_model,
+    find_compiler_problem,
+    shorten_error,
+)
 from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.manifest import MANIFEST_NAME
@@ -76,18 +84,21 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         changes: what changed when the run resumed, for the model card.
         keeps_checkpoints: whether the checkpoints stay when the run is finished. Stays true on resume.
         pad_to_multiple_of: rows are filled up to a multiple of this number of tokens. 0: they are not filled.
+        passes_to_repay_compiling: see [`Compilation`].
     """
 
     write_card: Callable[[], None] | None = None
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
     keeps_checkpoints = True
+    passes_to_repay_compiling = COMPILE_PASSES
     push_in_progress: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         if self.args.torch_compile:
-            compile_layers(self.model, self.args)  # type: ignore[arg-type]
+            self._compile_as_requested()
+        self.add_callback(Compilation(self.passes_to_repay_compiling))
         self.pad_to_multiple_of = self._choose_multiple()
         if self.pad_to_multiple_of:
             self.data_collator = FillRows(self.data_collator, self.pad_to_multiple_of)
@@ -116,12 +127,17 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         if self.args.torch_compile:
             self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
 
-    def call_model_init(self, trial: Any = None) -> torch.nn.Module:
-        """As in Trainer. `torch_compile` compiles the layers of the new model."""
-        model = super().call_model_init(trial)
-        if self.args.torch_compile:
-            compile_layers(model, self.args)
-        return model
+    def _compile_as_requested(self) -> None:
+        """Compiles the model also for evaluation without training.
+
+        Raises:
+            InputError: torch's compiler does not work.
+        """
+        args, device = self.args, self.args.device
+        if device.type == "cuda" and args.torch_compile_backend == "inductor":
+            if problem := find_compiler_problem(device):
+                raise InputError(f"--torch_compile: {problem} To train without it, add --torch_compile false.")
+        compile_model(self.model, str(args.torch_compile_backend), args.torch_compile_mode, device)  # type: ignore[arg-type]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in Trainer. Locks the output folder, verifies the checkpoint, and logs how many are kept.
@@ -155,9 +171,26 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """As in Trainer. With `cuda_graphs`, a CUDA graph runs batches whose size has occurred before."""
-        if not getattr(self.args, "cuda_graphs", False):
-            return super().training_step(model, inputs, num_items_in_batch)
+        """As in Trainer. With `cuda_graphs`, a CUDA graph runs batches whose size has occurred before.
+
+        Raises:
+            InputError: torch's compiler failed, or a graph cannot be recorded.
+        """
+        try:
+            if not getattr(self.args, "cuda_graphs", False):
+                return super().training_step(model, inputs, num_items_in_batch)
+            batch = dict(self._prepare_inputs(inputs))
+            batch.pop("num_sequences", None)  # of filled rows; it may vary, and training does not need it
+            if num_items_in_batch is not None:
+                batch[NUM_ITEMS] = num_items_in_batch
+            return self._make_graphs(model)(batch)
+        except TorchDynamoException as error:
+            raise InputError(
+                f"torch's compiler failed ({shorten_error(error)}). Run the command again with --torch_compile false."
+            ) from error
+
+    def _make_graphs(self, model: Any) -> CudaGraphs:
+        """Returns the CUDA graphs of training steps."""
         if self._graphs is None:
 
             def step(batch: dict[str, Any]) -> torch.Tensor:
@@ -167,11 +200,9 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             self._graphs = CudaGraphs(step, self.model)  # type: ignore[arg-type]
             if reason := self._find_reason_against_graphs():
                 self._graphs.turn_off(reason)
-        batch = dict(self._prepare_inputs(inputs))
-        batch.pop("num_sequences", None)  # of filled rows; it may vary, and training does not need it
-        return self._graphs(batch if num_items_in_batch is None else {**batch, NUM_ITEMS: num_items_in_batch})
+        return self._graphs
 
-    def _with_graphs(self, model: Any) -> Callable[..., Any]:
+    def _with_graphs(self, model: Any) -> Any:
         """Returns `model` for evaluation. With `cuda_graphs`, CUDA graphs run its forward pass."""
         if not getattr(self.args, "cuda_graphs", False) or self.label_smoother is not None:  # which needs the model
             return model
@@ -411,17 +442,6 @@ class IgnorePadding:
             warn_of_padding("labels", int(at_padding.sum()))
             batch["labels"] = labels.masked_fill(at_padding, IGNORE_INDEX)
         return batch
-
-
-def compile_layers(model: torch.nn.Module, args: TrainingArguments) -> None:
-    """Compiles each layer of the encoder in place. All layers share their graphs, which fit batches of all sizes."""
-    # All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling.
-    # 8 by default, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence need
-    # graphs of their own.
-    torch._dynamo.config.recompile_limit = 64
-    for module in model.modules():
-        if isinstance(module, SnugBertLayer):
-            module.compile(dynamic=True, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
 
 
 def check_weights(model: torch.nn.Module) -> None:

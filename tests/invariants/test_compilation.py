@@ -1,5 +1,6 @@
 """Runs with `torch_compile` learn the same as runs without it, and soon stop compiling."""
 
+import copy
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,12 +10,15 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from finetuning_examples import HEADS, examples, make_tokenizer, new_model, new_trainer
+from parity import assert_same_gradients, ours_and_stock, ragged_batch
+from parity import packed as pack
 from reference_kernels import acting_as_gpu
 from safetensors.torch import load_file
 from synthetic import make_teacher, make_trainer, packed, tiny_model
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
+from snugbert.trainers.compilation import compile_model
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
@@ -57,10 +61,11 @@ def train(folder: Path, resume: Path | None = None, **options) -> list[int]:
     return count.graphs
 
 
-def train_all(runs: dict[str, dict]) -> None:
-    for folder, options in runs.items():
-        AcceleratorState._reset_state(reset_partial_state=True)
-        train(Path(folder), **options)
+def train_all_on_gpus(runs: dict[str, dict]) -> None:
+    with acting_as_gpu():
+        for folder, options in runs.items():
+            AcceleratorState._reset_state(reset_partial_state=True)
+            train(Path(folder), **options)
 
 
 def assert_same_run(folder: Path, expected: Path, bf16: bool = False) -> None:
@@ -79,6 +84,33 @@ def test_two_steps_compile(tmp_path):
     trainer.train()
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # the layers and the shorter last layer
+
+
+@pytest.mark.slow
+def test_the_parts_that_a_gpu_compiles_fit_batches_of_all_sizes():
+    """50 batches of random sizes, with dropout. Every tenth is compared with the eager model."""
+    head = "ForPreTraining"
+    eager, _ = ours_and_stock(head, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, num_hidden_layers=2)
+    compiled = copy.deepcopy(eager.train())
+    generator = torch.Generator().manual_seed(0)
+    with acting_as_gpu():
+        compile_model(compiled, backend="aot_eager")
+        for step in range(50):
+            size, length = (int(torch.randint(low, 12, (), generator=generator)) for low in (2, 9))
+            inputs = pack(ragged_batch(head, batch=size, length=length))
+            compared = step % 10 == 0
+            losses = []
+            with torch._dynamo.config.patch(error_on_recompile=step > 0):
+                for model in (compiled, eager)[: 1 + compared]:
+                    torch.manual_seed(step)
+                    losses.append(model(**inputs).loss)
+                    losses[-1].backward()
+            if compared:
+                torch.testing.assert_close(*losses)
+                assert_same_gradients(compiled, eager)
+            compiled.zero_grad(), eager.zero_grad()
+    # Embeddings, layers, the shorter last layer, and the head with its loss.
+    assert counters["stats"]["unique_graphs"] == 4 and not counters["graph_break"]
 
 
 @pytest.mark.slow
@@ -135,11 +167,13 @@ def test_a_compiled_student_equals_an_eager_one(tmp_path):
 
 @pytest.mark.slow
 def test_two_compiled_processes_equal_one_eager_process(tmp_path):
-    """Under DDP, and under FSDP2 with checkpointing."""
+    """Under DDP, and under FSDP2 with checkpointing. All parts that a GPU compiles."""
     train(tmp_path / "one")
     runs = {"ddp": COMPILED, "fsdp": COMPILED | {CHECKPOINTING: True, "fsdp": True}}
     process = forked.run(
-        train_all, {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()}, processes=2
+        train_all_on_gpus,
+        {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()},
+        processes=2,
     )
     assert process.returncode == 0, process.stderr
     for name in runs:

@@ -8,7 +8,7 @@ from host_waits import count_host_waits
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
 from reference_kernels import acting_as_gpu
 
-from snugbert import SnugBertConfig, packing_snugbert
+from snugbert import SnugBertConfig, kernels_snugbert, modeling_snugbert, packing_snugbert
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +43,80 @@ def test_every_head_equals_the_cpu(head, layout, kernel):
     for name, value in expected.items():
         torch.testing.assert_close(outputs[name], value, atol=1e-5, rtol=1e-5)
     assert_same_gradients(on_gpu, on_cpu)
+
+
+class OtherLinear(torch.nn.Linear):
+    """A layer of another library, which may compute anything."""
+
+
+def replace(attention: torch.nn.Module) -> None:
+    attention.key.__class__ = OtherLinear
+
+
+def wrap(attention: torch.nn.Module) -> None:
+    attention.key.forward = attention.key.forward
+
+
+def remove_bias(attention: torch.nn.Module) -> None:
+    attention.key.bias = None
+
+
+# What an adapter, a quantization or an observer does to a projection, and whether it is then computed on its own.
+CHANGES = {
+    "nothing": (lambda attention: None, False),
+    "frozen": (lambda attention: attention.key.requires_grad_(False), False),
+    "other class": (replace, True),
+    "other forward": (wrap, True),
+    "no bias": (remove_bias, True),
+    "compiled": (lambda attention: attention.key.compile(backend="eager"), True),
+    "weight norm": (lambda attention: torch.nn.utils.parametrizations.weight_norm(attention.key), True),
+    "forward hook": (lambda attention: attention.key.register_forward_hook(lambda *_: None), True),
+    "pre-hook": (lambda attention: attention.key.register_forward_pre_hook(lambda *_: None), True),
+    "backward hook": (lambda attention: attention.key.register_full_backward_hook(lambda *_: None), True),
+    "backward pre-hook": (lambda attention: attention.key.register_full_backward_pre_hook(lambda *_: None), True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_plain_projections_are_one_product_and_others_are_called(change, monkeypatch):
+    """In the first of three layers. The last one has a product for its few queries, and one for keys and values."""
+    products = []
+
+    def spy(values, layers):
+        products.append(len(layers))
+        return kernels_snugbert.joined_linear(values, layers)
+
+    monkeypatch.setattr(modeling_snugbert, "joined_linear", spy)
+    apply, is_called = CHANGES[change]
+    models = [ours_and_stock("ForPreTraining")[0].train() for _ in range(2)]
+    for model in models:
+        apply(model.bert.encoder.layer[0].attention.self)
+    inputs = packed(ragged_batch("ForPreTraining"))
+    on_cpu, on_gpu = models
+    on_cpu(**inputs).loss.backward()
+    assert products == []
+    with acting_as_gpu():
+        on_gpu(**inputs).loss.backward()
+    assert products == [3, 3, 2][is_called:]
+    assert_same_gradients(on_gpu, on_cpu)
+
+
+def test_functional_calls_differentiate_joined_projections():
+    """Gradients of each sequence, by torch.func, against one backward pass for each."""
+    ours, _ = ours_and_stock("ForSequenceClassification")
+    inputs = ragged_batch("ForSequenceClassification", ragged=False, batch=3)
+    weights = dict(ours.named_parameters())
+
+    def loss(weights, ids, label):
+        return torch.func.functional_call(ours, weights, (ids[None],), {"labels": label[None]}).loss
+
+    with acting_as_gpu():
+        arguments = inputs["input_ids"], inputs["labels"]
+        gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, *arguments)
+    for index, (ids, label) in enumerate(zip(*arguments, strict=True)):
+        expected = torch.autograd.grad(loss(weights, ids, label), list(weights.values()))
+        for (name, gradient), each in zip(gradients.items(), expected, strict=True):
+            torch.testing.assert_close(gradient[index], each, atol=1e-5, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])

@@ -115,7 +115,12 @@ class ElectraPair(SnugBertPreTrainedModel):
             **kwargs,
         }
         generated = self.generator(
-            input_ids, labels=labels, num_items_in_batch=num_items_in_batch, sparse_prediction=True, **inputs
+            input_ids,
+            labels=labels,
+            num_items_in_batch=num_items_in_batch,
+            sparse_prediction=True,
+            detach_logits=True,
+            **inputs,
         )
         with torch.no_grad():
             is_masked = labels != IGNORE_INDEX

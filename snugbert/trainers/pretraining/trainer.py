@@ -31,6 +31,7 @@ from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
 from snugbert.languages import DEFAULT, store_language
+from snugbert.modeling_snugbert import SnugBertMaskedTokenModel
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
@@ -124,6 +125,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
     """
 
     args: PretrainingArguments
+    passes_to_repay_compiling = 0  # compiles runs of any length
 
     def __init__(
         self,
@@ -389,7 +391,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
         inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
         if self.teacher is None:
-            outputs: ModelOutput = model(**inputs, **denominators)
+            # Only the log reads the logits.
+            options = {"detach_logits": True} if isinstance(self.model, SnugBertMaskedTokenModel) else {}
+            outputs: ModelOutput = model(**inputs, **denominators, **options)
         else:
             same_size = self.teacher.config.hidden_size == self._model_config.hidden_size
             with self.accelerator.autocast():  # for the teacher
