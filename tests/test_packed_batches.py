@@ -198,11 +198,13 @@ def test_filled_rows_of_one_size_have_the_same_shapes(data_dir, tokenizer, task)
 
 def test_prediction_fills_rows_on_cuda_only():
     def choose(device, **fields):
-        model = SimpleNamespace(device=torch.device(device), config=snugbert.SnugBertConfig(**fields))
+        config = snugbert.SnugBertConfig(**{"attn_implementation": "sdpa"} | fields)
+        model = SimpleNamespace(device=torch.device(device), config=config)
         return snugbert.packed_batches.choose_prediction_multiple(model, 4100)
 
     assert (choose("cuda"), choose("cpu")) == (513, None)
     assert choose("cuda", position_embedding_type="relative", position_buckets=8) is None
+    assert choose("cuda", attn_implementation="eager") is None
 
 
 def test_rows_that_cannot_be_filled_are_refused():

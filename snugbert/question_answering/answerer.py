@@ -212,9 +212,10 @@ class QuestionAnswerer:
         packs = isinstance(self.model.config, SnugBertConfig)
         # Padding on the left would shift the tokens.
         pad = partial(self.tokenizer.pad, padding_side="right", return_tensors="pt")
-        multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length)
-        pack = SnugBertDataCollatorWithPacking(multiple, None if multiple is None else self.batch_size)
-        collate: Callable[..., Any] = pack if packs else pad
+        collate: Callable[..., Any] = pad
+        if packs:
+            multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length)
+            collate = SnugBertDataCollatorWithPacking(multiple, None if multiple is None else self.batch_size)
         lengths = np.array([len(ids) for ids in windows.features["input_ids"]])
         all_logits = np.zeros((2, len(lengths), lengths.max()))
         order = np.argsort(-lengths, kind="stable")
