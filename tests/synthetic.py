@@ -61,6 +61,7 @@ def packed(examples: list[dict[str, Any]]) -> dict[str, Any]:
         "max_length_q": int(lengths.max()),
         "labels": torch.cat([example["labels"] for example in examples])[None],
     }
+    batch["label_indices"] = (batch["labels"][0] != -100).nonzero().squeeze(1)
     if "next_sentence_label" in examples[0]:
         batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
     return batch
