@@ -4,10 +4,11 @@ r"""How many sizes filled rows have, and how much padding they contain (`--pad_t
         --conll_file conll2003/train.jsonl.gz --squad_file squad/train.jsonl.gz
 
 Each row of the table is a training set in random batches, as the trainers draw them, filled up to the multiple that
-they choose on a GPU. Two batches have the same size if all of their shapes and numbers are equal. Padding is a share of
-the tokens of filled rows.
+they choose on a GPU. Two batches have the same size if all of their shapes and numbers are equal. Padding is a share
+of the tokens of filled rows.
 
-Pretraining has 15 % masked tokens. GLUE tasks are read from `train_subset.tsv.gz` if their folder has this file.
+Pretraining has 15 % masked tokens. In fine-tuning, a batch has 32 examples, and 12 for SQuAD. GLUE tasks are read from
+`train_subset.tsv.gz` if their folder has this file.
 """
 
 import argparse
@@ -48,8 +49,8 @@ FINE_TUNING_BATCH = 32
 SQUAD_BATCH = 12  # of BERT's release for windows of 384 tokens
 MOST_FREQUENT = 8  # sizes
 HEADER = (
-    "| training set | batch | tokens of a row | multiple | sizes | padding | batches in the 8 most frequent sizes |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
+    "| training set | tokens of a row | multiple | sizes | padding | batches in the 8 most frequent sizes |\n"
+    "| --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -135,6 +136,8 @@ def format_row(rows: Rows, number: int) -> str:
     """Fills `number` batches, and returns a line of the table."""
     sizes: Counter[Any] = Counter()
     tokens = []
+    if len(rows.features) < rows.batch_size:
+        raise SystemExit(f"error: {rows.name}: {len(rows.features)} examples are fewer than a batch.")
     for indices in islice(draw_batches(len(rows.features), rows.batch_size), number):
         batch = rows.collate([rows.features[index] for index in indices])
         tokens.append((int(batch["cu_seq_lens_q"][batch["num_sequences"]]), batch["input_ids"].shape[1]))
@@ -142,7 +145,7 @@ def format_row(rows: Rows, number: int) -> str:
     real, filled = map(sum, zip(*tokens, strict=True))
     frequent = sum(count for _, count in sizes.most_common(MOST_FREQUENT)) / number
     return (
-        f"| {rows.name} | {rows.batch_size} | {real / number:,.0f} | {rows.collate.pad_to_multiple_of} | {len(sizes)} | "
+        f"| {rows.name} | {real / number:,.0f} | {rows.collate.pad_to_multiple_of} | {len(sizes)} | "
         f"{1 - real / filled:.1%} | {frequent:.1%} |"
     )
 

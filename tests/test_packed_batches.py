@@ -165,7 +165,7 @@ def test_a_filled_row_by_hand():
     collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=40, num_sequences=3)
     batch = collate([{"input_ids": [5, 6], "labels": [-100, 1]}, {"input_ids": [7], "labels": [2]}])
     padding = [*range(32), *range(5)]
-    assert {name: getattr(values, "tolist", lambda: values)() for name, values in batch.items()} == {
+    assert {name: values.tolist() if hasattr(values, "tolist") else values for name, values in batch.items()} == {
         "input_ids": [[5, 6, 7, *[0] * 37]],
         "labels": [[-100, 1, 2, *[-100] * 37]],
         "position_ids": [[0, 1, 0, *padding]],

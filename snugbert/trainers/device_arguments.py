@@ -29,8 +29,8 @@ class DeviceArguments(TrainingArguments):
 
     The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
-    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have a few sizes, see [`pad_row`]. After `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is
-    an integer.
+    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have a few sizes, see [`pad_row`]. After
+    `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer.
 
     Raises:
         InputError: a reporter in `report_to` is unknown or not installed.
