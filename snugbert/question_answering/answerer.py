@@ -227,9 +227,8 @@ class QuestionAnswerer:
             outputs = self.model(**inputs)
             logits = torch.stack((outputs.start_logits, outputs.end_logits)).float()
             tokens = lengths[batch].sum()  # without the padding of filled rows
-            packed = (
-                logits[:, 0, :tokens] if packs else logits[:, inputs["attention_mask"] != 0]
-            )  # [2, tokens of the batch]
+            # [2, tokens of the batch]
+            packed = logits[:, 0, :tokens] if packs else logits[:, inputs["attention_mask"] != 0]
             padded = np.zeros((2, len(batch), all_logits.shape[2]))
             padded[:, np.arange(all_logits.shape[2]) < lengths[batch, None]] = packed.cpu().numpy()
             all_logits[:, batch] = padded
