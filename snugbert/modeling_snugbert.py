@@ -735,8 +735,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 `max_length_q`, the length of the longest sequence or an upper bound, and for masked tokens
                 `label_indices`, the index of each labeled token (*Shape:* (M,)). The last two are computed if None,
                 which makes the host wait for an accelerator. In a filled row, `label_indices` may also contain tokens
-                without a label, after the others, and `num_sequences` is ignored. Also `output_hidden_states`, `output_attentions` (needs
-                `attn_implementation="eager"`) and `return_dict`.
+                without a label, after the others, and `num_sequences` is ignored. Also `output_hidden_states`,
+                `output_attentions` (needs `attn_implementation="eager"`) and `return_dict`.
 
         Returns:
             `last_hidden_state` (B, L, H), or (1, T, H) if packed. It is zero at padding, except with a 4-D mask.

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
+from transformers.utils.generic import is_flash_attention_requested
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
@@ -25,7 +26,8 @@ SEQUENCE_COLUMNS = ("labels", "next_sentence_label", "start_positions", "end_pos
 RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' default collator
 # Longest sequence of padding. Attention costs its square, and no model in use has fewer positions.
 PADDING_LENGTH = 32
-LONGEST = 128  # multiple in which attention kernels read keys. A lower bound on lengths would save nothing.
+# Attention kernels read 128 keys at once, and skip blocks after the end of a sequence. So a loose bound costs little.
+MAX_LENGTHS = (128, 512)
 PREDICTION_SIZES = 8
 LABEL_STEPS = 32  # numbers of label slots in a row. With 15 % of the tokens masked, a row has 5 of 32 parts.
 
@@ -81,7 +83,7 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, num_sequences: in
 
         - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding. Floats are NaN,
           which SnugBERT's models ignore. A plain Trainer counts NaN as labels, so its loss is scaled by a constant.
-        - `max_length_q` becomes the next power of two, at least 128.
+        - `max_length_q` becomes 128, 512 or T.
         - `label_indices` gets more indices at its end, of tokens without a label. There are a multiple of 1/32 of the
           tokens, or all tokens if more than half of them have a label.
         - `num_sequences` is N. Models ignore it.
@@ -119,7 +121,8 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, num_sequences: in
         if name in batch:
             filled[name] = _pad_labels(batch[name], padding, added // choices if name == "labels" else added)
     if "max_length_q" in batch:
-        filled["max_length_q"] = max(LONGEST, 1 << (batch["max_length_q"] - 1).bit_length())
+        longest = batch["max_length_q"]
+        filled["max_length_q"] = next((bound for bound in MAX_LENGTHS if longest <= bound), tokens + padding)
     if "label_indices" in batch:
         filled["label_indices"] = _pad_label_indices(batch["label_indices"], filled["labels"][0])
     return filled | {"num_sequences": count}
@@ -133,12 +136,17 @@ def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int) -> int |
         max_tokens: tokens of the largest batch. Batches have up to 8 sizes (`PREDICTION_SIZES`).
 
     Returns:
-        None if rows should not be filled: the model is not on a CUDA GPU, or has relative positions, whose attention
-        pads its rows anyway.
+        None if rows should not be filled: the model is not on a CUDA GPU, or its attention pads sequences.
     """
-    if model.device.type != "cuda" or getattr(model.config, "position_embedding_type", None) == "relative":
+    if model.device.type != "cuda" or pads_in_attention(model.config):
         return None
     return math.ceil(max_tokens / PREDICTION_SIZES)
+
+
+def pads_in_attention(config: Any) -> bool:
+    """Whether attention on a GPU pads sequences to the longest one, so that sizes depend on lengths anyway."""
+    is_ragged = config._attn_implementation == "sdpa" or is_flash_attention_requested(config)
+    return config.position_embedding_type == "relative" or not is_ragged
 
 
 def _pad_labels(labels: torch.Tensor, tokens: int, examples: int) -> torch.Tensor:

@@ -165,7 +165,7 @@ def test_a_filled_row_by_hand():
     collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=40, num_sequences=3)
     batch = collate([{"input_ids": [5, 6], "labels": [-100, 1]}, {"input_ids": [7], "labels": [2]}])
     padding = [*range(32), *range(5)]
-    assert {name: getattr(values, "tolist", lambda: values)() for name, values in batch.items()} == {
+    assert {name: values.tolist() if hasattr(values, "tolist") else values for name, values in batch.items()} == {
         "input_ids": [[5, 6, 7, *[0] * 37]],
         "labels": [[-100, 1, 2, *[-100] * 37]],
         "position_ids": [[0, 1, 0, *padding]],
@@ -198,11 +198,13 @@ def test_filled_rows_of_one_size_have_the_same_shapes(data_dir, tokenizer, task)
 
 def test_prediction_fills_rows_on_cuda_only():
     def choose(device, **fields):
-        model = SimpleNamespace(device=torch.device(device), config=snugbert.SnugBertConfig(**fields))
+        config = snugbert.SnugBertConfig(**{"attn_implementation": "sdpa"} | fields)
+        model = SimpleNamespace(device=torch.device(device), config=config)
         return snugbert.packed_batches.choose_prediction_multiple(model, 4100)
 
     assert (choose("cuda"), choose("cpu")) == (513, None)
     assert choose("cuda", position_embedding_type="relative", position_buckets=8) is None
+    assert choose("cuda", attn_implementation="eager") is None
 
 
 def test_rows_that_cannot_be_filled_are_refused():

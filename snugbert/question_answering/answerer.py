@@ -214,9 +214,10 @@ class QuestionAnswerer:
         packs = isinstance(self.model.config, SnugBertConfig)
         # Padding on the left would shift the tokens.
         pad = partial(self.tokenizer.pad, padding_side="right", return_tensors="pt")
-        multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length)
-        pack = SnugBertDataCollatorWithPacking(multiple, None if multiple is None else self.batch_size)
-        collate: Callable[..., Any] = pack if packs else pad
+        collate: Callable[..., Any] = pad
+        if packs:
+            multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length)
+            collate = SnugBertDataCollatorWithPacking(multiple, None if multiple is None else self.batch_size)
         lengths = np.array([len(ids) for ids in windows.features["input_ids"]])
         all_logits = np.zeros((2, len(lengths), lengths.max()))
         order = np.argsort(-lengths, kind="stable")
@@ -227,9 +228,8 @@ class QuestionAnswerer:
             }
             logits = self._graphs(inputs)
             tokens = lengths[batch].sum()  # without the padding of filled rows
-            packed = (
-                logits[:, 0, :tokens] if packs else logits[:, inputs["attention_mask"] != 0]
-            )  # [2, tokens of the batch]
+            # [2, tokens of the batch]
+            packed = logits[:, 0, :tokens] if packs else logits[:, inputs["attention_mask"] != 0]
             padded = np.zeros((2, len(batch), all_logits.shape[2]))
             padded[:, np.arange(all_logits.shape[2]) < lengths[batch, None]] = packed.cpu().numpy()
             all_logits[:, batch] = padded

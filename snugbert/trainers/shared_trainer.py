@@ -20,9 +20,11 @@ from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
 from transformers.utils import PushInProgress
 
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.packed_batches import pads_in_attention
 from snugbert.packing_snugbert import warn_of_padding
 from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.compilation import (
@@ -237,9 +239,9 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def _explain_unfilled_rows(self) -> str | None:
         """Returns why rows cannot be filled. None: they can."""
-        if getattr(self._model_config, "position_embedding_type", None) == "relative":
-            return "attention with relative positions pads its rows anyway"
-        return None
+        if not isinstance(self._model_config, SnugBertConfig):
+            return "the model is not a SnugBERT model"
+        return "attention pads the sequences" if pads_in_attention(self._model_config) else None
 
     def _suggest_multiple(self) -> int:
         """Returns the multiple for this run. 0: it is unknown."""

@@ -1094,6 +1094,19 @@ def test_default_steps():
             assert parse([*argv, *flags]).steps == steps
 
 
+def test_row_sizes(data_dir, capsys, monkeypatch):
+    import row_sizes
+
+    monkeypatch.setattr(row_sizes, "PRETRAINING", ((2, 32, True), (2, 32, False)))
+    text, glue = str(data_dir / "sample_text/sample_text.txt"), str(data_dir / "glue")
+    row_sizes.main(["--train_file", text, "--glue_dir", glue, "--tasks", "wnli", "--batches", "3"])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows][2:] == ["WNLI"] and rows[0][0].startswith("pretraining")
+    for _, tokens, multiple, sizes, padding, frequent in rows:
+        assert int(sizes) <= 3 and frequent == "100.0%"
+        assert float(padding.rstrip("%")) / 100 <= int(multiple) / int(tokens.replace(",", ""))
+
+
 def print_host_time_and_waits() -> None:
     sys.path.insert(0, str(BENCHMARKS))
     import host_time

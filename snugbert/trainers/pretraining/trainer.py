@@ -309,8 +309,11 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
 
     def _suggest_multiple(self) -> int:
         parts = self.args.world_size * self.args.gradient_accumulation_steps
-        known = [phase for phase in self.phases if phase.max_seq_length is not None]
-        multiples = [choose_pretraining_multiple(phase.batch_size / parts, phase.max_seq_length) for phase in known]
+        multiples = [
+            choose_pretraining_multiple(phase.batch_size / parts, length)
+            for phase in self.phases
+            if (length := phase.max_seq_length) is not None
+        ]
         return max(multiples, default=0)
 
     def _set_signature_columns_if_needed(self) -> None:
