@@ -337,8 +337,9 @@ def act_as_cuda() -> ExitStack:
 
     context = ExitStack()
     context.enter_context(patch.object(kernels_snugbert, "OWN_KERNELS", set()))
-    # It takes fake weights for sharded ones, which it does not pad.
+    # Both take fake weights for sharded or quantized ones.
     context.enter_context(patch.object(modeling_snugbert.SnugBertVocabularyProjection, "forward", project))
+    context.enter_context(patch.object(modeling_snugbert, "is_plain_linear", lambda layer: True))
     context.enter_context(patch.object(F, "dropout", dropout))
     context.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
     for name in ("layer_norm", "cross_entropy"):
@@ -377,6 +378,8 @@ def count_step(side: str, batches: dict[str, Batch], layers: int = 12) -> Budget
             name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
         }
+        if not is_stock:
+            fake["detach_logits"] = True  # as in PretrainingTrainer
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
         counter = Counter(model)
 
