@@ -28,6 +28,16 @@ class Recording(TorchDispatchMode):
         self.own: set[int] = set()  # memory of the recording
         self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # other memory, and its values before
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Keeps compiled code compiled, as in `host_waits.py`."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """The same, in newer versions of torch."""
+        return True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for tensor in find_changed(func, args, kwargs):

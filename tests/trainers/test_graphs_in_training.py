@@ -8,6 +8,7 @@ from emulated_graphs import emulated_graphs
 from finetuning_examples import HEADS, examples, make_tokenizer, new_model, new_trainer
 from safetensors.torch import load_file
 from synthetic import make_trainer, tiny_model
+from torch._dynamo.utils import counters
 
 from snugbert import cuda_graphs
 from snugbert.trainers.device_arguments import DeviceArguments
@@ -52,6 +53,22 @@ def test_pretraining(tmp_path, caplog):
     weights = [load_file(tmp_path / name / "model.safetensors") for name in runs]
     torch.testing.assert_close(weights[1], weights[0], atol=0, rtol=0)
     torch.testing.assert_close(weights[2], weights[1], atol=0, rtol=0)
+
+
+def test_a_compiled_step_in_graphs_equals_an_eager_step(tmp_path, caplog, new_compiler):
+    """As on a GPU by default: layers, embeddings and head are compiled, rows filled, and batches accumulated."""
+    options = {"max_steps": 8, "dropout": 0.1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager", "cuda_graphs": True}
+    caplog.set_level(logging.INFO, "snugbert")
+    weights = []
+    with emulated_graphs():
+        for extra in ({}, compiled):
+            trainer = make_trainer(tmp_path, save_strategy="no", pad_to_multiple_of=64, **options, **extra)
+            trainer.train()
+            weights.append(trainer.model.state_dict())
+    assert count_graphs(caplog) >= 1
+    assert counters["stats"]["unique_graphs"] == 4 and not counters["graph_break"]
+    torch.testing.assert_close(*weights, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("head", HEADS)
