@@ -44,7 +44,16 @@ from snugbert.trainers.row_sizes import choose_fine_tuning_multiple, choose_pret
 from snugbert.trainers.squad.data import check_answers, read_questions
 
 # Examples of a batch, their length, and whether they are pairs.
-PRETRAINING = ((32, 128, True), (256, 128, True), (64, 512, True), (32, 128, False), (256, 128, False))
+PRETRAINING = (
+    (32, 128, True),
+    (256, 128, True),
+    (8, 512, True),
+    (64, 512, True),
+    (32, 128, False),
+    (256, 128, False),
+    (8, 512, False),
+    (64, 512, False),
+)
 FINE_TUNING_BATCH = 32
 SQUAD_BATCH = 12  # of BERT's release for windows of 384 tokens
 MOST_FREQUENT = 8  # sizes

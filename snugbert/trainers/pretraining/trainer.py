@@ -307,14 +307,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             return "the losses of a teacher include all tokens"
         return super()._explain_unfilled_rows()
 
-    def _suggest_multiple(self) -> int:
-        parts = self.args.world_size * self.args.gradient_accumulation_steps
-        multiples = [
-            choose_pretraining_multiple(phase.batch_size / parts, length)
-            for phase in self.phases
-            if (length := phase.max_seq_length) is not None
-        ]
-        return max(multiples, default=0)
+    def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
+        rows = [(float(batch_size), getattr(dataset, "max_seq_length", None))]
+        if dataset is self.train_dataset:
+            parts = self.args.world_size * self.args.gradient_accumulation_steps
+            rows = [(phase.batch_size / parts, phase.max_seq_length) for phase in self.phases]
+        return max((choose_pretraining_multiple(size, length) for size, length in rows if length), default=0)
 
     def _set_signature_columns_if_needed(self) -> None:
         """As in Trainer. With `remove_unused_columns`, features keep what the collator needs."""
@@ -340,7 +338,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         return torch.utils.data.DataLoader(
             RunBatches(
                 self.phases,
-                self._get_collator_with_removed_columns(self.data_collator),
+                self._get_collator_with_removed_columns(self._fill_rows(None, 0, is_training=True)),
                 self.args.examples_seed,
                 self._model_config,
                 self.model.generator.config if isinstance(self.model, ElectraPair) else None,
