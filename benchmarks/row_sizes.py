@@ -101,7 +101,7 @@ def list_rows(args: argparse.Namespace, folder: Path) -> Iterator[Rows]:
         for batch_size, length, are_pairs in PRETRAINING:
             objective = "nsp" if are_pairs else "mlm"
             dataset = PretrainingDataset(corpus, tokenizer, length, objective, epochs_dir=folder / "epochs")  # type: ignore[arg-type]
-            multiple = choose_pretraining_multiple(batch_size, length)
+            multiple = choose_pretraining_multiple(batch_size, dataset)
             collate = SnugBertDataCollatorForPretraining(tokenizer, pad_to_multiple_of=multiple)
             kind = "sentence pairs" if are_pairs else "full sentences"
             yield Rows(f"pretraining, {kind}, {batch_size} x {length}", batch_size, dataset, collate)

@@ -10,8 +10,12 @@ ON_CUDA = {"bf16": False, "tf32": False, "dataloader_num_workers": 0}
 
 
 def test_multiples():
-    found = {pair: choose_pretraining_multiple(*pair) for pair in ((32, 128), (256, 128), (64, 512), (8, 512), (1, 3))}
-    assert found == {(32, 128): 160, (256, 128): 452, (64, 512): 904, (8, 512): 320, (1, 3): 4}
+    class Examples(list):
+        max_seq_length = 32
+
+    examples = Examples([{"input_ids": range(length)} for length in (12, 32)] * 600)  # a standard deviation of 10
+    assert choose_pretraining_multiple(16, examples) == 64  # 1.45 x 40 = 58, and 8 x 64 = 16 x 32
+    assert choose_pretraining_multiple(1, Examples(examples[:1])) == 4
     lengths = np.tile([10, 30], 50)  # a standard deviation of 10
     assert choose_fine_tuning_multiple(16, lengths) == 40  # 0.95 x 40 = 38
     assert choose_fine_tuning_multiple(16, lengths * 0 + 7) == 4

@@ -263,7 +263,12 @@ def test_numbers_at_padding_are_no_labels(labels, tokenizer, tmp_path):
         )
         for settings in (
             {"per_device_train_batch_size": 45},
-            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_multiple_of": 32},
+            {
+                "per_device_train_batch_size": 8,
+                "gradient_accumulation_steps": 6,
+                "pad_to_multiple_of": 32,
+                "cuda_graphs": True,  # which drops the number of sequences in other problems
+            },
         )
     ]
     assert_same_gradients(models[1], models[0])
