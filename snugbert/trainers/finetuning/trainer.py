@@ -113,9 +113,8 @@ class FineTuningTrainer(SharedTrainer):
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
         if isinstance(dataset, TokenBudgetDataset):
             return batch_size * dataset.max_tokens
-        if not has_length(dataset) or not len(dataset) or "input_ids" not in dataset[0]:
-            return 0
-        return choose_fine_tuning_multiple(batch_size, count_tokens(dataset))
+        has_tokens = has_length(dataset) and len(dataset) > 0 and "input_ids" in dataset[0]  # type: ignore[index]
+        return choose_fine_tuning_multiple(batch_size, count_tokens(dataset)) if has_tokens else 0
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | int | None:
         # Question answering has two labels for each window, and no column `labels`.
