@@ -27,7 +27,8 @@ def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
 
     Args:
         batch_size: examples of a row.
-        dataset: a [`PretrainingDataset`]. Its examples are in random order, so the first ones are a sample.
+        dataset: a [`PretrainingDataset`], or another dataset with `max_seq_length` whose examples are in random order.
+            The first ones are a sample.
     """
     lengths = [len(dataset[row]["input_ids"]) for row in range(min(len(dataset), SAMPLE))]
     longest = batch_size * dataset.max_seq_length

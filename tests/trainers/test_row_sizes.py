@@ -34,7 +34,7 @@ def test_pretraining_fills_rows_on_cuda_or_on_request(tmp_path, monkeypatch, cap
     monkeypatch.setattr(PretrainingArguments, "uses_cuda", True)
     monkeypatch.setattr("snugbert.trainers.shared_trainer.apply_tf32", lambda args: None)
     options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 2, **ON_CUDA}
-    assert make_trainer(tmp_path, **options).pad_to_multiple_of == 32  # 0.22 x sqrt(50) x 20 = 31.1
+    assert make_trainer(tmp_path, **options).pad_to_multiple_of == 40  # 25 x 40 = 50 x 20
     assert make_trainer(tmp_path, pad_to_multiple_of=0, **options).pad_to_multiple_of == 0
 
 

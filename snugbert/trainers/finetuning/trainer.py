@@ -85,7 +85,8 @@ class FineTuningTrainer(SharedTrainer):
         self._token_outputs = token_outputs
         self.keeps_checkpoints = args.keeps_checkpoints
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
-        self._losses: list[torch.Tensor] = []  # of the current evaluation: sum and number of labels of each batch
+        # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
+        self._losses: list[torch.Tensor] | None = None
         self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step and result
         if args.freezes:
             frozen = _frozen_parameters(model, args)
@@ -117,6 +118,8 @@ class FineTuningTrainer(SharedTrainer):
         return choose_fine_tuning_multiple(batch_size, count_tokens(dataset)) if has_tokens else 0
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | int | None:
+        if self._losses is not None:  # in evaluation, the loss of a batch is the mean over its own labels
+            return None
         # Question answering has two labels for each window, and no column `labels`.
         if batch_samples and "start_positions" in batch_samples[0]:
             batch_samples = [{"labels": batch["start_positions"]} for batch in batch_samples]
@@ -200,7 +203,7 @@ class FineTuningTrainer(SharedTrainer):
         """
         loss, logits, _ = super().prediction_step(self._with_graphs(model), inputs, prediction_loss_only, ignore_keys)
         labels = inputs.get("start_positions", inputs.get("labels"))
-        if loss is not None and labels is not None:
+        if loss is not None and labels is not None and self._losses is not None:
             count = (labels != IGNORE_INDEX).sum()
             self._losses.append(torch.stack([(loss * count).masked_fill(count == 0, 0), count]))
         number = inputs.get("num_sequences")  # None: the row is not filled
@@ -222,10 +225,14 @@ class FineTuningTrainer(SharedTrainer):
         """
         prefix = kwargs.get("metric_key_prefix", "eval")
         self._losses = []
-        with torch.random.fork_rng(devices=[]):  # the data loader draws a seed
-            output = super().evaluation_loop(dataloader, description, *args, **kwargs)
-        if self._losses:
-            total, count = self.accelerator.reduce(torch.stack(self._losses).sum(0)).tolist()
+        try:
+            with torch.random.fork_rng(devices=[]):  # the data loader draws a seed
+                output = super().evaluation_loop(dataloader, description, *args, **kwargs)
+            losses = self._losses
+        finally:
+            self._losses = None
+        if losses:
+            total, count = self.accelerator.reduce(torch.stack(losses).sum(0)).tolist()
             (output.metrics or {})[f"{prefix}_loss"] = total / max(count, 1)
         if output.predictions is None:
             return output

@@ -52,7 +52,6 @@ from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.distillation import distill
 from snugbert.trainers.pretraining.electra import ElectraPair
-from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.guidance import warn_at_baseline
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.plot import DrawTraining, draw_log
@@ -313,8 +312,12 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         if dataset is self.train_dataset:
             parts = self.args.world_size * self.args.gradient_accumulation_steps
             rows = [(phase.batch_size / parts, phase.dataset) for phase in self.phases]
-        known = [row for row in rows if isinstance(row[1], PretrainingDataset)]
-        return max((choose_pretraining_multiple(*row) for row in known), default=0)
+        multiples = [
+            choose_pretraining_multiple(size, examples)
+            for size, examples in rows
+            if hasattr(examples, "max_seq_length") and "input_ids" in examples[0]
+        ]
+        return max(multiples, default=0)
 
     def _set_signature_columns_if_needed(self) -> None:
         """As in Trainer. With `remove_unused_columns`, features keep what the collator needs."""
