@@ -826,7 +826,7 @@ class _CrossEntropy(torch.autograd.Function):
         logits, targets = ctx.saved_tensors
         # One factor for each row, 0 for ignored ones.
         ignored = targets == IGNORE_INDEX
-        grad_losses = grad_outputs[0] * ~ignored[:, None]
+        grad_losses = grad_outputs[0].expand(len(targets), 1).masked_fill(ignored[:, None], 0)
         classes = targets.masked_fill(ignored, 0)
         if torch.is_grad_enabled():  # second derivatives (create_graph)
             one_hot = F.one_hot(classes, logits.shape[1])

@@ -88,7 +88,7 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
         - `max_length_q` becomes 128, 512 or T.
         - `label_indices` gets more indices at its end, of tokens without a label. Its length is rounded up to a
           multiple of T/32. Above T/2 it is T.
-        - `num_sequences` is N. Losses of numbers and of several labels need it, because -100 is a number there.
+        - `num_sequences` is N. Regression and several labels need it, because -100 is a number in their losses.
 
         Other columns are unchanged.
 
