@@ -78,6 +78,13 @@ class PredictionArguments:
         },
     )
     use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is a GPU."})
+    cuda_graphs: bool = field(
+        default=True,
+        metadata={
+            "advanced": True,
+            "help": "On a GPU, fill batches up to a few sizes, and record the kernels of each size once.",
+        },
+    )
     overwrite_output_file: bool = field(
         default=False,
         metadata={"help": "Replace --output_file, and partial output of other settings."},

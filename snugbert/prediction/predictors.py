@@ -8,7 +8,7 @@ Shapes: N sequences, T tokens in a batch.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -233,7 +233,9 @@ class HeadPredictor(Predictor):
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
         batches = list(split_by_tokens(lengths, self.args.max_batch_tokens))
-        multiple = choose_prediction_multiple(self.model, self.args.max_batch_tokens, len(batches))
+        multiple = None
+        if self.args.cuda_graphs:
+            multiple = choose_prediction_multiple(self.model, self.args.max_batch_tokens, len(batches))
         for indices in batches:
             batch = pack({name: [column[index] for index in indices] for name, column in columns.items()}) | extra
             tokens, number = int(lengths[indices].sum()), len(indices)
@@ -241,7 +243,7 @@ class HeadPredictor(Predictor):
                 # Rounding up to a power of two keeps the number of sizes small.
                 batch = pad_row(batch, multiple, 1 << (number - 1).bit_length())
                 del batch["num_sequences"]
-            logits = self._run(batch)
+            logits = self._run(batch, self._forward if multiple is None else self._graphs)
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
             per_token = logits.shape[0] == 1 and logits.ndim == 3
@@ -252,10 +254,10 @@ class HeadPredictor(Predictor):
         return results
 
     @torch.inference_mode()
-    def _run(self, batch: dict[str, Any]) -> np.ndarray:
+    def _run(self, batch: dict[str, Any], forward: Callable[[dict[str, Any]], torch.Tensor]) -> np.ndarray:
         device = self.model.device
         batch = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-        return self._graphs(batch).cpu().numpy()
+        return forward(batch).cpu().numpy()
 
     def _forward(self, batch: dict[str, Any]) -> torch.Tensor:
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
@@ -436,6 +438,7 @@ class QuestionPredictor(HeadPredictor):
             batch_size=max(1, args.max_batch_tokens // length),
             max_seq_length=length,
             doc_stride=args.doc_stride,
+            cuda_graphs=args.cuda_graphs,
         )
 
     def read(self, values: Mapping[str, Any]) -> tuple[str, str]:

@@ -53,6 +53,8 @@ class QuestionAnswerer:
         max_seq_length: maximum tokens of a window, limited by the model and the tokenizer.
         doc_stride: tokens that neighboring windows share. Default: 128, but at most a third of a window.
         max_query_length: maximum tokens of a question.
+        cuda_graphs: whether calls with at least 3 batches fill them up to a few sizes on a GPU, and run them as CUDA
+            graphs.
 
     Raises:
         ValueError: the model or the tokenizer cannot be loaded, the model has no question answering head, or the
@@ -68,6 +70,7 @@ class QuestionAnswerer:
         max_seq_length: int = 384,
         doc_stride: int | None = None,
         max_query_length: int = 64,
+        cuda_graphs: bool = True,
     ):
         if isinstance(tokenizer, (str, Path)):
             tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(tokenizer)))
@@ -80,7 +83,7 @@ class QuestionAnswerer:
         if tokenizer is None:
             raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
         self.model = (model if device is None else model.to(device)).eval()  # type: ignore[arg-type]
-        self._graphs = CudaGraphs(self._forward, self.model)
+        self._graphs = CudaGraphs(self._forward, self.model) if cuda_graphs else None
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.max_seq_length = min(max_seq_length, max_tokens(model, tokenizer))
@@ -219,15 +222,19 @@ class QuestionAnswerer:
         all_logits = np.zeros((2, len(lengths), lengths.max()))
         order = np.argsort(-lengths, kind="stable")
         batches = np.split(order, range(self.batch_size, len(order), self.batch_size))
+        forward: Callable[..., torch.Tensor] = self._forward
         if packs:
+            collate = SnugBertDataCollatorWithPacking()
+        if packs and self._graphs is not None:
             multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length, len(batches))
-            collate = SnugBertDataCollatorWithPacking(multiple, None if multiple is None else self.batch_size)
+            if multiple is not None:
+                collate, forward = SnugBertDataCollatorWithPacking(multiple, self.batch_size), self._graphs
         for batch in batches:
             inputs = {
                 name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
                 for name, value in collate([windows.features[i] for i in batch.tolist()]).items()
             }
-            logits = self._graphs(inputs)
+            logits = forward(inputs)
             tokens = lengths[batch].sum()  # without the padding of filled rows
             # [2, tokens of the batch]
             packed = logits[:, 0, :tokens] if packs else logits[:, inputs["attention_mask"] != 0]

@@ -174,7 +174,7 @@ def test_optimizers_with_modes_and_a_new_model_for_each_training(tmp_path):
                 args=like.args,
                 train_dataset=like.train_dataset,
                 eval_dataset=like.eval_dataset,
-                data_collator=like.data_collator.collate.collate,
+                data_collator=like.data_collator.collate,
                 optimizer_cls_and_kwargs=(Switching, {"lr": 0.1, "momentum": 0.9}),
             )
             trainer.evaluate()
