@@ -10,9 +10,9 @@ Unused time goes to the next piece. Results so far are kept, and the other piece
 with its next row in a new process.
 
 The output folder has 8 files: the rows of each piece, `log.txt`, `table.md`, and `compiler-cache.zip`, which contains
-what torch.compile and Triton compiled, in less than 16 MiB. Pass it as --compiler_cache, or put it into build/, and the
-next call compiles less. It contains code that runs when it is read, so use only a file that you made. If it is too
-large, single kernels are dropped first. The table and the cache are written after each piece.
+what torch.compile and Triton compiled, in less than 16 MiB. If it is too large, single kernels are dropped first. Pass
+it as --compiler_cache, or put it into build/, and the next call compiles less. It contains code that runs when it is
+read, so use only a file that you made. The table and the cache are written after each piece.
 """
 
 import argparse

@@ -27,9 +27,9 @@ STEP_HEADER = (
     "warmup, s",
 )
 STEP_NOTE = (
-    "Compiled parts: SnugBERT's layers, embeddings, and masked token head with its loss; stock BERT's layers, for each "
-    "shape in pretraining and once for all lengths of a classifier. The last loss is of the same batch on all sides. "
-    "The warmup is three rounds, and compiles. The next row of a compiled side uses its code."
+    "Compiled parts: SnugBERT's layers, embeddings, and masked token head with its loss; stock BERT's layers, for "
+    "each shape in pretraining and once for all lengths of a classifier. The last loss is of the same batch on all "
+    "sides. The warmup is three rounds, and compiles. The next row of a compiled side uses its code."
 )
 # What a change gains: its name, the side without it, the side with it.
 CHANGES = (
@@ -294,7 +294,7 @@ def read_budget(name: str) -> dict[str, tuple[float, float]]:
     side = side.removesuffix(", graphs")
     _, _, section = BUDGET.read_text().partition(f"### {side}, {work.removeprefix('pretraining, ')}\n")
     cells = [line.strip("|").split("|") for line in section.partition("\n#")[0].splitlines() if line.startswith("| ")]
-    needs = {cell[0].strip(): (float(cell[2]), float(cell[6])) for cell in cells[1:] if not cell[0].startswith(" all")}
+    needs = {cell[0].strip(): (float(cell[2]), float(cell[6])) for cell in cells[2:] if cell[0] != " all "}
     if not needs:
         return {}
     needs.pop("clipping")

@@ -54,8 +54,8 @@ from snugbert.trainers.pretraining.throughput import count_tokens
 
 SIDES = ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")
 SIZES = ((256, 128), (32, 128))  # pairs of at most 128 tokens
-# Milliseconds of a step on one H100, without clipping (benchmarks/results/gpu_h100_202611.md). SnugBERT's were measured
-# with three products for queries, keys and values.
+# Milliseconds of a step on one H100, without clipping (benchmarks/results/gpu_h100_202611.md). SnugBERT's were
+# measured before queries, keys and values came from one product.
 MEASURED = {
     ("SnugBERT", 256): 65.5,
     ("SnugBERT", 32): 25.6,
