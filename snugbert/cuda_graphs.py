@@ -1,19 +1,22 @@
 """CUDA graphs: the kernels of a function are recorded once for each size of batch, and then started all at once.
 
-A training step of BERT-base starts about 1,000 kernels. With 32 sequences of 128 tokens, starting them one by one
-takes longer than running them. Starting a recorded graph takes microseconds.
+A training step of BERT-base starts about 900 kernels. With 32 sequences of 128 tokens, starting them one by one takes
+longer than running them. Starting a recorded graph takes microseconds.
 """
 
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import has_hooks
@@ -23,9 +26,11 @@ logger = logging.getLogger(__name__)
 # The first batch of a size compiles, and the libraries choose their kernels. If the second does not wait for the GPU,
 # the third is recorded. Otherwise the next ones are tried, because the second may have compiled something, too.
 EAGER_BATCHES = 4
-MOST_GRAPHS = 8
+MOST_GRAPHS = 16
 MOST_SIZES = 64  # without any graph. After that many, no size will repeat often.
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
+# Graphs of one device may share memory and streams, so only one thread runs one at a time.
+_lock = threading.RLock()
 
 
 @dataclass
@@ -54,85 +59,115 @@ class Size:
 class CudaGraphs:
     """Runs a function on batches, and records a CUDA graph for each size of batch.
 
-    A graph repeats the kernels, not the Python code. So the result may depend only on the batch, on the parameters, on
-    torch's random state and on tensors that keep their place in memory. A new graph is recorded if parameters move, or
-    if `requires_grad` or a dropout probability changes.
+    A graph repeats the kernels, not the Python code. So the result may depend only on the batch, on the parameters and
+    dropout modules that the model has now, on torch's random state, and on tensors that keep their place in memory.
+    New graphs are recorded if parameters move, or if `requires_grad` or a dropout probability changes.
 
-    The first two batches of a size run eagerly, and the third is recorded. Results are the same as without graphs: a
-    graph draws the random numbers that the function would draw, and it adds to the gradients. The tensors of gradients
-    stay allocated between steps.
+    The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next one is recorded.
+    Results are the same as without graphs: a graph draws the random numbers that the function would draw, and it adds
+    to the gradients. The tensors of gradients stay allocated between steps.
 
-    The function runs eagerly, and a log line says why, if hooks are registered, if it waits for the GPU (padded
-    batches do), or if batches have too many sizes. It always does so on other devices.
+    The function runs eagerly, and a log line says why, if the model has hooks, if the function waits for the GPU (with
+    padded batches it does), if batches have too many sizes, or if memory is short. It always does so on other devices.
 
     Args:
         function: takes a batch and may call `backward`. The batch is a dictionary of tensors and Python numbers.
         model: the model that the function runs.
 
+    Attributes:
+        reason: why no graphs are used; None if they are.
+
     Raises:
-        InputError: recording a graph fails.
+        InputError: a graph cannot be recorded.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], model: nn.Module):
+        self.model = model
         self._function = function
-        self._model = model
+        self._modules = list(model.modules())
         self._parameters = list(model.parameters())
-        self._dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+        self._dropouts = [module for module in self._modules if isinstance(module, nn.Dropout)]
         self._sizes: dict[Hashable, Size] = {}
+        self._weights: Hashable = None  # the parameters for which graphs were recorded
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
-        self._is_off = False
-        self._stream: Any = None
         self._memory: Any = None  # all graphs share it, because one runs at a time
+        self.reason: str | None = None
+        self._warned_of_limit = False
 
     @property
     def count(self) -> int:
-        """Number of recorded graphs."""
+        """Number of graphs."""
         return sum(size.replay is not None for size in self._sizes.values())
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        """Returns the result of the function. Its tensors are valid until the next call."""
+        """Returns the result of the function."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        if self._is_off or not are_on_gpu(tensors.values()):
+        if self.reason is not None or not are_on_gpu(tensors.values()):
+            return self._function(dict(batch))
+        trains = torch.is_grad_enabled()
+        # A graph recorded in inference mode would make torch 2.11 refuse later ones of training.
+        with _lock, torch.inference_mode(False), torch.set_grad_enabled(trains):
+            try:
+                return tree_map_only(torch.Tensor, torch.clone, self._run(batch, tensors))
+            except torch.OutOfMemoryError:
+                self.turn_off("the GPU's memory is short")  # a retry needs the memory of the graphs
+                raise
+
+    def turn_off(self, reason: str) -> None:
+        """Runs the function eagerly from now on, and logs the reason."""
+        logger.info("CUDA graphs: off, because %s.", reason)
+        self.reason = reason
+        self._drop_graphs()
+
+    def _drop_graphs(self) -> None:
+        self._sizes.clear()
+        self._memory = None
+
+    def _run(self, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+        if find_hooks(self._modules, self._parameters):
+            self.turn_off("the model has hooks, which a graph would not call")
             return self._function(dict(batch))
         size = self._find_size(batch)
         if size.replay is not None:
             torch._foreach_copy_(list(size.inputs.values()), [tensors[name] for name in size.inputs])
-        elif self._may_record(size):
+        elif size.is_ready and self._may_record():
             size.replay = self._record(size, batch, tensors)
-        else:
+        if size.replay is None:
             return self._run_eagerly(size, batch)
         attach_gradients(size.trained, size.gradients)
         size.replay()
         return size.result
 
     def _find_size(self, batch: Mapping[str, Any]) -> Size:
+        trains = torch.is_grad_enabled()
+        weights = tuple((parameter.data_ptr(), trains and parameter.requires_grad) for parameter in self._parameters)
+        if weights != self._weights:  # their graphs will hardly be needed again
+            self._drop_graphs()
+            self._weights = weights
         values = tuple(
             (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value)
             for name, value in batch.items()
         )
-        weights = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in self._parameters)
-        # Everything that the kernels depend on.
-        key = values, weights, tuple(dropout.p for dropout in self._dropouts)
+        key = values, tuple(dropout.p for dropout in self._dropouts)
         size = self._sizes.get(key, Size())
         if len(self._sizes) < MOST_SIZES:
             self._sizes[key] = size
         return size
 
-    def _may_record(self, size: Size) -> bool:
-        if not size.is_ready or self.count == MOST_GRAPHS:
-            return False
-        if has_hooks(self._model.modules()):
-            self.turn_off("modules have hooks, which a graph would not call")
-        return not self._is_off
+    def _may_record(self) -> bool:
+        if self.count < MOST_GRAPHS:
+            return True
+        if not self._warned_of_limit:
+            logger.info("CUDA graphs: %d sizes have one. Batches of other sizes run eagerly.", MOST_GRAPHS)
+            self._warned_of_limit = True
+        return False
 
     def _run_eagerly(self, size: Size, batch: Mapping[str, Any]) -> Any:
         size.eager_batches += 1
         waits: list[str] = []
         is_tried = size.eager_batches > 1 and not size.is_ready
-        if self._stream is None:
-            self._stream = make_stream()
         # On the stream that later records: libraries and autograd keep what they set up for a stream.
-        with on_stream(self._stream), note_waits(waits) if is_tried else nullcontext():
+        with on_side_stream(), note_waits(waits) if is_tried else nullcontext():
             result = self._function(dict(batch))
         if torch.is_grad_enabled():
             trained = [parameter for parameter in self._parameters if parameter.requires_grad]
@@ -141,16 +176,13 @@ class CudaGraphs:
         if waits and size.eager_batches == EAGER_BATCHES:
             self.turn_off(f"the step waits for the GPU at {waits[0]}")
         elif len(self._sizes) == MOST_SIZES and self.count == 0:
-            self.turn_off("hardly two batches have the same size. Set pad_to_multiple_of")
+            self.turn_off("hardly two batches have the same size (see pad_to_multiple_of)")
         return result
 
-    def turn_off(self, reason: str) -> None:
-        """Runs the function eagerly from now on, and logs the reason."""
-        logger.info("CUDA graphs: off, because %s.", reason)
-        self._is_off = True
-
-    def _record(self, size: Size, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-        """Records the kernels, which do not run, and returns a function that runs them."""
+    def _record(
+        self, size: Size, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> Callable[[], None] | None:
+        """Records the kernels, which do not run, and returns a function that runs them. None: memory is short."""
         start = time.perf_counter()
         size.inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         inputs = {**batch, **size.inputs}
@@ -160,10 +192,14 @@ class CudaGraphs:
         size.gradients = [self._gradients[parameter] for parameter in size.trained]
         attach_gradients(size.trained, size.gradients)
         try:
-            replay, self._memory, size.result = record(lambda: self._function(inputs), self._stream, self._memory)
+            replay, self._memory, size.result = record(lambda: self._function(inputs), self._memory)
+        except torch.OutOfMemoryError:
+            self.turn_off("the GPU's memory is short")
+            return None
         except Exception as error:
+            cause = error.__context__ or error  # torch ends the recording first, which fails, too
             raise InputError(
-                f"The CUDA graph of a step could not be recorded ({type(error).__name__}: {error}). Run again without "
+                f"The CUDA graph of a step could not be recorded ({type(cause).__name__}: {cause}). Run again without "
                 "graphs: --cuda_graphs false."
             ) from error
         logger.info("CUDA graph %d: recorded in %.1f s", self.count + 1, time.perf_counter() - start)
@@ -191,28 +227,43 @@ def attach_gradients(parameters: list[nn.Parameter], gradients: list[torch.Tenso
         torch._foreach_copy_(copied, sources)
 
 
+def find_hooks(modules: list[nn.Module], parameters: list[nn.Parameter]) -> bool:
+    """Whether hooks see inputs, outputs or gradients. Hooks of transformers and of FSDP do not count."""
+    hooked = [
+        module
+        for module in modules
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    ]
+    return (
+        (bool(hooked) and has_hooks(hooked))
+        or any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters)
+        or nn.modules.module._has_any_global_hook()
+    )
+
+
 # --- CUDA --------------------------------------------------------------------------------------------------------
 # The tests replace these functions, to record and replay on a CPU.
 
 
 def are_on_gpu(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether all tensors are on a CUDA GPU."""
-    return all(tensor.is_cuda for tensor in tensors)
+    """Whether all tensors are on the current CUDA GPU."""
+    return all(tensor.is_cuda and tensor.device.index == torch.cuda.current_device() for tensor in tensors)
 
 
-def make_stream() -> Any:
-    """Makes a stream."""
-    return torch.cuda.Stream()
+@cache
+def get_side_stream(device: int) -> torch.cuda.Stream:
+    """Returns the stream that records all graphs of a GPU. Libraries keep memory for each stream that they know."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
-def on_stream(stream: Any) -> Iterator[None]:
-    """Queues kernels on `stream`, after the kernels that are already queued. Later ones wait for them."""
-    current = torch.cuda.current_stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
+def on_side_stream() -> Iterator[None]:
+    """Queues kernels on the side stream, after the kernels that are already queued. Later ones wait for them."""
+    current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
         yield
-    current.wait_stream(stream)
+    current.wait_stream(side)
 
 
 @contextmanager
@@ -232,18 +283,18 @@ def note_waits(places: list[str]) -> Iterator[None]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-def record(function: Callable[[], Any], stream: Any, memory: Any) -> tuple[Callable[[], None], Any, Any]:
+def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None], Any, Any]:
     """Records the kernels of a function without running them.
 
     Args:
-        function: the function.
-        stream: stream on which it ran before.
+        function: the function. It has run on the side stream before.
         memory: memory of earlier graphs, which this one may overwrite; None for the first.
 
     Returns:
         A function that starts the graph, its memory, and the result of `function`.
     """
     graph = torch.cuda.CUDAGraph()
+    stream = get_side_stream(torch.cuda.current_device())
     # "thread_local": the data loader's thread pins memory meanwhile, which must not end the recording.
     with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
         result = function()

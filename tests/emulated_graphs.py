@@ -28,6 +28,16 @@ class Recording(TorchDispatchMode):
         self.own: set[int] = set()  # memory of the recording
         self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # other memory, and its values before
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Keeps compiled code compiled, as in `host_waits.py`."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """The same, in newer versions of torch."""
+        return True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for tensor in find_changed(func, args, kwargs):
@@ -66,7 +76,7 @@ def find_changed(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     return find_tensors([value for name, value in given.items() if name in written])
 
 
-def record(function: Callable[[], Any], stream: Any, memory: Any) -> tuple[Callable[[], None], Any, Any]:
+def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None], Any, Any]:
     """As [`cuda_graphs.record`]. Nothing has happened when it returns."""
     state = torch.get_rng_state()
     recording = Recording()
@@ -92,8 +102,7 @@ def emulated_graphs(attention: str = "flash") -> Iterator[None]:
 
     with acting_as_gpu(attention), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_graphs, "are_on_gpu", lambda tensors: True)
-        patch.setattr(cuda_graphs, "make_stream", lambda: "stream")
-        patch.setattr(cuda_graphs, "on_stream", lambda stream: nullcontext())
+        patch.setattr(cuda_graphs, "on_side_stream", nullcontext)
         patch.setattr(cuda_graphs, "note_waits", note_waits)
         patch.setattr(cuda_graphs, "record", record)
         yield

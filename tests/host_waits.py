@@ -48,6 +48,16 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.waits = waits
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Keeps compiled code from running eagerly, as it does in other modes."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """The same, in newer versions of torch."""
+        return True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func._overloadpacket.__name__

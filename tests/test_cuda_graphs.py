@@ -2,6 +2,10 @@
 
 import copy
 import logging
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +17,12 @@ from snugbert.cuda_graphs import CudaGraphs
 from snugbert.errors import InputError
 
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO, "snugbert")
+    return caplog
 
 
 def make_batches(head: str, number: int) -> list[dict]:
@@ -61,8 +71,8 @@ def test_graphs_change_nothing(head):
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
 
 
-def test_changes_of_the_model_are_noticed():
-    """A layer is frozen, then dropout changes. Each needs another graph."""
+def test_changes_of_the_model_are_noticed(log):
+    """A layer is frozen, then unfrozen, then dropout changes. Each needs other graphs."""
     head = "ForSequenceClassification"
     eager = ours_and_stock(head, **DROPOUT)[0].train()
     model = copy.deepcopy(eager)
@@ -73,10 +83,11 @@ def test_changes_of_the_model_are_noticed():
             losses[step] = train(each, step, make_batches(head, 8))
             each.bert.encoder.layer[0].requires_grad_(False)
             losses[step] += train(each, step, make_batches(head, 8))
-            each.bert.encoder.layer[1].attention.self.dropout.p = 0.3
             each.bert.encoder.layer[0].requires_grad_(True)
             losses[step] += train(each, step, make_batches(head, 8))
-    assert graphs.count == 6
+            each.bert.encoder.layer[1].attention.self.dropout.p = 0.3
+            losses[step] += train(each, step, make_batches(head, 8))
+    assert graphs.count == 4 and log.text.count("recorded") == 8  # those of the frozen model are dropped
     torch.testing.assert_close(*losses.values(), atol=0, rtol=0)
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
 
@@ -90,32 +101,29 @@ def unfilled(head: str, number: int) -> list[dict]:
     [
         (lambda head, number: [ragged_batch(head)] * number, "the step waits for the GPU at "),
         (unfilled, "hardly two batches have the same size"),
-        (make_batches, "modules have hooks"),
+        (make_batches, "the model has hooks"),
     ],
     ids=["padded", "unfilled", "hooks"],
 )
-def test_what_no_graph_can_do_runs_eagerly(make, reason, caplog, monkeypatch):
+def test_what_no_graph_can_do_runs_eagerly(make, reason, log, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "MOST_SIZES", 4)
     head = "ForTokenClassification"
     eager = ours_and_stock(head)[0].train()
     model = copy.deepcopy(eager)
     calls = []
-    if reason == "modules have hooks":
+    if reason == "the model has hooks":
         model.bert.encoder.layer[1].register_forward_hook(lambda *_: calls.append(1))
     graphs = CudaGraphs(make_step(model), model)
     batches = make(head, 7)
-    caplog.set_level(logging.INFO, "snugbert")
     with emulated_graphs():
         losses = train(model, graphs, batches)
         torch.testing.assert_close(losses, train(eager, make_step(eager), batches))
     assert graphs.count == 0 and len(calls) in (0, 7)
-    assert [
-        line for line in caplog.messages if line.startswith(f"CUDA graphs: off, because {reason}")
-    ] == caplog.messages
+    assert len(log.messages) == 1 and log.messages[0].startswith(f"CUDA graphs: off, because {reason}")
 
 
 def test_predictions_of_graphs():
-    """Results are overwritten by the next batch. Gradients of training stay."""
+    """Also in inference mode. Gradients of training stay."""
     model = ours_and_stock("ForSequenceClassification")[0].eval()
     model.classifier.weight.grad = torch.ones_like(model.classifier.weight)
     graphs = CudaGraphs(lambda batch: model(**batch).logits, model)
@@ -126,13 +134,104 @@ def test_predictions_of_graphs():
     assert graphs.count == 2 and model.classifier.weight.grad.eq(1).all()
 
 
-def test_further_sizes_run_eagerly(monkeypatch):
+def test_further_sizes_run_eagerly(log, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 1)
     model = ours_and_stock("ForMaskedLM")[0].train()
     graphs = CudaGraphs(make_step(model), model)
     with emulated_graphs():
-        train(model, graphs, make_batches("ForMaskedLM", 8))
-    assert graphs.count == 1
+        train(model, graphs, make_batches("ForMaskedLM", 12))
+    assert graphs.count == 1 and log.text.count("1 sizes have one") == 1
+
+
+@pytest.mark.parametrize("kind", ["module", "parameter"])
+def test_hooks_after_the_recording_are_called(kind):
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    graphs = CudaGraphs(make_step(model), model)
+    batches, calls = make_batches("ForMaskedLM", 10)[::2], []
+    with emulated_graphs():
+        train(model, graphs, batches)
+        assert graphs.count == 1
+        if kind == "module":
+            model.bert.register_forward_hook(lambda *_: calls.append(1))
+        else:
+            model.bert.embeddings.word_embeddings.weight.register_hook(lambda _: calls.append(1))
+        train(model, graphs, batches)
+    assert len(calls) == 5
+
+
+def test_threads_get_their_own_results():
+    model = ours_and_stock("ForSequenceClassification")[0].eval()
+    graphs = CudaGraphs(lambda batch: model(**batch).logits, model)
+    batches = [
+        {name: value for name, value in batch.items() if name != "labels"}
+        for batch in make_batches("ForSequenceClassification", 12)[::2]
+    ]
+    with emulated_graphs(), torch.no_grad():
+        expected = [model(**batch).logits for batch in batches]
+
+        def predict(index):
+            with torch.no_grad():
+                return graphs(batches[index % 6]).equal(expected[index % 6])
+
+        assert all(map(predict, range(6))) and graphs.count == 1
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(predict, range(60)))
+
+
+@pytest.mark.parametrize("place", ["recording", "eager batch"])
+def test_without_memory_the_graphs_are_dropped(place, log):
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    failures = []
+
+    def step(batch):
+        if failures:
+            raise failures.pop()
+        return make_step(model)(batch)
+
+    graphs, batches = CudaGraphs(step, model), make_batches("ForMaskedLM", 12)
+    with emulated_graphs():
+        train(model, graphs, batches[:2] if place == "recording" else batches[:6:2] + batches[1:2])
+        train(model, graphs, batches[2:4])
+        failures.append(torch.OutOfMemoryError())
+        if place == "recording":
+            graphs(batches[4])
+        else:
+            with pytest.raises(torch.OutOfMemoryError):
+                graphs(packed(ragged_batch("ForMaskedLM", batch=3)))
+        assert not failures and graphs.count == 0
+        graphs(batches[6])
+    assert log.messages[-1] == "CUDA graphs: off, because the GPU's memory is short."
+
+
+def test_waits_are_noted(monkeypatch):
+    """torch's warnings about waits are collected. Others stay warnings."""
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    places = []
+    with pytest.warns(UserWarning) as caught, cuda_graphs.note_waits(places):
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert modes == ["warn", "default"] and [str(warning.message) for warning in caught] == ["something else"]
+    assert len(places) == 1 and "test_cuda_graphs.py:" in places[0]
+
+
+def test_graphs_are_recorded_with_torch(monkeypatch):
+    """On the side stream, in the memory of earlier graphs, and not disturbed by the data loader's thread."""
+    calls = []
+
+    @contextmanager
+    def graph(*args, **kwargs):
+        calls.append(kwargs)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: "started", pool=lambda: 7))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda_graphs, "get_side_stream", lambda device: f"stream {device}")
+    replay, memory, result = cuda_graphs.record(lambda: "result", 5)
+    assert (replay(), memory, result) == ("started", 7, "result")
+    assert calls == [{"pool": 5, "stream": "stream 0", "capture_error_mode": "thread_local"}]
 
 
 def test_a_wait_of_the_second_batch_may_be_a_compilation():

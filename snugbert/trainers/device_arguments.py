@@ -30,8 +30,8 @@ class DeviceArguments(TrainingArguments):
     The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
     the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have a few sizes, see [`pad_row`]. After
-    `__init__`, `bf16`, `tf32` and `cuda_graphs` are booleans, and `dataloader_num_workers` is an integer.
-    `torch_compile` stays None if the user did not choose. The trainer then decides when training starts.
+    `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer. `torch_compile` and
+    `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts.
 
     Raises:
         InputError: a reporter in `report_to` is unknown or not installed.
@@ -65,6 +65,8 @@ class DeviceArguments(TrainingArguments):
     cuda_graphs: bool | None = field(
         default=None,
         metadata={
+            "nargs": "?",
+            "const": True,
             "advanced": True,
             "help": "Record the kernels of a training step once for each size of batch. Default: true on a GPU.",
         },
@@ -86,8 +88,6 @@ class DeviceArguments(TrainingArguments):
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
         self.bf16, self.tf32 = choose_precision(self.bf16, self.fp16, self.tf32, self.uses_cuda)
-        if self.cuda_graphs is None:
-            self.cuda_graphs = self.uses_cuda
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = choose_workers(self.uses_cuda)
         if not (self.uses_cuda or torch.accelerator.is_available()):

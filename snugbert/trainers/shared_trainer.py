@@ -13,11 +13,11 @@ import torch
 from accelerate.utils import DistributedType, TorchDynamoPlugin
 from huggingface_hub import HfApi
 from torch._dynamo.exc import TorchDynamoException
-from torch.utils._pytree import tree_map_only
 from transformers import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
+from transformers.training_args import OptimizerNames
 from transformers.utils import PushInProgress
 
 from snugbert.configuration_snugbert import SnugBertConfig
@@ -69,8 +69,7 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 # the run that a distilled model is compared with.
 NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
 
-NUM_ITEMS = "num_items_in_batch"
-SEVERAL_PROCESSES = "several processes share the work"
+NUM_ITEMS, NUM_BATCHES = "num_items_in_batch", "num_batches_in_step"
 
 
 class SharedTrainer(StoppableTrainer, CheckpointTrainer):
@@ -108,6 +107,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         self.command_settings: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self.changes: list[str] = []
+        self._uses_graphs: bool | None = None  # None: not decided
         self._graphs: CudaGraphs | None = None  # of training
         self._evaluation_graphs: CudaGraphs | None = None
         move_hub_token(self.args)
@@ -150,6 +150,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
                 True and there is no whole checkpoint; or another process runs in the output folder.
         """
         check_weights(self.model)  # type: ignore[arg-type]
+        self._uses_graphs = self._graphs = self._evaluation_graphs = None
         with lock_output_dir(self.args):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
@@ -179,54 +180,73 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             InputError: torch's compiler failed, or a graph cannot be recorded.
         """
         try:
-            if not getattr(self.args, "cuda_graphs", False):
+            if not self._use_graphs():
                 return super().training_step(model, inputs, num_items_in_batch)
+            model.train()  # a graph does not, nor does it prepare the optimizer
+            if callable(train_optimizer := getattr(self.optimizer, "train", None)):
+                train_optimizer()
             batch = dict(self._prepare_inputs(inputs))
             batch.pop("num_sequences", None)  # of filled rows; it may vary, and training does not need it
-            if num_items_in_batch is not None:
-                batch[NUM_ITEMS] = num_items_in_batch
-            return self._make_graphs(model)(batch)
+            # A graph keeps the number of batches, by which Trainer divides the loss of some models.
+            batch |= {NUM_ITEMS: num_items_in_batch, NUM_BATCHES: self.current_gradient_accumulation_steps}
+            return self._get_graphs(model)(batch)
         except TorchDynamoException as error:
             raise InputError(
                 f"torch's compiler failed ({shorten_error(error)}). Run the command again with --torch_compile false."
             ) from error
 
-    def _make_graphs(self, model: Any) -> CudaGraphs:
+    def _get_graphs(self, model: Any) -> CudaGraphs:
         """Returns the CUDA graphs of training steps."""
-        if self._graphs is None:
+        if self._graphs is None or self._graphs.model is not self.model:
 
             def step(batch: dict[str, Any]) -> torch.Tensor:
-                items = batch.pop(NUM_ITEMS, None)
-                return super(SharedTrainer, self).training_step(model, batch, items)
+                del batch[NUM_BATCHES]
+                return super(SharedTrainer, self).training_step(model, batch, batch.pop(NUM_ITEMS))
 
             self._graphs = CudaGraphs(step, self.model)  # type: ignore[arg-type]
-            if reason := self._find_reason_against_graphs():
-                self._graphs.turn_off(reason)
         return self._graphs
 
     def _with_graphs(self, model: Any) -> Any:
-        """Returns `model` for evaluation. With `cuda_graphs`, CUDA graphs run its forward pass."""
-        if not getattr(self.args, "cuda_graphs", False) or self.label_smoother is not None:  # which needs the model
+        """Returns `model` for evaluation, or a function that runs it with CUDA graphs."""
+        if not self._use_graphs() or self.label_smoother is not None:  # label smoothing needs the model itself
             return model
-        if self._evaluation_graphs is None:
+        if self._evaluation_graphs is None or self._evaluation_graphs.model is not self.model:
             self._evaluation_graphs = CudaGraphs(lambda batch: model(**batch), self.model)  # type: ignore[arg-type]
-            if self.accelerator.distributed_type != DistributedType.NO:
-                self._evaluation_graphs.turn_off(SEVERAL_PROCESSES)
         graphs = self._evaluation_graphs
-        # Trainer keeps outputs, and the next batch would overwrite them.
-        return lambda **inputs: tree_map_only(torch.Tensor, torch.clone, graphs(inputs))
+        return lambda **inputs: graphs(inputs)
+
+    def _use_graphs(self) -> bool:
+        """Whether training and evaluation use CUDA graphs. Decided once in each run, with a log line."""
+        if self._uses_graphs is None:
+            wanted = getattr(self.args, "cuda_graphs", False)
+            self._uses_graphs = self.args.uses_cuda if wanted is None else wanted  # type: ignore[attr-defined]
+            if self._uses_graphs and (reason := self._find_reason_against_graphs()):
+                logger.info("CUDA graphs: off, because %s.", reason)
+                self._uses_graphs = False
+        return bool(self._uses_graphs)
 
     def _find_reason_against_graphs(self) -> str | None:
+        args: Any = self.args
         if self.accelerator.distributed_type != DistributedType.NO:
-            # Nobody has tested it. Gradients would arrive all at once, so that sending them would not overlap.
-            return SEVERAL_PROCESSES
+            # Nobody has tested it. And gradients would arrive all at once, so that sending them could not overlap.
+            return "several processes share the work"
         if self.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
         if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):  # type: ignore[union-attr]
             return "gradient checkpointing reads the random state, which a graph cannot do"
-        if self.args.torch_empty_cache_steps is not None:
+        if args.torch_empty_cache_steps is not None:
             return "--torch_empty_cache_steps frees memory within a step"
+        if args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
+            return f"--optim {args.optim.value} updates the weights within the backward pass"
+        if args.cuda_graphs is None and not self._has_known_loss():
+            return "compute_loss or training_step may depend on more than the batch. If not, set cuda_graphs=True"
         return None
+
+    def _has_known_loss(self) -> bool:
+        """Whether the code of SnugBERT and transformers computes the loss, from the batch and the weights only."""
+        methods = [getattr(type(self), name) for name in ("training_step", "compute_loss")]
+        functions = [*methods, *([] if self.compute_loss_func is None else [self.compute_loss_func])]
+        return all(function.__module__.split(".")[0] in ("snugbert", "transformers") for function in functions)
 
     def _choose_multiple(self) -> int:
         """Returns the multiple of tokens to fill rows up to. 0: rows are not filled."""

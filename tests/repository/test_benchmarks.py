@@ -1160,8 +1160,8 @@ def test_host_time_and_waits():
     ]
     for ours, stock in (rows[:2], rows[2:4]):
         counts = [[int(row[2].split()[0]), int(row[3].split()[0].replace(",", ""))] for row in (ours, stock)]
-        # A layer has the same operations on both sides. There are few others.
-        assert all(0.8 < mine / theirs < 1.2 for mine, theirs in zip(*counts, strict=True))
+        # A layer has the same operations on both sides, but for one product instead of three. There are few others.
+        assert all(0.7 < mine / theirs < 1 for mine, theirs in zip(*counts, strict=True))
     assert [row[:4] for row in rows[4:]] == [["now", "tagging", "packed", "0"], ["now", "tagging", "padded", "1"]]
     assert rows[4][4:] == ["0", "1", ", ".join("0" * 7)]
 

@@ -124,16 +124,16 @@ def test_a_failure_of_the_compiler_is_a_short_error(tmp_path, monkeypatch):
     assert len(str(caught.value)) < 500
 
 
-def test_logits_have_a_gradient_only_for_a_teacher(tmp_path):
+def test_logits_have_a_gradient_only_for_a_teacher_or_a_caller(tmp_path):
     """A compiled head would make a tensor of zeros for a gradient that nobody needs."""
-    for teacher in (None, make_teacher()):
+    for teacher, returns in ((None, False), (None, True), (make_teacher(), False)):
         trainer = make_trainer(tmp_path, max_steps=1, teacher=teacher)
         outputs = []
         trainer.training_log.add_outputs = lambda output, inputs, outputs=outputs: outputs.append(output)
         batches, labeled = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, CPU)
         trainer.model.train()
-        trainer.compute_loss(trainer.model, batches[0], num_items_in_batch=labeled)
-        assert get_mlm_logits(outputs[0]).requires_grad == (teacher is not None)
+        trainer.compute_loss(trainer.model, batches[0], returns, num_items_in_batch=labeled)
+        assert get_mlm_logits(outputs[0]).requires_grad == (teacher is not None or returns)
 
 
 @pytest.mark.usefixtures("new_compiler")

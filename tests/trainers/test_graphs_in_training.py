@@ -7,10 +7,13 @@ import torch
 from emulated_graphs import emulated_graphs
 from finetuning_examples import HEADS, examples, make_tokenizer, new_model, new_trainer
 from safetensors.torch import load_file
-from synthetic import make_trainer
+from synthetic import make_trainer, tiny_model
+from torch._dynamo.utils import counters
 
 from snugbert import cuda_graphs
+from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
+from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -52,6 +55,22 @@ def test_pretraining(tmp_path, caplog):
     torch.testing.assert_close(weights[2], weights[1], atol=0, rtol=0)
 
 
+def test_a_compiled_step_in_graphs_equals_an_eager_step(tmp_path, caplog, new_compiler):
+    """As on a GPU by default: layers, embeddings and head are compiled, rows filled, and batches accumulated."""
+    options = {"max_steps": 8, "dropout": 0.1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager", "cuda_graphs": True}
+    caplog.set_level(logging.INFO, "snugbert")
+    weights = []
+    with emulated_graphs():
+        for extra in ({}, compiled):
+            trainer = make_trainer(tmp_path, save_strategy="no", pad_to_multiple_of=64, **options, **extra)
+            trainer.train()
+            weights.append(trainer.model.state_dict())
+    assert count_graphs(caplog) >= 1
+    assert counters["stats"]["unique_graphs"] == 4 and not counters["graph_break"]
+    torch.testing.assert_close(*weights, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_fine_tuning(head, tmp_path, caplog):
     """With dropout, a frozen layer that is unfrozen later, and a smaller last batch."""
@@ -88,3 +107,77 @@ def test_reasons_against_graphs(options, reason, tmp_path, caplog, monkeypatch):
         make_trainer(tmp_path, cuda_graphs=True, max_steps=8, **{"pad_to_multiple_of": 128, **options}).train()
     lines = [line for line in caplog.messages if line.startswith("CUDA graph")]
     assert len(lines) == 1 and lines[0].startswith(f"CUDA graphs: off, because {reason}")
+
+
+class OwnLoss(PretrainingTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs) * (1 + self.state.global_step)
+
+
+def test_an_own_loss_may_depend_on_more_than_the_batch(tmp_path, caplog, monkeypatch):
+    """By default, it runs without graphs on a GPU. `cuda_graphs=True` says that it depends on the batch only."""
+    monkeypatch.setattr(DeviceArguments, "uses_cuda", True)
+    caplog.set_level(logging.INFO, "snugbert")
+    like = make_trainer(tmp_path, max_steps=2, torch_compile=False, pad_to_multiple_of=128)
+    for trainer_class, setting, expected in (
+        (OwnLoss, None, False),
+        (OwnLoss, True, True),
+        (PretrainingTrainer, None, True),
+        (PretrainingTrainer, False, False),
+    ):
+        caplog.clear()
+        like.args.cuda_graphs = setting
+        trainer = trainer_class(
+            model=like.model,
+            args=like.args,
+            train_dataset=like.train_dataset,
+            data_collator=like.data_collator.collate,
+        )
+        assert trainer._use_graphs() == expected
+        assert caplog.text.count("off, because compute_loss") == (setting is None and not expected)
+
+
+class Switching(torch.optim.SGD):
+    """Like a schedule-free optimizer, it steps in training mode only."""
+
+    trains = False
+
+    def train(self):
+        self.trains = True
+
+    def eval(self):
+        self.trains = False
+
+    def step(self, closure=None):
+        assert self.trains
+        super().step(closure)
+
+
+def test_optimizers_with_modes_and_a_new_model_for_each_training(tmp_path):
+    """Evaluation, which changes the mode, also comes before training, which makes a new model."""
+    logs = []
+    with emulated_graphs():
+        for graphs in (False, True):
+            like = make_trainer(
+                tmp_path / str(graphs),
+                cuda_graphs=graphs,
+                pad_to_multiple_of=128,
+                max_steps=9,
+                eval_strategy="steps",
+                eval_steps=2,
+            )
+            models = [tiny_model(), tiny_model()]
+            with torch.no_grad():
+                models[1].cls.predictions.bias.add_(torch.randn(models[1].cls.predictions.bias.shape))
+            trainer = PretrainingTrainer(
+                model_init=iter(models).__next__,
+                args=like.args,
+                train_dataset=like.train_dataset,
+                eval_dataset=like.eval_dataset,
+                data_collator=like.data_collator.collate.collate,
+                optimizer_cls_and_kwargs=(Switching, {"lr": 0.1, "momentum": 0.9}),
+            )
+            trainer.evaluate()
+            trainer.train()
+            logs.append(read_numbers(trainer))
+    assert logs[0] == logs[1]

@@ -394,8 +394,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
         inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
         if self.teacher is None:
-            # Only the log reads the logits.
-            options = {"detach_logits": True} if isinstance(self.model, SnugBertMaskedTokenModel) else {}
+            # Only the log reads the logits, unless the caller wants the outputs.
+            detaches = not return_outputs and isinstance(self.model, SnugBertMaskedTokenModel)
+            options = {"detach_logits": True} if detaches else {}
             outputs: ModelOutput = model(**inputs, **denominators, **options)
         else:
             same_size = self.teacher.config.hidden_size == self._model_config.hidden_size

@@ -216,7 +216,7 @@ class TrainingLog:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the result of [`state_dict`]. The main process takes the sums of all processes."""
         sums = state["sums"] if self._is_main_process else {}
-        self._model_sums = self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS])
+        self._model_sums.copy_(self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS]))
         self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS])
         self._steps = state["steps"]
         self._seconds = state["seconds"]
