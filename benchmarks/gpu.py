@@ -711,7 +711,7 @@ def describe_graphs(step: Callable[[Batch], Any]) -> dict[str, Any]:
     """Returns the number of recorded `graphs`, and the `reason` if there are none; None without CUDA graphs."""
     if not isinstance(step, CudaGraphs):
         return {"graphs": None, "reason": None}
-    return {"graphs": step.count, "reason": getattr(step, "reason", None)}
+    return {"graphs": step.count, "reason": step.reason}
 
 
 def reset_peak_memory(device: str) -> None:
