@@ -95,7 +95,7 @@ WARMUP_PASSES = 3
 REPEATS, ROUNDS = 20, 5  # of a kernel
 UNCACHED = 100 * 10**6  # bytes that no cache holds: twice an H100's
 # Cycles that the GPU sleeps before each round of a kernel, about 20 ms. Meanwhile the CPU starts the whole round, so
-# the time between two kernels is not the CPU's.
+# launch time is not measured.
 SLEEP = 40_000_000
 DROPOUT = 0.1
 SHOWN_KERNELS = 8
@@ -227,7 +227,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("piece", choices=[*PIECES])
     parser.add_argument("--output_dir", type=Path, default=Path("gpu-results"))
     parser.add_argument(
-        "--deadline", type=float, default=float("inf"), help="time.monotonic() of the last row's start"
+        "--deadline", type=float, default=float("inf"), help="no row starts after this time.monotonic()"
     )
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, to test this script")
     args = parser.parse_args(argv)
@@ -443,11 +443,30 @@ def time_with_gradients(
 
 @dataclass(frozen=True)
 class Attention:
-    """The arguments of attention on packed sequences, apart from queries, keys and values: (tokens, heads, size)."""
+    """The arguments of attention on packed sequences, apart from queries, keys and values: (tokens, heads, size).
+
+    Attributes:
+        starts: start of each sequence, and the number of tokens.
+        longest: tokens of a padded row.
+        scaling: factor of the scores.
+        positions: place of each token in padded rows, which are one after the other.
+        mask: whether a place in padded rows is a token. *Shape:* (sequences, 1, 1, longest)
+    """
 
     starts: torch.Tensor
     longest: int
     scaling: float
+    positions: torch.Tensor
+    mask: torch.Tensor
+
+
+def describe_attention(step: Step, scaling: float, device: str) -> Attention:
+    """Returns the arguments of attention for the sequences of a step."""
+    mask = torch.arange(step.longest) < step.starts.diff()[:, None]
+    positions = mask.flatten().nonzero().flatten()
+    tensors = (step.starts, positions, mask[:, None, None])
+    starts, positions, mask = (tensor.to(device) for tensor in tensors)
+    return Attention(starts, step.longest, scaling, positions, mask)
 
 
 def attend_packed(attention: Attention, dropout: float, *qkv: torch.Tensor) -> torch.Tensor:
@@ -470,22 +489,18 @@ def attend_with_cudnn(attention: Attention, dropout: float, *qkv: torch.Tensor) 
 
 def attend_scattered(attention: Attention, dropout: float, *qkv: torch.Tensor) -> torch.Tensor:
     """Scatters packed sequences to padded rows, runs cuDNN's attention with a mask, and gathers the tokens."""
-    starts, longest = attention.starts, attention.longest
-    pairs, (tokens, heads, size) = len(starts) - 1, qkv[0].shape
-    index = torch.arange(tokens, device=starts.device)
-    sequence = torch.searchsorted(starts[1:], index, right=True)
-    positions = sequence * longest + index - starts[sequence]
-    mask = torch.arange(longest, device=starts.device) < starts.diff()[:, None]
+    pairs, longest = len(attention.mask), attention.longest
+    _, heads, size = qkv[0].shape
     padded = [
         values.new_zeros(pairs * longest, heads, size)
-        .index_copy(0, positions, values)
+        .index_copy(0, attention.positions, values)
         .view(pairs, longest, heads, size)
         .transpose(1, 2)
         for values in qkv
     ]
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION if qkv[0].is_cuda else SDPBackend.MATH):
-        output = F.scaled_dot_product_attention(*padded, mask[:, None, None], dropout, scale=attention.scaling)
-    return output.transpose(1, 2).reshape(-1, heads, size).index_select(0, positions)
+        output = F.scaled_dot_product_attention(*padded, attention.mask, dropout, scale=attention.scaling)
+    return output.transpose(1, 2).reshape(-1, heads, size).index_select(0, attention.positions)
 
 
 def time_packed_attention(
@@ -499,7 +514,7 @@ def time_packed_attention(
     heads = config.num_attention_heads
     shape = (step.tokens, heads, config.hidden_size // heads)
     inputs = [random_tensor(*shape, args=args) for _ in range(3)]
-    attention = Attention(step.starts.to(args.device), step.longest, shape[-1] ** -0.5)
+    attention = describe_attention(step, shape[-1] ** -0.5, args.device)
     row = time_with_gradients(lambda *qkv: [attend(attention, DROPOUT, *qkv)], inputs, config.num_hidden_layers, args)
     gradient = random_tensor(*shape, args=args)
     results = []

@@ -93,7 +93,7 @@ def run_piece(piece: str, deadline: float, args: argparse.Namespace, cache: Path
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
-        "TEARDOWN_CUPTI": "0",  # the profiler and CUDA graphs
+        "TEARDOWN_CUPTI": "0",  # removing the profiler's hooks can break CUDA graphs
     }
     while (left := deadline - time.monotonic()) > SHORTEST:
         size = path.stat().st_size if path.exists() else 0
@@ -121,7 +121,7 @@ def run_until(command: list[str], environment: dict[str, str], seconds: float) -
 
 
 def pack_cache(folder: Path, file: Path) -> None:
-    """Packs the compiler's cache into a file of less than 16 MiB. Files of little value are left out first."""
+    """Packs the compiler's cache into less than 16 MiB. If it is too large, single kernels are dropped first."""
 
     def value(path: Path) -> tuple[int, int]:
         # Graphs contain their kernels, so kernels on their own matter only where torch did not save a graph.
