@@ -44,7 +44,16 @@ from snugbert.trainers.row_sizes import choose_fine_tuning_multiple, choose_pret
 from snugbert.trainers.squad.data import check_answers, read_questions
 
 # Examples of a batch, their length, and whether they are pairs.
-PRETRAINING = ((32, 128, True), (256, 128, True), (64, 512, True), (32, 128, False), (256, 128, False))
+PRETRAINING = (
+    (32, 128, True),
+    (256, 128, True),
+    (8, 512, True),
+    (64, 512, True),
+    (32, 128, False),
+    (256, 128, False),
+    (8, 512, False),
+    (64, 512, False),
+)
 FINE_TUNING_BATCH = 32
 SQUAD_BATCH = 12  # of BERT's release for windows of 384 tokens
 MOST_FREQUENT = 8  # sizes
@@ -92,7 +101,7 @@ def list_rows(args: argparse.Namespace, folder: Path) -> Iterator[Rows]:
         for batch_size, length, are_pairs in PRETRAINING:
             objective = "nsp" if are_pairs else "mlm"
             dataset = PretrainingDataset(corpus, tokenizer, length, objective, epochs_dir=folder / "epochs")  # type: ignore[arg-type]
-            multiple = choose_pretraining_multiple(batch_size, length)
+            multiple = choose_pretraining_multiple(batch_size, dataset)
             collate = SnugBertDataCollatorForPretraining(tokenizer, pad_to_multiple_of=multiple)
             kind = "sentence pairs" if are_pairs else "full sentences"
             yield Rows(f"pretraining, {kind}, {batch_size} x {length}", batch_size, dataset, collate)

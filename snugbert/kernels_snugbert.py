@@ -814,7 +814,8 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.length = max(1, elements // logits.shape[1])
         ctx.dtype = torch.promote_types(logits.dtype, torch.float32)
         ctx.save_for_backward(logits, targets)
-        ignored, classes = targets == IGNORE_INDEX, targets.clamp(min=0)
+        ignored = targets == IGNORE_INDEX
+        classes = targets.masked_fill(ignored, 0)
         chunks = zip(logits.split(ctx.length), classes[:, None].split(ctx.length), strict=True)
         # `dtype` goes to the function. In float16 a GPU converts inside its kernel, in bfloat16 before it.
         losses = [chunk.log_softmax(1, dtype=ctx.dtype).gather(1, target) for chunk, target in chunks]
@@ -824,8 +825,9 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets = ctx.saved_tensors
         # One factor for each row, 0 for ignored ones.
-        grad_losses = grad_outputs[0] * (targets != IGNORE_INDEX)[:, None]
-        classes = targets.clamp(min=0)
+        ignored = targets == IGNORE_INDEX
+        grad_losses = grad_outputs[0].expand(len(targets), 1).masked_fill(ignored[:, None], 0)
+        classes = targets.masked_fill(ignored, 0)
         if torch.is_grad_enabled():  # second derivatives (create_graph)
             one_hot = F.one_hot(classes, logits.shape[1])
             return (upcast(logits).softmax(1) - one_hot).mul(grad_losses).to(logits.dtype), None

@@ -571,7 +571,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         """
         boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
         label_indices = kwargs.pop("label_indices", None)
-        kwargs.pop("num_sequences", None)  # in a filled row, the number without padding
+        first_padding = kwargs.pop("num_sequences", None)
         # transformers' collators also pass key boundaries. They equal the query boundaries.
         others = [label_indices, kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
         if boundaries[0] is None and any(value is not None for value in (*boundaries, *others)):
@@ -583,6 +583,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         batch = make_batch(self.config, *inputs, *boundaries, labels)
         if label_indices is not None:
             batch.label_indices = label_indices
+        batch.first_padding = first_padding
         return batch
 
     def _encode(
@@ -735,8 +736,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 `max_length_q`, the length of the longest sequence or an upper bound, and for masked tokens
                 `label_indices`, the index of each labeled token (*Shape:* (M,)). The last two are computed if None,
                 which makes the host wait for an accelerator. In a filled row, `label_indices` may also contain tokens
-                without a label, after the others, and `num_sequences` is ignored. Also `output_hidden_states`,
-                `output_attentions` (needs `attn_implementation="eager"`) and `return_dict`.
+                without a label, after the others, and `num_sequences` is N without padding. Also
+                `output_hidden_states`, `output_attentions` (needs `attn_implementation="eager"`) and `return_dict`.
 
         Returns:
             `last_hidden_state` (B, L, H), or (1, T, H) if packed. It is zero at padding, except with a 4-D mask.
@@ -1263,7 +1264,8 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 `"multi_label_classification"`: 0.0 or 1.0 per class (B, `num_labels`), binary cross entropy.
                 `"regression"`: values (B,) or (B, `num_labels`), squared error. If None, it is set as in stock BERT:
                 regression if `num_labels` is 1, else single-label for integer labels and multi-label for floats.
-                -100 and NaN are ignored.
+                -100 is ignored in single-label classification. The two other losses ignore the padding of a filled
+                row, after the first `num_sequences` sequences.
             num_items_in_batch: number of labels in the global batch. Trainer passes it.
 
         Returns:
@@ -1276,14 +1278,18 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
         return SequenceClassifierOutput(
-            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
+            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch, batch.first_padding),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
     def _loss(
-        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        num_items_in_batch: int | torch.Tensor | None,
+        first_padding: int | None,
     ) -> torch.Tensor:
         if self.config.problem_type is None:
             if self.num_labels == 1:
@@ -1301,11 +1307,9 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 f"{self.config.problem_type} with `num_labels` {self.num_labels}."
             )
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        scores = upcast(logits)
-        targets = labels.view(logits.shape).to(scores.dtype)
-        unknown = targets.isnan()
-        losses = loss(scores, targets.masked_fill(unknown, 0), reduction="none").masked_fill(unknown, 0)
-        return _mean(losses.sum(), (~unknown).sum(), num_items_in_batch)
+        scores = upcast(logits)[:first_padding]  # -100 would be a number, not a label to ignore
+        targets = labels.view(logits.shape)[:first_padding].to(scores.dtype)
+        return _mean(loss(scores, targets, reduction="sum"), targets.numel(), num_items_in_batch)
 
 
 class SnugBertForMultipleChoice(SnugBertPreTrainedModel):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 from transformers.utils.generic import is_flash_attention_requested
 
-from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.modeling_snugbert import AUTO_CLASSES, IGNORE_INDEX, OTHER_PRETRAINING_MODELS
 from snugbert.packing_snugbert import warn_of_padding
 
 TOKEN_COLUMNS = ("input_ids", "token_type_ids", "attention_mask")
@@ -29,7 +29,10 @@ PADDING_LENGTH = 32
 # Attention kernels read 128 keys at once, and skip blocks after the end of a sequence. So a loose bound costs little.
 MAX_LENGTHS = (128, 512)
 PREDICTION_SIZES = 8
-LABEL_STEPS = 32  # numbers of label slots in a row. With 15 % of the tokens masked, a row has 5 of 32 parts.
+PREDICTION_BATCHES = 3  # fewest batches of a call. A CUDA graph is recorded at the third batch of a size.
+LABEL_STEPS = 32  # Label slots are rounded up to a multiple of 1/32 of the row. 15 % masked tokens need 5/32.
+# Subclasses and other heads may treat padding as examples.
+OWN_MODELS = {*AUTO_CLASSES.values(), *OTHER_PRETRAINING_MODELS}
 
 
 def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
@@ -63,36 +66,35 @@ def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
     return batch
 
 
-def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, num_sequences: int | None = None) -> dict[str, Any]:
+def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: int | None = None) -> dict[str, Any]:
     """Fills a packed batch with padding, so that batches have one of a few sizes.
 
     Compiled code and CUDA graphs need fixed shapes. Losses, gradients and outputs of the sequences do not change. The
-    padding consists of sequences of at most 32 tokens (`PADDING_LENGTH`) after the others. They have no labels. Some
-    may be empty, because all batches with the same N and T have the same number of them.
+    padding consists of sequences of at most 32 tokens (`PADDING_LENGTH`) after the others. They have no labels. All
+    batches with the same N and T get the same number of padding sequences. So some can be empty.
 
     It runs on any device and does not wait for it.
 
     Args:
         batch: a packed batch, see [`pack`], with columns of any head.
         pad_to_multiple_of: T becomes the next multiple of it.
-        num_sequences: largest N of all batches. They are then filled up to the same number. None: N is the same in all
-            batches.
+        max_sequences: largest N of all batches, for multiple choice divided by the number of choices. All batches are
+            then filled up to the same number of sequences. None: N is the same in all batches.
 
     Returns:
         The batch with more tokens, all of them with id 0, and more sequences. Positions restart in each of them.
 
-        - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding. Floats are NaN,
-          which SnugBERT's models ignore. A plain Trainer counts NaN as labels, so its loss is scaled by a constant.
+        - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding.
         - `max_length_q` becomes 128, 512 or T.
-        - `label_indices` gets more indices at its end, of tokens without a label. There are a multiple of 1/32 of the
-          tokens, or all tokens if more than half of them have a label.
-        - `num_sequences` is N. Models ignore it.
+        - `label_indices` gets more indices at its end, of tokens without a label. Its length is rounded up to a
+          multiple of T/32. Above T/2 it is T.
+        - `num_sequences` is N. Regression and several labels need it, because -100 is a number in their losses.
 
         Other columns are unchanged.
 
     Raises:
         ValueError: `pad_to_multiple_of` is below 1, the batch is not packed, is filled already, has more than
-            `num_sequences` sequences, or is a batch for ELECTRA's generator.
+            `max_sequences` sequences, or is a batch for ELECTRA's generator.
     """
     if pad_to_multiple_of < 1:
         raise ValueError(f"`pad_to_multiple_of` is {pad_to_multiple_of}. It must be at least 1.")
@@ -104,9 +106,9 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, num_sequences: in
         raise ValueError("`pad_to_multiple_of` does not support ELECTRA's batches (`replacement_keys`).")
     starts = batch["cu_seq_lens_q"]
     tokens, count, choices = batch["input_ids"].shape[1], len(starts) - 1, batch.get("num_choices", 1)
-    most = count if num_sequences is None else num_sequences
+    most = count if max_sequences is None else max_sequences * choices
     if count > most:
-        raise ValueError(f"The batch has {count} sequences, more than `num_sequences` {most}.")
+        raise ValueError(f"The batch has {count // choices} examples, more than `max_sequences` {max_sequences}.")
     padding = -tokens % pad_to_multiple_of
     total = math.ceil((most + math.ceil((pad_to_multiple_of - 1) / PADDING_LENGTH)) / choices) * choices
     added = total - count
@@ -119,7 +121,9 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, num_sequences: in
         filled["position_ids"] = torch.cat([batch["position_ids"], positions[None]], dim=1)
     for name in SEQUENCE_COLUMNS:
         if name in batch:
-            filled[name] = _pad_labels(batch[name], padding, added // choices if name == "labels" else added)
+            of_tokens = batch[name].shape == batch["input_ids"].shape and not batch[name].is_floating_point()
+            more = padding if of_tokens else added // choices if name == "labels" else added
+            filled[name] = _pad_labels(batch[name], more, dim=int(of_tokens))
     if "max_length_q" in batch:
         longest = batch["max_length_q"]
         filled["max_length_q"] = next((bound for bound in MAX_LENGTHS if longest <= bound), tokens + padding)
@@ -128,32 +132,33 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, num_sequences: in
     return filled | {"num_sequences": count}
 
 
-def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int) -> int | None:
-    """Chooses the number of tokens to fill rows up to a multiple of, in prediction.
+def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int, batches: int) -> int | None:
+    """Chooses `pad_to_multiple_of` of a call that predicts.
 
     Args:
         model: the model.
         max_tokens: tokens of the largest batch. Batches have up to 8 sizes (`PREDICTION_SIZES`).
+        batches: number of batches of the call.
 
     Returns:
-        None if rows should not be filled: the model is not on a CUDA GPU, or its attention pads sequences.
+        None if rows should not be filled: the call has fewer than 3 batches (`PREDICTION_BATCHES`), the model is not
+        SnugBERT's or not on a CUDA GPU, or its attention pads sequences.
     """
-    if model.device.type != "cuda" or pads_in_attention(model.config):
+    if batches < PREDICTION_BATCHES or model.device.type != "cuda" or type(model) not in OWN_MODELS:
         return None
-    return math.ceil(max_tokens / PREDICTION_SIZES)
+    return None if pads_in_attention(model.config, model.device) else math.ceil(max_tokens / PREDICTION_SIZES)
 
 
-def pads_in_attention(config: Any) -> bool:
-    """Whether attention on a GPU pads sequences to the longest one, so that sizes depend on lengths anyway."""
-    is_ragged = config._attn_implementation == "sdpa" or is_flash_attention_requested(config)
-    return config.position_embedding_type == "relative" or not is_ragged
+def pads_in_attention(config: Any, device: torch.device) -> bool:
+    """Whether attention on a GPU pads sequences to the longest one, so shapes would still vary."""
+    is_own = config._attn_implementation == "sdpa" and device.type in ("cpu", "cuda")
+    return config.position_embedding_type == "relative" or not (is_own or is_flash_attention_requested(config))
 
 
-def _pad_labels(labels: torch.Tensor, tokens: int, examples: int) -> torch.Tensor:
-    """Adds labels for more tokens, if they are token labels, or for more examples."""
-    if labels.is_floating_point():
-        return torch.cat([labels, labels.new_full((examples, *labels.shape[1:]), torch.nan)])
-    return F.pad(labels, (0, tokens if labels.dim() == 2 else examples), value=IGNORE_INDEX)
+def _pad_labels(labels: torch.Tensor, more: int, dim: int) -> torch.Tensor:
+    shape = list(labels.shape)
+    shape[dim] = more
+    return torch.cat([labels, labels.new_full(shape, IGNORE_INDEX)], dim)
 
 
 def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -173,21 +178,22 @@ class SnugBertDataCollatorWithPacking:
 
     Args:
         pad_to_multiple_of: fills the row up to a multiple of this number of tokens, see [`pad_row`]. None: no padding.
-        num_sequences: with `pad_to_multiple_of`, the largest number of sequences in a batch. None: it is the same in
-            all batches.
+            For training only: in the evaluation of a plain Trainer, predictions would include the padding.
+        max_sequences: with `pad_to_multiple_of`, the largest number of examples in a batch. None: all batches have
+            the same number.
 
     Raises:
-        ValueError: `pad_to_multiple_of` is below 1, or `num_sequences` is set without it.
+        ValueError: `pad_to_multiple_of` is below 1, or `max_sequences` is set without it.
     """
 
     pad_to_multiple_of: int | None = None
-    num_sequences: int | None = None
+    max_sequences: int | None = None
 
     def __post_init__(self):
         if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
             raise ValueError(f"`pad_to_multiple_of` is {self.pad_to_multiple_of}. It must be at least 1.")
-        if self.num_sequences is not None and self.pad_to_multiple_of is None:
-            raise ValueError("`num_sequences` needs `pad_to_multiple_of`.")
+        if self.max_sequences is not None and self.pad_to_multiple_of is None:
+            raise ValueError("`max_sequences` needs `pad_to_multiple_of`.")
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Packs `features`.
@@ -210,7 +216,7 @@ class SnugBertDataCollatorWithPacking:
 
         Raises:
             ValueError: a column is unknown or not numeric, columns differ between features, lengths differ within a
-                feature, a sequence has no tokens, or there are more sequences than `num_sequences`.
+                feature, a sequence has no tokens, or there are more examples than `max_sequences`.
         """
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
@@ -244,7 +250,7 @@ class SnugBertDataCollatorWithPacking:
         batch = pack(token_columns) | {name: _stack(name, values) for name, values in arrays.items()} | extra
         if self.pad_to_multiple_of is None:
             return batch
-        return pad_row(batch, self.pad_to_multiple_of, self.num_sequences)
+        return pad_row(batch, self.pad_to_multiple_of, self.max_sequences)
 
 
 def _to_columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -315,7 +321,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
     size at little cost:
 
         items = TokenBudgetDataset(dataset, max_tokens=4096)
-        data_collator=SnugBertDataCollatorWithPacking(pad_to_multiple_of=4096, num_sequences=items.max_examples)
+        data_collator=SnugBertDataCollatorWithPacking(pad_to_multiple_of=4096, max_sequences=items.max_examples)
 
     Args:
         dataset: a `datasets.Dataset` or another map-style dataset of features for
@@ -327,11 +333,13 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
         ValueError: an example has more than `max_tokens` tokens.
 
     Attributes:
+        max_tokens: as in the arguments.
         max_examples: the largest number of examples of an item.
     """
 
     def __init__(self, dataset: Any, max_tokens: int, seed: int = 42):
         self.dataset = dataset
+        self.max_tokens = max_tokens
         lengths = count_tokens(dataset)
         if lengths.max(initial=0) > max_tokens:
             row = lengths.argmax()

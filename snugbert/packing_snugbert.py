@@ -146,6 +146,7 @@ class SnugBertBatch:
         attention_mask: mask of the attention scores if `padded`. Otherwise `cu_seq_lens` is enough.
         token_mask: True at tokens, False at padding, if `padded` and known. *Shape:* (B, L)
         label_indices: index of each labeled token in the row; None if unknown. *Shape:* (M,)
+        first_padding: index of the first sequence of padding in a filled row; None if unknown.
     """
 
     inputs: torch.Tensor
@@ -161,6 +162,7 @@ class SnugBertBatch:
     attention_mask: torch.Tensor | None = None
     token_mask: torch.Tensor | None = None
     label_indices: torch.Tensor | None = None
+    first_padding: int | None = None
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Gathers the tokens of a caller's tensor into one row. *Shape:* (B, L, ...) -> (1, T, ...)"""
@@ -247,8 +249,8 @@ class SnugBertBatch:
     def find_labels(self, token_labels: torch.Tensor) -> torch.Tensor:
         """Returns the index of each labeled token in the row. *Shape:* (T,) -> (M,)
 
-        Without `label_indices`, an accelerator is waited for. In a filled row, `label_indices` also contains tokens
-        without a label, after the others.
+        Without `label_indices`, the host waits for an accelerator. In a filled row, `label_indices` also contains
+        tokens without a label, after the others.
 
         Raises:
             ValueError: `label_indices` does not match the labels (checked on the CPU only).

@@ -464,6 +464,11 @@ def test_flex_attention_is_refused():
         ours.set_attn_implementation("flex_attention")
 
 
+def test_a_target_of_minus_one_is_not_another_class():
+    with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+        kernels.cross_entropy_sum(torch.zeros(2, 3), torch.tensor([1, -1]))
+
+
 def test_second_derivatives_of_dropout_and_cross_entropy():
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(5, 7, dtype=torch.float64, generator=generator, requires_grad=True)

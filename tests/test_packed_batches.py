@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,7 +161,7 @@ def test_a_packed_batch_by_hand():
 
 
 def test_a_filled_row_by_hand():
-    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=40, num_sequences=3)
+    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=40, max_sequences=3)
     batch = collate([{"input_ids": [5, 6], "labels": [-100, 1]}, {"input_ids": [7], "labels": [2]}])
     padding = [*range(32), *range(5)]
     assert {name: values.tolist() if hasattr(values, "tolist") else values for name, values in batch.items()} == {
@@ -176,11 +175,11 @@ def test_a_filled_row_by_hand():
     }
     batch = snugbert.packed_batches.pad_row(pack([{"input_ids": [5] * 6, "labels": [1, -100, 1, -100, 1, 1]}]), 1)
     assert batch["label_indices"].tolist() == [0, 2, 4, 5, 1, 3]  # all tokens, because most have a label
-    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=8)
-    batch = collate([{"input_ids": [[5], [6], [7]], "labels": 1}])
-    assert batch["cu_seq_lens_q"].tolist() == [0, 1, 2, 3, 8, 8, 8] and batch["labels"].tolist() == [1, -100]
+    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=8, max_sequences=2)
+    batch = collate([{"input_ids": [[5], [6], [7]], "labels": 1}])  # three choices, and room for two examples
+    assert batch["cu_seq_lens_q"].tolist() == [0, 1, 2, 3, *[8] * 6] and batch["labels"].tolist() == [1, -100, -100]
     labels = collate([{"input_ids": [5], "labels": [0.5, 1.0]}])["labels"]
-    assert labels[0].tolist() == [0.5, 1] and labels[1:].isnan().all() and labels.shape == (2, 2)
+    assert labels.tolist() == [[0.5, 1], [-100, -100], [-100, -100]]
 
 
 @pytest.mark.parametrize("task", [sentences, tags, answers, choices])
@@ -196,15 +195,20 @@ def test_filled_rows_of_one_size_have_the_same_shapes(data_dir, tokenizer, task)
     assert sizes[0] == sizes[1]
 
 
-def test_prediction_fills_rows_on_cuda_only():
-    def choose(device, **fields):
-        config = snugbert.SnugBertConfig(**{"attn_implementation": "sdpa"} | fields)
-        model = SimpleNamespace(device=torch.device(device), config=config)
-        return snugbert.packed_batches.choose_prediction_multiple(model, 4100)
+def test_prediction_fills_rows_of_several_batches_on_cuda_only(monkeypatch):
+    class Other(snugbert.SnugBertModel):
+        pass
 
-    assert (choose("cuda"), choose("cpu")) == (513, None)
-    assert choose("cuda", position_embedding_type="relative", position_buckets=8) is None
-    assert choose("cuda", attn_implementation="eager") is None
+    def choose(model_class=snugbert.SnugBertModel, batches=3, **fields):
+        with torch.device("meta"):
+            model = model_class(snugbert.SnugBertConfig(**{"attn_implementation": "sdpa"} | fields))
+        return snugbert.packed_batches.choose_prediction_multiple(model, 4100, batches)
+
+    assert choose() is None
+    monkeypatch.setattr(snugbert.SnugBertModel, "device", torch.device("cuda"))
+    assert (choose(), choose(batches=2), choose(Other)) == (513, None, None)
+    assert choose(position_embedding_type="relative", position_buckets=8) is None
+    assert choose(attn_implementation="eager") is None
 
 
 def test_rows_that_cannot_be_filled_are_refused():
@@ -215,15 +219,15 @@ def test_rows_that_cannot_be_filled_are_refused():
         (({"input_ids": batch["input_ids"]}, 8), "Only packed batches can be filled."),
         ((fill(batch, 8), 8), "The batch is filled already."),
         ((batch | {"replacement_keys": None}, 8), "does not support ELECTRA's batches"),
-        ((batch, 8, 1), "The batch has 2 sequences, more than `num_sequences` 1."),
+        ((batch, 8, 1), "The batch has 2 examples, more than `max_sequences` 1."),
     ):
         with pytest.raises(ValueError) as error:
             fill(*arguments)
         assert message in str(error.value)
     with pytest.raises(ValueError, match="`pad_to_multiple_of` is 0"):
         snugbert.SnugBertDataCollatorWithPacking(0)
-    with pytest.raises(ValueError, match="`num_sequences` needs `pad_to_multiple_of`"):
-        snugbert.SnugBertDataCollatorWithPacking(num_sequences=3)
+    with pytest.raises(ValueError, match="`max_sequences` needs `pad_to_multiple_of`"):
+        snugbert.SnugBertDataCollatorWithPacking(max_sequences=3)
 
 
 IDS = {"input_ids": [5, 6, 7]}
@@ -300,7 +304,7 @@ def test_items_contain_every_example_once_within_the_budget(sst2, kind):
 
 def test_all_items_can_have_one_size(sst2):
     items = snugbert.TokenBudgetDataset(sst2, max_tokens=256)
-    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=256, num_sequences=items.max_examples)
+    collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=256, max_sequences=items.max_examples)
     batches = [collate([item]) for item in items]
     assert len({len(item) for item in items}) > 2
     assert {(batch["input_ids"].shape, batch["cu_seq_lens_q"].shape, batch["labels"].shape) for batch in batches} == {

@@ -209,7 +209,6 @@ class HeadPredictor(Predictor):
         limit = max_tokens(self.model, self.tokenizer)
         self.max_length = min(limit, args.max_seq_length or max(512, self.model.config.max_position_embeddings))
         self.labels = [label for _, label in sorted((config.id2label or {}).items())]
-        self.pad_to_multiple_of = choose_prediction_multiple(self.model, args.max_batch_tokens)
         self._graphs = CudaGraphs(self._forward, self.model)
 
     def tokenize(self, texts: list[str], second: list[str] | None = None) -> dict[str, list[list[int]]]:
@@ -233,12 +232,14 @@ class HeadPredictor(Predictor):
         columns = {name: [np.asarray(values) for values in column] for name, column in features.items()}
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
-        for indices in split_by_tokens(lengths, self.args.max_batch_tokens):
+        batches = list(split_by_tokens(lengths, self.args.max_batch_tokens))
+        multiple = choose_prediction_multiple(self.model, self.args.max_batch_tokens, len(batches))
+        for indices in batches:
             batch = pack({name: [column[index] for index in indices] for name, column in columns.items()}) | extra
             tokens, number = int(lengths[indices].sum()), len(indices)
-            if self.pad_to_multiple_of is not None:
-                # The number of texts in a batch grows as they become shorter. A power of two changes rarely.
-                batch = pad_row(batch, self.pad_to_multiple_of, 1 << (number - 1).bit_length())
+            if multiple is not None:
+                # Rounding up to a power of two keeps the number of sizes small.
+                batch = pad_row(batch, multiple, 1 << (number - 1).bit_length())
                 del batch["num_sequences"]
             logits = self._run(batch)
             if not np.isfinite(logits).all():

@@ -215,13 +215,14 @@ class QuestionAnswerer:
         # Padding on the left would shift the tokens.
         pad = partial(self.tokenizer.pad, padding_side="right", return_tensors="pt")
         collate: Callable[..., Any] = pad
-        if packs:
-            multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length)
-            collate = SnugBertDataCollatorWithPacking(multiple, None if multiple is None else self.batch_size)
         lengths = np.array([len(ids) for ids in windows.features["input_ids"]])
         all_logits = np.zeros((2, len(lengths), lengths.max()))
         order = np.argsort(-lengths, kind="stable")
-        for batch in np.split(order, range(self.batch_size, len(order), self.batch_size)):
+        batches = np.split(order, range(self.batch_size, len(order), self.batch_size))
+        if packs:
+            multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length, len(batches))
+            collate = SnugBertDataCollatorWithPacking(multiple, None if multiple is None else self.batch_size)
+        for batch in batches:
             inputs = {
                 name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
                 for name, value in collate([windows.features[i] for i in batch.tolist()]).items()

@@ -24,7 +24,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.packed_batches import pads_in_attention
+from snugbert.packed_batches import OWN_MODELS, TokenBudgetDataset, pads_in_attention
 from snugbert.packing_snugbert import warn_of_padding
 from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.compilation import (
@@ -84,7 +84,8 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         command_settings: further settings that must not change on resume.
         changes: what changed when the run resumed, for the model card.
         keeps_checkpoints: whether the checkpoints stay when the run is finished. Stays true on resume.
-        pad_to_multiple_of: rows are filled up to a multiple of this number of tokens. 0: they are not filled.
+        pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: they are not
+            filled.
         passes_to_repay_compiling: see [`Compilation`].
     """
 
@@ -100,9 +101,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         if self.args.torch_compile:
             self._compile_as_requested()
         self.add_callback(Compilation(self.passes_to_repay_compiling))
-        self.pad_to_multiple_of = self._choose_multiple()
-        if self.pad_to_multiple_of:
-            self.data_collator = FillRows(self.data_collator, self.pad_to_multiple_of)
+        self.pad_to_multiple_of = self._choose_multiple(self.train_dataset, self.args.train_batch_size)
         self.data_collator = IgnorePadding(self.data_collator)
         self.command_settings: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
@@ -186,7 +185,8 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             if callable(train_optimizer := getattr(self.optimizer, "train", None)):
                 train_optimizer()
             batch = dict(self._prepare_inputs(inputs))
-            batch.pop("num_sequences", None)  # of filled rows; it may vary, and training does not need it
+            if not self._reads_num_sequences(batch):  # it varies with a token budget, and each number is a size
+                batch.pop("num_sequences", None)
             # A graph keeps the number of batches, by which Trainer divides the loss of some models.
             batch |= {NUM_ITEMS: num_items_in_batch, NUM_BATCHES: self.current_gradient_accumulation_steps}
             return self._get_graphs(model)(batch)
@@ -248,24 +248,48 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         functions = [*methods, *([] if self.compute_loss_func is None else [self.compute_loss_func])]
         return all(function.__module__.split(".")[0] in ("snugbert", "transformers") for function in functions)
 
-    def _choose_multiple(self) -> int:
-        """Returns the multiple of tokens to fill rows up to. 0: rows are not filled."""
+    def _reads_num_sequences(self, batch: dict[str, Any]) -> bool:
+        """Whether the loss is the loss of numbers or of several labels, in which -100 is a number."""
+        labels, config = batch.get("labels"), self._model_config
+        if labels is None or labels.is_floating_point():
+            return labels is not None
+        return getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", None) == 1
+
+    def _choose_multiple(self, dataset: Any, batch_size: int) -> int:
+        """Returns the multiple of tokens to fill rows of `dataset` up to. 0: they are not filled."""
         wanted = getattr(self.args, "pad_to_multiple_of", 0)
-        if wanted == 0 or (wanted is None and not self.args.uses_cuda):  # type: ignore[attr-defined]
+        by_default = wanted is None and self.args.uses_cuda and type(self.model) in OWN_MODELS  # type: ignore[attr-defined]
+        if not (wanted or by_default) or self._explain_unfilled_rows() is not None:
             return 0
-        if self._explain_unfilled_rows() is not None:
-            return 0
-        return self._suggest_multiple() if wanted is None else wanted
+        return wanted or self._suggest_multiple(dataset, batch_size)
 
     def _explain_unfilled_rows(self) -> str | None:
         """Returns why rows cannot be filled. None: they can."""
         if not isinstance(self._model_config, SnugBertConfig):
             return "the model is not a SnugBERT model"
-        return "attention pads the sequences" if pads_in_attention(self._model_config) else None
+        if pads_in_attention(self._model_config, self.args.device):
+            return "on a GPU, attention pads the sequences"
+        return None
 
-    def _suggest_multiple(self) -> int:
-        """Returns the multiple for this run. 0: it is unknown."""
+    def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
+        """Returns the multiple for rows of `batch_size` examples of `dataset`. 0: it is unknown."""
         return 0
+
+    def _fill_rows(self, dataset: Any, batch_size: int, is_training: bool) -> Any:
+        """Returns the data collator for `dataset`. It fills rows, in evaluation to sizes of their own."""
+        multiple = self.pad_to_multiple_of if is_training else self._choose_multiple(dataset, batch_size)
+        if not multiple:
+            return self.data_collator
+        has_budget = isinstance(dataset, TokenBudgetDataset)
+        return FillRows(self.data_collator, multiple, dataset.max_examples * batch_size if has_budget else None)
+
+    def _get_dataloader(self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+        collate = self.data_collator
+        self.data_collator = self._fill_rows(dataset, batch_size, description == "Training")
+        try:
+            return super()._get_dataloader(dataset, description, batch_size, *args, **kwargs)
+        finally:
+            self.data_collator = collate
 
     def _log_rows(self) -> None:
         if self.pad_to_multiple_of:

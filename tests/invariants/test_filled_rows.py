@@ -22,12 +22,12 @@ from snugbert.packed_batches import pad_row
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 KINDS = {head: head for head in HEADS}
-KINDS |= {"regression": "ForSequenceClassification", "several labels": "ForSequenceClassification"}
+KINDS |= dict.fromkeys(("regression", "integers", "several labels"), "ForSequenceClassification")
 KINDS |= {"replaced tokens": "ForMaskedLM", "labels on all tokens": "ForMaskedLM", "one label": "ForMaskedLM"}
 
 
 def make_model(kind: str) -> torch.nn.Module:
-    ours, _ = ours_and_stock(KINDS[kind], num_labels=1 if kind == "regression" else 3)
+    ours, _ = ours_and_stock(KINDS[kind], num_labels=1 if kind in ("regression", "integers") else 3)
     if kind == "replaced tokens":
         torch.manual_seed(0)
         ours = snugbert.SnugBertForReplacedTokenDetection(ours.config)
@@ -44,6 +44,8 @@ def make_batch(kind: str, batch: int = 6) -> dict:
         row["start_positions"][2] = row["end_positions"][2] = -100
     if kind == "regression":
         row["labels"] = torch.linspace(-1, 1, batch)
+    elif kind == "integers":
+        row["labels"] = torch.arange(batch)
     elif kind == "several labels":
         row["labels"] = (torch.arange(3 * batch).view(batch, 3) % 2).float()
     elif kind in ("replaced tokens", "labels on all tokens"):
@@ -79,13 +81,20 @@ def test_loss_outputs_and_gradients_equal_in_float64(kind, path):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: name + text)
 
 
+@pytest.mark.parametrize("kind", ["regression", "several labels"])
+def test_a_label_that_is_nan_is_not_ignored(kind):
+    row = make_batch(kind)
+    row["labels"][1] = torch.nan
+    assert make_model(kind)(**pad_row(row, 128)).loss.isnan()
+
+
 @pytest.mark.parametrize("kernel", ["flash", "efficient"])
 def test_gpu_kernels_accept_filled_rows_and_nothing_waits(kernel):
     """With dropout, as in training. The reference kernels check the conditions of the real ones."""
     ours, _ = ours_and_stock("ForPreTraining", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     row = make_batch("ForPreTraining")
     with acting_as_gpu(kernel) as calls, count_host_waits() as waits:
-        ours.train()(**pad_row(row, 500, num_sequences=9)).loss.backward()
+        ours.train()(**pad_row(row, 500, max_sequences=9)).loss.backward()
     assert calls and waits == []
     assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
 

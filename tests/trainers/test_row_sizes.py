@@ -10,11 +10,15 @@ ON_CUDA = {"bf16": False, "tf32": False, "dataloader_num_workers": 0}
 
 
 def test_multiples():
-    found = {pair: choose_pretraining_multiple(*pair) for pair in ((32, 128), (256, 128), (64, 512), (8, 512), (1, 3))}
-    assert found == {(32, 128): 128, (256, 128): 512, (64, 512): 1024, (8, 512): 256, (1, 3): 1}
+    class Examples(list):
+        max_seq_length = 32
+
+    examples = Examples([{"input_ids": range(length)} for length in (12, 32)] * 600)  # a standard deviation of 10
+    assert choose_pretraining_multiple(16, examples) == 64  # 1.45 x 40 = 58, and 8 x 64 = 16 x 32
+    assert choose_pretraining_multiple(1, Examples(examples[:1])) == 4
     lengths = np.tile([10, 30], 50)  # a standard deviation of 10
-    assert choose_fine_tuning_multiple(16, lengths) == 40  # 0.85 x 40 = 34
-    assert choose_fine_tuning_multiple(16, lengths * 0 + 7) == 8
+    assert choose_fine_tuning_multiple(16, lengths) == 40  # 0.95 x 40 = 38
+    assert choose_fine_tuning_multiple(16, lengths * 0 + 7) == 4
 
 
 def test_pretraining_fills_rows_on_cuda_or_on_request(tmp_path, monkeypatch, caplog):
@@ -30,7 +34,7 @@ def test_pretraining_fills_rows_on_cuda_or_on_request(tmp_path, monkeypatch, cap
     monkeypatch.setattr(PretrainingArguments, "uses_cuda", True)
     monkeypatch.setattr("snugbert.trainers.shared_trainer.apply_tf32", lambda args: None)
     options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 2, **ON_CUDA}
-    assert make_trainer(tmp_path, **options).pad_to_multiple_of == 32  # 28 tokens
+    assert make_trainer(tmp_path, **options).pad_to_multiple_of == 40  # 25 x 40 = 50 x 20
     assert make_trainer(tmp_path, pad_to_multiple_of=0, **options).pad_to_multiple_of == 0
 
 

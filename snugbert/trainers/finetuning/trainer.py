@@ -15,13 +15,13 @@ from datasets import Dataset
 from huggingface_hub import HfApi
 from torch import nn
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, has_length
 
 from snugbert.errors import InputError, format_count
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.packed_batches import count_tokens
+from snugbert.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.row_sizes import choose_fine_tuning_multiple
+from snugbert.trainers.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.trainers.shared_trainer import NOT_UPLOADED, SharedTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
 
@@ -41,9 +41,11 @@ class FineTuningTrainer(SharedTrainer):
       of padded batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question
       answering two arrays [N, L].
     - Evaluation batches contain examples of similar length. If rows are filled, they contain random examples instead,
-      so that they have the sizes of training batches.
+      so that they have a few sizes.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
       labeled tokens. Question answering counts windows, which Trainer does not do.
+    - `eval_loss` is the mean over all labels. In Trainer it is the mean over batches. Examples that several processes
+      repeat to fill the last batch count twice.
     - A loss or gradient norm that is not finite ends the run.
 
     Args:
@@ -83,6 +85,8 @@ class FineTuningTrainer(SharedTrainer):
         self._token_outputs = token_outputs
         self.keeps_checkpoints = args.keeps_checkpoints
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
+        # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
+        self._losses: list[torch.Tensor] | None = None
         self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step and result
         if args.freezes:
             frozen = _frozen_parameters(model, args)
@@ -107,19 +111,18 @@ class FineTuningTrainer(SharedTrainer):
             return "--pad_to_max_length pads each example"
         return super()._explain_unfilled_rows()
 
-    def _suggest_multiple(self) -> int:
-        train: Any = self.train_dataset
-        dataset = self.eval_dataset if train is None else train
-        batch_size = self.args.eval_batch_size if train is None else self.args.train_batch_size
-        return 0 if dataset is None else choose_fine_tuning_multiple(batch_size, count_tokens(dataset))
+    def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
+        if isinstance(dataset, TokenBudgetDataset):
+            return batch_size * dataset.max_tokens
+        has_tokens = has_length(dataset) and len(dataset) > 0 and "input_ids" in dataset[0]  # type: ignore[index]
+        return choose_fine_tuning_multiple(batch_size, count_tokens(dataset)) if has_tokens else 0
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | int | None:
+        if self._losses is not None:  # in evaluation, the loss of a batch is the mean over its own labels
+            return None
         # Question answering has two labels for each window, and no column `labels`.
         if batch_samples and "start_positions" in batch_samples[0]:
             batch_samples = [{"labels": batch["start_positions"]} for batch in batch_samples]
-        # Trainer would count the NaN of filled rows.
-        elif batch_samples and "labels" in batch_samples[0] and batch_samples[0]["labels"].is_floating_point():
-            batch_samples = [{"labels": batch["labels"][: batch.get("num_sequences")]} for batch in batch_samples]
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -180,7 +183,7 @@ class FineTuningTrainer(SharedTrainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
-        if self.pad_to_multiple_of:
+        if isinstance(self.data_collator, FillRows):
             self._order = np.random.default_rng(0).permutation(len(eval_dataset))  # type: ignore[arg-type]
         else:
             # Long examples first, so that a batch that does not fit into memory fails at once.
@@ -199,6 +202,10 @@ class FineTuningTrainer(SharedTrainer):
         The logits of padding in filled rows are dropped.
         """
         loss, logits, _ = super().prediction_step(self._with_graphs(model), inputs, prediction_loss_only, ignore_keys)
+        labels = inputs.get("start_positions", inputs.get("labels"))
+        if loss is not None and labels is not None and self._losses is not None:
+            count = (labels != IGNORE_INDEX).sum()
+            self._losses.append(torch.stack([(loss * count).masked_fill(count == 0, 0), count]))
         number = inputs.get("num_sequences")  # None: the row is not filled
         if logits is not None and self._token_outputs and "cu_seq_lens_q" in inputs:
             lengths = inputs["cu_seq_lens_q"].diff()[:number].tolist()
@@ -217,8 +224,16 @@ class FineTuningTrainer(SharedTrainer):
             DivergedError: a logit is NaN.
         """
         prefix = kwargs.get("metric_key_prefix", "eval")
-        with torch.random.fork_rng(devices=[]):  # the data loader draws a seed
-            output = super().evaluation_loop(dataloader, description, *args, **kwargs)
+        self._losses = []
+        try:
+            with torch.random.fork_rng(devices=[]):  # the data loader draws a seed
+                output = super().evaluation_loop(dataloader, description, *args, **kwargs)
+            losses = self._losses
+        finally:
+            self._losses = None
+        if losses:
+            total, count = self.accelerator.reduce(torch.stack(losses).sum(0)).tolist()
+            (output.metrics or {})[f"{prefix}_loss"] = total / max(count, 1)
         if output.predictions is None:
             return output
         predictions: Any = output.predictions

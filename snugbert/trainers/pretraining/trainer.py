@@ -307,12 +307,15 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             return "the losses of a teacher include all tokens"
         return super()._explain_unfilled_rows()
 
-    def _suggest_multiple(self) -> int:
-        parts = self.args.world_size * self.args.gradient_accumulation_steps
+    def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
+        rows = [(float(batch_size), dataset)]
+        if dataset is self.train_dataset:
+            parts = self.args.world_size * self.args.gradient_accumulation_steps
+            rows = [(phase.batch_size / parts, phase.dataset) for phase in self.phases]
         multiples = [
-            choose_pretraining_multiple(phase.batch_size / parts, length)
-            for phase in self.phases
-            if (length := phase.max_seq_length) is not None
+            choose_pretraining_multiple(size, examples)
+            for size, examples in rows
+            if hasattr(examples, "max_seq_length") and "input_ids" in examples[0]
         ]
         return max(multiples, default=0)
 
@@ -340,7 +343,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         return torch.utils.data.DataLoader(
             RunBatches(
                 self.phases,
-                self._get_collator_with_removed_columns(self.data_collator),
+                self._get_collator_with_removed_columns(self._fill_rows(None, 0, is_training=True)),
                 self.args.examples_seed,
                 self._model_config,
                 self.model.generator.config if isinstance(self.model, ElectraPair) else None,
