@@ -258,6 +258,35 @@ def pretraining_batches(sizes: Sizes, shape: tuple[int, int]) -> dict[str, list[
     return make_pretraining_batches(lengths, size, sizes.vocabulary, rng)
 
 
+@dataclass(frozen=True)
+class Examples:
+    """The examples of both sides' batches, as the trainer's rule for the sizes of rows reads a dataset.
+
+    Attributes:
+        lengths: tokens of each example.
+        max_seq_length: most tokens of an example.
+    """
+
+    lengths: np.ndarray
+    max_seq_length: int
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"input_ids": [0] * int(self.lengths[row])}
+
+
+def read_lengths(batches: dict[str, list[Batch]]) -> np.ndarray:
+    """Returns the tokens of each example."""
+    return np.concatenate([batch["attention_mask"].sum(1).numpy() for batch in batches["stock"]])
+
+
+def choose_multiple(shape: tuple[int, int], batches: dict[str, list[Batch]]) -> int:
+    """Returns the multiple of tokens up to which PretrainingTrainer fills rows."""
+    return choose_pretraining_multiple(shape[0], Examples(read_lengths(batches), shape[1]))
+
+
 def format_shape(shape: tuple[int, int]) -> str:
     """Formats batch size and maximum length."""
     return f"{shape[0]} x {shape[1]}"
@@ -749,7 +778,7 @@ def time_pretraining(
 ) -> dict[str, Any]:
     """Measures pretraining steps."""
     batches = pretraining_batches(args.sizes, shape)
-    return time_steps(side, load, "PreTraining", batches, choose_pretraining_multiple(*shape), args)
+    return time_steps(side, load, "PreTraining", batches, choose_multiple(shape, batches), args)
 
 
 def length_rows(args: argparse.Namespace) -> Rows:
@@ -772,8 +801,7 @@ def time_fine_tuning(
 ) -> dict[str, Any]:
     """Measures steps of a classifier."""
     batches = fine_tuning_batches(args.sizes, task)
-    lengths = np.concatenate([batch["attention_mask"].sum(1).numpy() for batch in batches["stock"]])
-    multiple = choose_fine_tuning_multiple(args.sizes.batch, lengths)
+    multiple = choose_fine_tuning_multiple(args.sizes.batch, read_lengths(batches))
     return time_steps(side, load, "SequenceClassification", batches, multiple, args)
 
 
@@ -901,8 +929,8 @@ def profile_steps(
     """
     settings = step_arguments(args)
     model = load(side.model, side.compiled)
-    multiple = choose_pretraining_multiple(*shape)
-    moved = place_batches(side, "PreTraining", pretraining_batches(args.sizes, shape), multiple, args.device)
+    batches = pretraining_batches(args.sizes, shape)
+    moved = place_batches(side, "PreTraining", batches, choose_multiple(shape, batches), args.device)
     run = make_run(make_step(model, settings, settings.dtype, side.graphs), model, args.device)
     for _ in range(WARMUP_PASSES):
         run(moved)
