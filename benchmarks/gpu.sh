@@ -7,11 +7,11 @@
 #
 # `benchmarks/gpu.sh quick --help` describes the pieces and flags.
 #
-# Nothing is downloaded. The machine needs torch with CUDA, transformers, and the packages that `pip install
-# '.[train]'` adds. If the machine has no network, download the missing ones elsewhere as wheels for its Python, for
-# example with
+# Nothing is downloaded. The machine needs torch with CUDA, transformers, pyarrow, pandas, and the packages below. If it
+# has no network, download them elsewhere as wheels for its Python, for example with
 #
-#     pip download --no-deps --dest build/wheels datasets dill multiprocess xxhash sentencex seqeval evaluate
+#     pip download --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 --no-deps \
+#         --dest build/wheels datasets dill multiprocess sentencex xxhash
 #
 # and copy the repository with build/wheels/. This script unpacks the wheels into build/site/ and uses them from there.
 # The compiler's cache of an earlier call goes into build/compiler-cache.zip.
@@ -28,7 +28,8 @@ quick) script=gpu_quick.py ;;
 esac
 if [ ! -d "$repository/build/site" ] && compgen -G "$repository/build/wheels/*.whl" >/dev/null; then
     "$python" -m pip install --quiet --no-index --no-deps --target "$repository/build/site" \
-        "$repository"/build/wheels/*.whl || exit
+        "$repository"/build/wheels/*.whl ||
+        echo "warning: pip could not install build/wheels/*.whl, so packages may be missing." >&2
 fi
 export PYTHONPATH="$repository:$repository/build/site${PYTHONPATH:+:$PYTHONPATH}"
 exec "$python" "$repository/benchmarks/$script" "${@:2}"

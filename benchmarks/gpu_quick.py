@@ -6,12 +6,13 @@
     benchmarks/gpu.sh quick --output_dir gpu-results       # the folder of the results
 
 `gpu.py` describes the pieces. Each piece runs in a process of its own, which is killed when the piece's time is over.
-Time that a piece leaves is for the next one. Results so far are kept, and the other pieces run. A piece that crashes
-continues with its next row in a new process.
+Unused time goes to the next piece. Results so far are kept, and the other pieces run. A piece that crashes continues
+with its next row in a new process.
 
-The output folder has a file of rows per piece, `table.md`, and `compiler-cache.zip`: what torch.compile and Triton
-compiled, in less than 16 MiB. Pass it as --compiler_cache, or put it into build/, and the next call compiles less. It
-contains code that runs when it is read, so use only a file that you made.
+The output folder has 8 files: the rows of each piece, `log.txt`, `table.md`, and `compiler-cache.zip`, which contains
+what torch.compile and Triton compiled, in less than 16 MiB. If it is too large, single kernels are dropped first. Pass
+it as --compiler_cache, or put it into build/, and the next call compiles less. It contains code that runs when it is
+read, so use only a file that you made. The table and the cache are written after each piece.
 """
 
 import argparse
@@ -20,15 +21,17 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import zipfile
 from pathlib import Path
 
 from gpu_table import format_results
 
-# Seconds of each piece, with the start of Python (about 8) and a cold compiler's cache. What is unknown comes first,
-# and what is not correct need not be fast.
-PLAN = {"products": 65, "correctness": 105, "steps": 160, "profile": 45, "lengths": 100}
-FINISHING = 10  # seconds for the compiler's cache and the table
+# Seconds of each piece, estimated and not yet measured: 10 to start Python on a cold machine, then compiling without a
+# cache (about 80 in `correctness`, 50 to 90 in `steps`, 45 in `lengths`), and half a second to 6 seconds a row.
+# Unknowns come first, and correctness comes before speed.
+PLAN = {"products": 65, "correctness": 120, "steps": 150, "profile": 50, "lengths": 95}
+FINISHING = 10  # seconds for the compiler's cache and the table, all together
 SHORTEST = 15  # seconds that a new process needs to measure anything
 REPOSITORY = Path(__file__).parents[1]
 CACHE_FILE = "compiler-cache.zip"
@@ -42,7 +45,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--plan", action="store_true", help="print the pieces and their seconds, and measure nothing")
     parser.add_argument("--output_dir", type=Path, default=Path("gpu-results"))
     parser.add_argument(
-        "--compiler_cache", type=Path, default=REPOSITORY / "build" / CACHE_FILE, help="of a call before"
+        "--compiler_cache",
+        type=Path,
+        default=REPOSITORY / "build" / CACHE_FILE,
+        help="compiler-cache.zip of an earlier run",
     )
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, to test this script")
     return parser.parse_args(argv)
@@ -56,12 +62,23 @@ def format_plan() -> str:
 
 
 def run_pieces(args: argparse.Namespace, cache: Path) -> None:
-    """Runs the pieces in order. Earlier results of these pieces are removed."""
-    deadline = time.monotonic()
+    """Runs the pieces in order, and saves the results after each. Earlier results of these pieces are removed."""
+    start = deadline = time.monotonic()
+    (args.output_dir / "log.txt").unlink(missing_ok=True)
     for piece in [args.piece] if args.piece else PLAN:
         (args.output_dir / f"{piece}.jsonl").unlink(missing_ok=True)
         deadline += sum(PLAN.values()) if args.piece else PLAN[piece]
         run_piece(piece, deadline, args, cache)
+        save_results(args.output_dir, cache, time.monotonic() - start)
+
+
+def save_results(folder: Path, cache: Path, seconds: float) -> None:
+    """Writes the table and the compiler's cache. Prints an error if that fails, because later pieces must run."""
+    try:
+        (folder / "table.md").write_text(f"{format_results(folder, PLAN)}\n{seconds:.0f} s in total.\n")
+        pack_cache(cache, folder / CACHE_FILE)
+    except (Exception, SystemExit):
+        traceback.print_exc()
 
 
 def run_piece(piece: str, deadline: float, args: argparse.Namespace, cache: Path) -> None:
@@ -76,10 +93,11 @@ def run_piece(piece: str, deadline: float, args: argparse.Namespace, cache: Path
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        "TEARDOWN_CUPTI": "0",  # removing the profiler's hooks can break CUDA graphs
     }
     while (left := deadline - time.monotonic()) > SHORTEST:
         size = path.stat().st_size if path.exists() else 0
-        command = [sys.executable, str(Path(__file__).with_name("gpu.py")), piece, "--seconds", f"{left - 5:.0f}"]
+        command = [sys.executable, str(Path(__file__).with_name("gpu.py")), piece, "--deadline", str(deadline - 5)]
         command += ["--output_dir", str(args.output_dir)] + ["--rehearse"] * args.rehearse
         status = run_until(command, environment, left)
         if status == 0:
@@ -103,7 +121,7 @@ def run_until(command: list[str], environment: dict[str, str], seconds: float) -
 
 
 def pack_cache(folder: Path, file: Path) -> None:
-    """Packs the compiler's cache into a file of less than 16 MiB. Files of little value are left out first."""
+    """Packs the compiler's cache into less than 16 MiB. If it is too large, single kernels are dropped first."""
 
     def value(path: Path) -> tuple[int, int]:
         # Graphs contain their kernels, so kernels on their own matter only where torch did not save a graph.
@@ -111,6 +129,7 @@ def pack_cache(folder: Path, file: Path) -> None:
         order = 0 if first in ("fxgraph", "aotautograd") else 1 if path.suffix == ".best_config" else 2
         return order, path.stat().st_size
 
+    complete, file = file, file.with_suffix(".tmp")
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         packed = 0
         for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=value):
@@ -118,6 +137,7 @@ def pack_cache(folder: Path, file: Path) -> None:
                 continue
             archive.write(path, path.relative_to(folder))
             packed += archive.infolist()[-1].compress_size
+    file.replace(complete)
 
 
 def unpack_cache(file: Path, folder: Path) -> None:
@@ -134,15 +154,12 @@ def main(argv: list[str]) -> None:
     if args.plan:
         print(format_plan())
         return
-    start = time.monotonic()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     cache = REPOSITORY / "build/compiler-cache"
     unpack_cache(args.compiler_cache, cache)
     run_pieces(args, cache)
-    pack_cache(cache, args.output_dir / CACHE_FILE)
-    table = format_results(args.output_dir, PLAN) + f"\n{time.monotonic() - start:.0f} s in total.\n"
-    (args.output_dir / "table.md").write_text(table)
-    print(f"\n{table}", flush=True)
+    table = args.output_dir / "table.md"
+    print(f"\n{table.read_text() if table.exists() else 'No results.'}", flush=True)
 
 
 if __name__ == "__main__":

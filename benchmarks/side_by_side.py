@@ -188,7 +188,8 @@ def build(side: str, work: Work, args: argparse.Namespace, **overrides: Any) -> 
     if side == "stock":
         config = work.stock_config or BertConfig(**{**config.to_dict(), "model_type": "bert"})
     torch.manual_seed(args.seed)
-    model: PreTrainedModel = model_class(work, config)(type(config).from_dict({**config.to_dict(), **overrides}))
+    with torch.device(args.device):  # drawing weights on a CPU takes a second for BERT base
+        model: PreTrainedModel = model_class(work, config)(type(config).from_dict({**config.to_dict(), **overrides}))
     try:
         model.set_attn_implementation(choose_attention(model, args))
     except (ImportError, ValueError) as error:

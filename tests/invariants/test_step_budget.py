@@ -1,5 +1,6 @@
 """A training step on a GPU needs no more kernels, bytes and FLOPs than before, and fits a CUDA graph."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from snugbert import SnugBertConfig, SnugBertForPreTraining
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # The limits. If a count changes on purpose: python benchmarks/step_budget.py > benchmarks/results/step_budget.md
 LIMITS = BENCHMARKS / "results/step_budget.md"
-SIZE = "256 x 128"
 
 
 # inductor uses functions of torch that are deprecated.
@@ -26,27 +26,37 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 
-def read_limits(side: str) -> tuple[str, list[list[str]]]:
+def read_limits(side: str, size: str = "256 x 128") -> tuple[str, list[list[str]]]:
     """The version of torch, and the rows of a table."""
     text = LIMITS.read_text()
-    table = text.split(f"### {side}, {SIZE}\n")[1].split("\n#")[0]
+    table = text.split(f"### {side}, {size}\n")[1].split("\n#")[0]
     return text.split("torch ")[1].split(",")[0], cells(table)[1:]
 
 
-@pytest.mark.parametrize("side", ["SnugBERT", pytest.param("SnugBERT, compiled", marks=pytest.mark.slow)])
-def test_a_step_needs_what_the_table_says(side, new_compiler):
-    """With the same version of torch exactly that. Another version's operators may need less."""
+@pytest.mark.parametrize(
+    ("side", "size"),
+    [
+        ("SnugBERT", "256 x 128"),
+        ("SnugBERT", "32 x 128"),
+        ("stock BERT, sdpa", "256 x 128"),
+        ("stock BERT, sdpa", "32 x 128"),
+        pytest.param("SnugBERT, compiled", "256 x 128", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_needs_no_more_than_the_table_says(side, size, new_compiler):
     import step_budget
 
-    version, limits = read_limits(side)
+    version, limits = read_limits(side, size)
     same = torch.__version__.split("+")[0] == version
     if "compiled" in side and not same:
         pytest.skip(f"inductor of torch {version} fuses differently")
-    batches = step_budget.draw_batches(*map(int, SIZE.split(" x ")))
+    batches = step_budget.draw_batches(*map(int, size.split(" x ")))
     rows = cells("\n".join(step_budget.format_rows(step_budget.count_step(side, batches))))
     for row, limit in zip(rows, limits, strict=True):
-        fewer = all(ours <= most for ours, most in zip(numbers(row), numbers(limit), strict=True))
-        assert row == limit if same else fewer, f"{row} instead of {limit}, see LIMITS"
+        fits = all(ours <= most for ours, most in zip(numbers(row), numbers(limit), strict=True))
+        assert fits, f"{row} instead of {limit}. If that is on purpose, update the table (see LIMITS)"
+        if row != limit and same:
+            warnings.warn(f"{row} instead of {limit}. Update the table (see LIMITS)", stacklevel=1)
 
 
 def numbers(row: list[str]) -> list[float]:
