@@ -227,9 +227,9 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def _find_reason_against_graphs(self) -> str | None:
         args: Any = self.args
-        if self.accelerator.distributed_type != DistributedType.NO:
+        if self.accelerator.distributed_type != DistributedType.NO or args.n_gpu > 1:
             # Nobody has tested it. And gradients would arrive all at once, so that sending them could not overlap.
-            return "several processes share the work"
+            return "several GPUs share the work"
         if self.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
         if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):  # type: ignore[union-attr]
