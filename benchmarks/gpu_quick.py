@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_table import format_results
@@ -35,6 +36,7 @@ FINISHING = 10  # seconds for the compiler's cache and the table, all together
 SHORTEST = 15  # seconds that a new process needs to measure anything
 REPOSITORY = Path(__file__).parents[1]
 CACHE_FILE = "compiler-cache.zip"
+NEEDED = ("datasets", "dill", "multiprocess", "sentencex")  # besides torch and transformers; see gpu.sh
 CACHE_BYTES = 15 * 2**20  # of 16 MiB; the rest is for the zip's table of contents
 
 
@@ -144,8 +146,11 @@ def unpack_cache(file: Path, folder: Path) -> None:
     """Unpacks a file of [`pack_cache`], if there is one."""
     folder.mkdir(parents=True, exist_ok=True)
     if file.exists():
-        with zipfile.ZipFile(file) as archive:
-            archive.extractall(folder)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                archive.extractall(folder)
+        except (OSError, zipfile.BadZipFile) as error:
+            print(f"warning: {file} is not used: {error}", flush=True)
 
 
 def main(argv: list[str]) -> None:
@@ -154,6 +159,8 @@ def main(argv: list[str]) -> None:
     if args.plan:
         print(format_plan())
         return
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise SystemExit(f"error: missing packages: {', '.join(missing)}. benchmarks/gpu.sh says how to bring them.")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     cache = REPOSITORY / "build/compiler-cache"
     unpack_cache(args.compiler_cache, cache)

@@ -31,10 +31,12 @@ logger = logging.getLogger(__name__)
 def compile_model(
     model: torch.nn.Module, backend: str = "inductor", mode: str | None = None, device: torch.device | None = None
 ) -> list[str]:
-    """Compiles the parts of a model in place, with one graph for batches of all sizes. The first batches are slow.
+    """Compiles the parts of a model in place, with one graph for batches of most sizes. The first batches are slow.
 
     The parts are the layers, and on a GPU also the embeddings and the masked token head with its loss. On a CPU these
-    two have kernels of their own. Call it before or after the model is wrapped for several processes.
+    two have kernels of their own. On a GPU, layers of BERT base are compiled again for batches from 6,827 tokens on,
+    because inductor then fuses LayerNorm's backward pass. Call it before or after the model is wrapped for several
+    processes.
 
     Args:
         model: any model. Parts that are not SnugBERT's stay as they are.
