@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 EAGER_BATCHES = 4
 MOST_GRAPHS = 16
 MOST_SIZES = 64  # without any graph. After that many, no size will repeat often.
+SHORT_MEMORY = "the GPU's memory is short (--cuda_graphs false: no graphs)"
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
 # Graphs of one device may share memory and streams, so only one thread runs one at a time.
 _lock = threading.RLock()
@@ -106,11 +107,11 @@ class CudaGraphs:
             return self._function(dict(batch))
         trains = torch.is_grad_enabled()
         # A graph recorded in inference mode would make torch 2.11 refuse later ones of training.
-        with _lock, torch.inference_mode(False), torch.set_grad_enabled(trains):
+        with _lock, torch.inference_mode(False), torch.set_grad_enabled(trains), without_autocast_cache():
             try:
                 return tree_map_only(torch.Tensor, torch.clone, self._run(batch, tensors))
             except torch.OutOfMemoryError:
-                self.turn_off("the GPU's memory is short")  # a retry needs the memory of the graphs
+                self.turn_off(SHORT_MEMORY)  # a retry needs the memory of the graphs
                 raise
 
     def turn_off(self, reason: str) -> None:
@@ -121,6 +122,7 @@ class CudaGraphs:
 
     def _drop_graphs(self) -> None:
         self._sizes.clear()
+        self._gradients.clear()
         self._memory = None
 
     def _run(self, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -148,7 +150,9 @@ class CudaGraphs:
             (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value)
             for name, value in batch.items()
         )
-        key = values, tuple(dropout.p for dropout in self._dropouts)
+        device = next(value.device.type for value in batch.values() if isinstance(value, torch.Tensor))
+        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        key = values, autocast, tuple(dropout.p for dropout in self._dropouts)
         size = self._sizes.get(key, Size())
         if len(self._sizes) < MOST_SIZES:
             self._sizes[key] = size
@@ -193,14 +197,14 @@ class CudaGraphs:
         attach_gradients(size.trained, size.gradients)
         try:
             replay, self._memory, size.result = record(lambda: self._function(inputs), self._memory)
-        except torch.OutOfMemoryError:
-            self.turn_off("the GPU's memory is short")
-            return None
         except Exception as error:
-            cause = error.__context__ or error  # torch ends the recording first, which fails, too
+            cause = error.__context__ or error  # torch ends the recording first, which may fail, too
+            if isinstance(cause, torch.OutOfMemoryError):
+                self.turn_off(SHORT_MEMORY)
+                return None
             raise InputError(
                 f"The CUDA graph of a step could not be recorded ({type(cause).__name__}: {cause}). Run again without "
-                "graphs: --cuda_graphs false."
+                "graphs: --cuda_graphs false, or cuda_graphs=False in Python."
             ) from error
         logger.info("CUDA graph %d: recorded in %.1f s", self.count + 1, time.perf_counter() - start)
         return replay
@@ -225,6 +229,17 @@ def attach_gradients(parameters: list[nn.Parameter], gradients: list[torch.Tenso
         torch._foreach_zero_(zeroed)
     if copied:
         torch._foreach_copy_(copied, sources)
+
+
+@contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Makes autocast convert weights in each call. A graph would keep on reading copies that were freed."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
 
 
 def find_hooks(modules: list[nn.Module], parameters: list[nn.Parameter]) -> bool:
@@ -292,10 +307,22 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
 
     Returns:
         A function that starts the graph, its memory, and the result of `function`.
+
+    Raises:
+        torch.OutOfMemoryError: there is no memory for the graph, or for batches that run eagerly besides it.
     """
     graph = torch.cuda.CUDAGraph()
-    stream = get_side_stream(torch.cuda.current_device())
-    # "thread_local": the data loader's thread pins memory meanwhile, which must not end the recording.
-    with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-        result = function()
+    current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())
+    with torch.cuda.stream(side):
+        torch.cuda.current_blas_handle()  # a thread's first one needs memory, which a recording may not allocate
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    try:
+        # "thread_local": the data loader's thread pins memory meanwhile, which must not end the recording.
+        with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
+            result = function()
+    finally:
+        torch.cuda.set_stream(current)  # if the recording cannot be ended, torch does not
+    if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved() - reserved:
+        raise torch.OutOfMemoryError
     return graph.replay, graph.pool(), result

@@ -4,7 +4,7 @@ import copy
 import logging
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -200,7 +200,26 @@ def test_without_memory_the_graphs_are_dropped(place, log):
                 graphs(packed(ragged_batch("ForMaskedLM", batch=3)))
         assert not failures and graphs.count == 0
         graphs(batches[6])
-    assert log.messages[-1] == "CUDA graphs: off, because the GPU's memory is short."
+    assert log.messages[-1].startswith("CUDA graphs: off, because the GPU's memory is short")
+
+
+def test_autocast_outside_of_the_function_leaves_no_old_weights():
+    """autocast would keep converted weights until its end. The graph is used after that, and after an update."""
+    eager = ours_and_stock("ForSequenceClassification")[0].eval()
+    model = copy.deepcopy(eager)
+    graphs = CudaGraphs(lambda batch: model(**batch).logits, model)
+    batches, results = make_batches("ForSequenceClassification", 10)[::2], []
+    with emulated_graphs(), torch.no_grad():
+        for each, forward in ((eager, lambda batch: eager(**batch).logits), (model, graphs)):
+            with torch.autocast("cpu", torch.bfloat16):
+                results.append([forward(batch) for batch in batches[:4]])
+            for parameter in each.parameters():
+                parameter.mul_(1.1)
+            with torch.autocast("cpu", torch.bfloat16):
+                results[-1].append(forward(batches[4]))
+            results[-1].append(forward(batches[4]))  # without autocast
+    assert graphs.count == 1
+    torch.testing.assert_close(results[1], results[0], atol=5e-3, rtol=0)
 
 
 def test_waits_are_noted(monkeypatch):
@@ -225,13 +244,27 @@ def test_graphs_are_recorded_with_torch(monkeypatch):
         calls.append(kwargs)
         yield
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: "started", pool=lambda: 7))
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    reserved, free, streams = [100, 150, 100, 150], [50, 49], []
+    replaced = {
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: "started", pool=lambda: 7),
+        "graph": graph,
+        "current_device": lambda: 0,
+        "current_stream": lambda: "main",
+        "stream": nullcontext,
+        "current_blas_handle": lambda: None,
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda: reserved.pop(0),
+        "mem_get_info": lambda: (free.pop(0), 1000),
+        "set_stream": streams.append,
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr(cuda_graphs, "get_side_stream", lambda device: f"stream {device}")
     replay, memory, result = cuda_graphs.record(lambda: "result", 5)
     assert (replay(), memory, result) == ("started", 7, "result")
-    assert calls == [{"pool": 5, "stream": "stream 0", "capture_error_mode": "thread_local"}]
+    assert calls == [{"pool": 5, "stream": "stream 0", "capture_error_mode": "thread_local"}] and streams == ["main"]
+    with pytest.raises(torch.OutOfMemoryError):  # the graph took 50, and a batch besides it has only 49
+        cuda_graphs.record(lambda: "result", 5)
 
 
 def test_a_wait_of_the_second_batch_may_be_a_compilation():

@@ -227,6 +227,8 @@ class QuestionAnswerer:
             collate = SnugBertDataCollatorWithPacking()
         if packs and self._graphs is not None:
             multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length, len(batches))
+            if self._graphs.model is not self.model:
+                self._graphs = CudaGraphs(self._forward, self.model)
             if multiple is not None:
                 collate, forward = SnugBertDataCollatorWithPacking(multiple, self.batch_size), self._graphs
         for batch in batches:

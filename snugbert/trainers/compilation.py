@@ -13,8 +13,8 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from snugbert import kernels_snugbert
 from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
 
-# Forward and backward passes from which on a fine-tuning run compiles by default. An estimate until it is measured on
-# a GPU: compiling takes a minute, and saves 3 ms in each pass of a small batch of BERT base.
+# Minimum number of forward and backward passes for which a fine-tuning run compiles by default. An estimate until it
+# is measured on a GPU: compiling takes a minute, and saves 3 ms in each pass of a small batch of BERT base.
 COMPILE_PASSES = 20_000
 LOWEST_CAPABILITY = (7, 0)  # NVIDIA's compute capability that Triton needs: Volta and newer
 # All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling. 8 by
@@ -88,12 +88,13 @@ def shorten_error(error: Exception) -> str:
 
 
 class Compilation(TrainerCallback):
-    """Compiles the model when training starts, if the user or the rule says so. Logs what is compiled, and how long.
+    """Compiles the model when training starts, if `torch_compile` is set, or by default if the run is long enough.
 
-    With `torch_compile=None`, a run compiles on a CUDA GPU if the compiler works and the run is long enough.
+    By default, a run compiles only on a CUDA GPU, and only if the compiler works. The log names the compiled parts and
+    the time that compiling took.
 
     Args:
-        passes_to_repay: forward and backward passes from which on a run is long enough.
+        passes_to_repay: minimum number of forward and backward passes for which a run compiles by default.
     """
 
     def __init__(self, passes_to_repay: int):
@@ -103,7 +104,7 @@ class Compilation(TrainerCallback):
         """Called by Trainer before the first step, with the state of the checkpoint."""
         self._parts: list[str] = []
         self._report_step = min(state.global_step + WARMUP_STEPS, state.max_steps)
-        passes = state.max_steps * args.gradient_accumulation_steps
+        passes = (state.max_steps - state.global_step) * args.gradient_accumulation_steps
         if args.torch_compile or (args.torch_compile is None and self._repays(args.device, passes)):
             backend = args.torch_compile_backend or "inductor"
             self._parts = compile_model(model, backend, args.torch_compile_mode, args.device)
@@ -121,8 +122,12 @@ class Compilation(TrainerCallback):
         if device.type != "cuda":
             return False
         if passes < self._passes_to_repay:
-            reason = f"{passes:,} passes are too few to repay it, about {self._passes_to_repay:,} are enough"
-            logger.info("not compiled: %s (--torch_compile true: compile).", reason)
+            logger.info(
+                "not compiled: the run has %s forward and backward passes. Compiling pays off from about %s "
+                "(--torch_compile true: compile).",
+                f"{passes:,}",
+                f"{self._passes_to_repay:,}",
+            )
         elif problem := find_compiler_problem(device):
             logger.info("not compiled: %s", problem)
         else:

@@ -23,7 +23,8 @@ SAMPLE = 1000  # examples of pretraining whose tokens are counted, in a tenth of
 
 
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
-    """Chooses `pad_to_multiple_of` of pretraining. Many rows are nearly full, so it about divides the longest row.
+    """Chooses `pad_to_multiple_of` of pretraining. The longest row is about a multiple of it, because many rows
+    are nearly full, and then need little padding.
 
     Args:
         batch_size: examples of a row.

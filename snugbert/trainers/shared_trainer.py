@@ -20,8 +20,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveS
 from transformers.training_args import OptimizerNames
 from transformers.utils import PushInProgress
 
+from snugbert import cuda_graphs
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.cuda_graphs import CudaGraphs
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packed_batches import OWN_MODELS, TokenBudgetDataset, pads_in_attention
@@ -69,6 +69,8 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 # the run that a distilled model is compared with.
 NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
 
+# Their code computes losses from the batch, the weights and random numbers only.
+KNOWN_PACKAGES = ("snugbert", "transformers", "torch", "peft")
 NUM_ITEMS, NUM_BATCHES = "num_items_in_batch", "num_batches_in_step"
 
 
@@ -107,8 +109,8 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         self._settings: dict[str, Any] = {}
         self.changes: list[str] = []
         self._uses_graphs: bool | None = None  # None: not decided
-        self._graphs: CudaGraphs | None = None  # of training
-        self._evaluation_graphs: CudaGraphs | None = None
+        self._graphs: cuda_graphs.CudaGraphs | None = None  # of training
+        self._evaluation_graphs: cuda_graphs.CudaGraphs | None = None
         move_hub_token(self.args)
         self.add_callback(ApplyIntervals)
         self.remove_callback(PrinterCallback)
@@ -188,14 +190,15 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             if not self._reads_num_sequences(batch):  # it varies with a token budget, and each number is a size
                 batch.pop("num_sequences", None)
             # A graph keeps the number of batches, by which Trainer divides the loss of some models.
-            batch |= {NUM_ITEMS: num_items_in_batch, NUM_BATCHES: self.current_gradient_accumulation_steps}
+            batches = getattr(self, "current_gradient_accumulation_steps", 1)
+            batch |= {NUM_ITEMS: num_items_in_batch, NUM_BATCHES: batches}
             return self._get_graphs(model)(batch)
         except TorchDynamoException as error:
             raise InputError(
                 f"torch's compiler failed ({shorten_error(error)}). Run the command again with --torch_compile false."
             ) from error
 
-    def _get_graphs(self, model: Any) -> CudaGraphs:
+    def _get_graphs(self, model: Any) -> cuda_graphs.CudaGraphs:
         """Returns the CUDA graphs of training steps."""
         if self._graphs is None or self._graphs.model is not self.model:
 
@@ -203,7 +206,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
                 del batch[NUM_BATCHES]
                 return super(SharedTrainer, self).training_step(model, batch, batch.pop(NUM_ITEMS))
 
-            self._graphs = CudaGraphs(step, self.model)  # type: ignore[arg-type]
+            self._graphs = cuda_graphs.CudaGraphs(step, self.model)  # type: ignore[arg-type]
         return self._graphs
 
     def _with_graphs(self, model: Any) -> Any:
@@ -211,7 +214,7 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         if not self._use_graphs() or self.label_smoother is not None:  # label smoothing needs the model itself
             return model
         if self._evaluation_graphs is None or self._evaluation_graphs.model is not self.model:
-            self._evaluation_graphs = CudaGraphs(lambda batch: model(**batch), self.model)  # type: ignore[arg-type]
+            self._evaluation_graphs = cuda_graphs.CudaGraphs(lambda batch: model(**batch), self.model)  # type: ignore[arg-type]
         graphs = self._evaluation_graphs
         return lambda **inputs: graphs(inputs)
 
@@ -227,8 +230,10 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def _find_reason_against_graphs(self) -> str | None:
         args: Any = self.args
+        if not cuda_graphs.are_on_gpu([torch.empty(0, device=args.device)]):
+            return "they need a CUDA GPU"
         if self.accelerator.distributed_type != DistributedType.NO or args.n_gpu > 1:
-            # Nobody has tested it. And gradients would arrive all at once, so that sending them could not overlap.
+            # Nobody has tested it. Gradients would arrive all at once, so sending them could not overlap.
             return "several GPUs share the work"
         if self.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
@@ -238,22 +243,25 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             return "--torch_empty_cache_steps frees memory within a step"
         if args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
             return f"--optim {args.optim.value} updates the weights within the backward pass"
-        if args.cuda_graphs is None and not self._has_known_loss():
-            return "compute_loss or training_step may depend on more than the batch. If not, set cuda_graphs=True"
+        if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
+            return f"{name} may depend on more than the batch. If it does not, set cuda_graphs=True"
         return None
 
-    def _has_known_loss(self) -> bool:
-        """Whether the code of SnugBERT and transformers computes the loss, from the batch and the weights only."""
-        methods = [getattr(type(self), name) for name in ("training_step", "compute_loss")]
-        functions = [*methods, *([] if self.compute_loss_func is None else [self.compute_loss_func])]
-        return all(function.__module__.split(".")[0] in ("snugbert", "transformers") for function in functions)
+    def _find_own_code(self) -> str | None:
+        """Returns the name of a user's code that computes the loss. A graph would not run it again."""
+        parts = [getattr(type(self), name) for name in ("training_step", "compute_loss")]
+        parts += [] if self.compute_loss_func is None else [self.compute_loss_func]
+        parts += map(type, self.model.modules())  # type: ignore[union-attr]
+        own = (part for part in parts if part.__module__.split(".")[0] not in KNOWN_PACKAGES)
+        return next((getattr(part, "__qualname__", str(part)) for part in own), None)
 
     def _reads_num_sequences(self, batch: dict[str, Any]) -> bool:
-        """Whether the loss is the loss of numbers or of several labels, in which -100 is a number."""
+        """Whether the model is trained on numbers or on several labels per example. -100 is a number there."""
         labels, config = batch.get("labels"), self._model_config
         if labels is None or labels.is_floating_point():
             return labels is not None
-        return getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", None) == 1
+        numbers = ("regression", "multi_label_classification")
+        return getattr(config, "problem_type", None) in numbers or getattr(config, "num_labels", None) == 1
 
     def _choose_multiple(self, dataset: Any, batch_size: int) -> int:
         """Returns the multiple of tokens to fill rows of `dataset` up to. 0: they are not filled."""

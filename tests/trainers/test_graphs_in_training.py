@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from synthetic import make_trainer, tiny_model
 from torch._dynamo.utils import counters
 
+import snugbert
 from snugbert import cuda_graphs
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.pretraining.arguments import PretrainingArguments
@@ -114,27 +115,32 @@ class OwnLoss(PretrainingTrainer):
         return super().compute_loss(*args, **kwargs) * (1 + self.state.global_step)
 
 
-def test_an_own_loss_may_depend_on_more_than_the_batch(tmp_path, caplog, monkeypatch):
+def test_own_code_may_depend_on_more_than_the_batch(tmp_path, caplog, monkeypatch):
     """By default, it runs without graphs on a GPU. `cuda_graphs=True` says that it depends on the batch only."""
     monkeypatch.setattr(DeviceArguments, "uses_cuda", True)
+    monkeypatch.setattr(cuda_graphs, "are_on_gpu", lambda tensors: True)
     caplog.set_level(logging.INFO, "snugbert")
     like = make_trainer(tmp_path, max_steps=2, torch_compile=False, pad_to_multiple_of=128)
-    for trainer_class, setting, expected in (
-        (OwnLoss, None, False),
-        (OwnLoss, True, True),
-        (PretrainingTrainer, None, True),
-        (PretrainingTrainer, False, False),
+    own_model = OwnModel(like.model.config)
+    for trainer_class, model, setting, expected in (
+        (OwnLoss, like.model, None, False),
+        (OwnLoss, like.model, True, True),
+        (PretrainingTrainer, own_model, None, False),
+        (PretrainingTrainer, own_model, True, True),
+        (PretrainingTrainer, like.model, None, True),
+        (PretrainingTrainer, like.model, False, False),
     ):
         caplog.clear()
         like.args.cuda_graphs = setting
         trainer = trainer_class(
-            model=like.model,
-            args=like.args,
-            train_dataset=like.train_dataset,
-            data_collator=like.data_collator.collate,
+            model=model, args=like.args, train_dataset=like.train_dataset, data_collator=like.data_collator.collate
         )
         assert trainer._use_graphs() == expected
-        assert caplog.text.count("off, because compute_loss") == (setting is None and not expected)
+        assert caplog.text.count(" may depend on more than the batch") == (setting is None and not expected)
+
+
+class OwnModel(snugbert.SnugBertForPreTraining):
+    pass
 
 
 class Switching(torch.optim.SGD):

@@ -114,6 +114,8 @@ class FineTuningTrainer(SharedTrainer):
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
         if isinstance(dataset, TokenBudgetDataset):
             return batch_size * dataset.max_tokens
+        if dataset is self.train_dataset and self.args.train_sampling_strategy == "group_by_length":
+            return 0  # rows of similar examples have many sizes
         has_tokens = has_length(dataset) and len(dataset) > 0 and "input_ids" in dataset[0]  # type: ignore[index]
         return choose_fine_tuning_multiple(batch_size, count_tokens(dataset)) if has_tokens else 0
 
@@ -205,6 +207,8 @@ class FineTuningTrainer(SharedTrainer):
         labels = inputs.get("start_positions", inputs.get("labels"))
         if loss is not None and labels is not None and self._losses is not None:
             count = (labels != IGNORE_INDEX).sum()
+            if labels.is_floating_point():  # -100 is a number
+                count = torch.full_like(count, labels[: inputs.get("num_sequences")].numel())
             self._losses.append(torch.stack([(loss * count).masked_fill(count == 0, 0), count]))
         number = inputs.get("num_sequences")  # None: the row is not filled
         if logits is not None and self._token_outputs and "cu_seq_lens_q" in inputs:

@@ -31,7 +31,7 @@ from transformers.utils import ModelOutput
 
 from snugbert.errors import InputError
 from snugbert.languages import DEFAULT, store_language
-from snugbert.modeling_snugbert import SnugBertMaskedTokenModel
+from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
@@ -398,7 +398,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
         if self.teacher is None:
             # Only the log reads the logits, unless the caller wants the outputs.
-            detaches = not return_outputs and isinstance(self.model, SnugBertMaskedTokenModel)
+            detaches = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
             options = {"detach_logits": True} if detaches else {}
             outputs: ModelOutput = model(**inputs, **denominators, **options)
         else:
