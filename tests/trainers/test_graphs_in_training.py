@@ -19,7 +19,7 @@ from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-TIMES = ("runtime", "per_second")
+TIMES = ("time", "per_second")
 # transformers 5.23 renamed it; 5.17 has the old name only.
 FIELDS = PretrainingArguments.__dataclass_fields__
 CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIELDS else "gradient_checkpointing"
