@@ -56,6 +56,10 @@ def test_pretraining(tmp_path, caplog):
     torch.testing.assert_close(weights[2], weights[1], atol=0, rtol=0)
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12",
+    reason="compiled code of torch 2.11 reads dropout probabilities from the CPU, which looks like a wait here",
+)
 def test_a_compiled_step_in_graphs_equals_an_eager_step(tmp_path, caplog, new_compiler):
     """As on a GPU by default: layers, embeddings and head are compiled, rows filled, and batches accumulated."""
     options = {"max_steps": 8, "dropout": 0.1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
