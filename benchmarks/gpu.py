@@ -29,7 +29,7 @@ import logging
 import re
 import sys
 import time
-import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from snugbert import SnugBertConfig, SnugBertPreTrainedModel
-from snugbert.cuda_graphs import CudaGraphs
+from snugbert.cuda_graphs import CudaGraphs, note_waits
 from snugbert.kernels_snugbert import MULTIPLE, grouped_attention, has_own_kernels, ragged_attention
 from snugbert.packed_batches import pad_row
 from snugbert.trainers.compilation import compile_model
@@ -117,7 +117,6 @@ KERNEL_CLASSES = (
     ("pointwise", "elementwise"),
 )
 logger = logging.getLogger("snugbert.benchmarks.gpu")
-WAIT = "called a synchronizing CUDA operation"  # torch's warning
 
 
 @dataclass(frozen=True)
@@ -941,7 +940,9 @@ def profile_steps(
         run(moved)
     profiled = moved[:PROFILED_STEPS]
     seconds = min(run(profiled) for _ in range(3)) / len(profiled)  # the profiler makes the CPU several times slower
-    waits = find_waits(lambda: run(profiled)) if args.device == "cuda" else {}
+    waits: list[str] = []
+    with note_waits(waits) if args.device == "cuda" else nullcontext():
+        run(profiled)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if args.device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -955,7 +956,7 @@ def profile_steps(
         "kernels": {name: kernels[name] for name in slowest},
         "busy": sum(ms for ms, _ in kernels.values()) / 1e3 / seconds,
         "attention": [name for name in kernels if classify(name) == "attention"],
-        "waits": {place: count / len(profiled) for place, count in waits.items()},
+        "waits": {place: count / len(profiled) for place, count in Counter(waits).items()},
     }
 
 
@@ -982,23 +983,6 @@ def sum_classes(kernels: dict[str, tuple[float, float]]) -> dict[str, list[float
 def classify(kernel: str) -> str:
     """Returns the class of a kernel by its name."""
     return next((name for name, pattern in KERNEL_CLASSES if re.search(pattern, kernel, re.IGNORECASE)), "other")
-
-
-def find_waits(run: Callable[[], Any]) -> dict[str, int]:
-    """Counts the waits for the GPU at each place in the code."""
-    places: dict[str, int] = {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    for warning in caught:
-        if WAIT in str(warning.message):
-            place = f"{warning.filename}:{warning.lineno}"
-            places[place] = places.get(place, 0) + 1
-    return places
 
 
 # --- running a piece ----------------------------------------------------------------------------------------------

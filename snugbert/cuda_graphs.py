@@ -244,13 +244,8 @@ def without_autocast_cache() -> Iterator[None]:
 
 def find_hooks(modules: list[nn.Module], parameters: list[nn.Parameter]) -> bool:
     """Whether hooks see inputs, outputs or gradients. Hooks of transformers and of FSDP do not count."""
-    hooked = [
-        module
-        for module in modules
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    ]
     return (
-        (bool(hooked) and has_hooks(hooked))
+        has_hooks(modules)
         or any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters)
         or nn.modules.module._has_any_global_hook()
     )

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from host_waits import count_host_waits
+from host_waits import OperatorMode, count_host_waits
 from reference_kernels import acting_as_gpu
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from snugbert import cuda_graphs
 
 
-class Recording(TorchDispatchMode):
+class Recording(OperatorMode):
     """Records the operations that reach a device. They also run, because later ones need the shapes of results."""
 
     def __init__(self):
@@ -27,16 +26,6 @@ class Recording(TorchDispatchMode):
         self.operations: list[tuple[Callable, tuple, dict, list[torch.Tensor | None]]] = []
         self.own: set[int] = set()  # memory of the recording
         self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # other memory, and its values before
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Keeps compiled code compiled, as in `host_waits.py`."""
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """The same, in newer versions of torch."""
-        return True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

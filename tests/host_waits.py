@@ -43,10 +43,8 @@ def _find_caller() -> str:
     return "{}:{}".format(*ours[-1]) if ours else "outside the repository"
 
 
-class _Recorder(TorchDispatchMode):
-    def __init__(self, waits: list[str]):
-        super().__init__()
-        self.waits = waits
+class OperatorMode(TorchDispatchMode):
+    """A mode that also sees the operators of compiled code."""
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -57,6 +55,12 @@ class _Recorder(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """The same, in newer versions of torch."""
         return True
+
+
+class _Recorder(OperatorMode):
+    def __init__(self, waits: list[str]):
+        super().__init__()
+        self.waits = waits
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -87,7 +87,7 @@ def test_changes_of_the_model_are_noticed(log):
             losses[step] += train(each, step, make_batches(head, 8))
             each.bert.encoder.layer[1].attention.self.dropout.p = 0.3
             losses[step] += train(each, step, make_batches(head, 8))
-    assert graphs.count == 4 and log.text.count("recorded") == 8  # those of the frozen model are dropped
+    assert graphs.count == 4 and log.text.count("recorded") == 8  # the graphs of the frozen model are dropped
     torch.testing.assert_close(*losses.values(), atol=0, rtol=0)
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
 

@@ -16,15 +16,16 @@ from snugbert.packed_batches import pad_row
 # they have at most 6 sizes in pretraining, and 8 in fine-tuning, where padding is a larger share.
 PRETRAINING_DEVIATIONS = 1.45
 FINE_TUNING_DEVIATIONS = 0.95
-# Multiples are rounded up to a multiple of 4. 16-bit products need aligned rows, and a row of hidden states is aligned
-# for any number of tokens.
+# Multiples are rounded up to a multiple of 4. 16-bit products are fast for any number of tokens, because each hidden
+# state is aligned.
 STEP = 4
 SAMPLE = 1000  # examples of pretraining whose tokens are counted, in a tenth of a second
 
 
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
-    """Chooses `pad_to_multiple_of` of pretraining. The longest row is about a multiple of it, because many rows
-    are nearly full, and then need little padding.
+    """Chooses `pad_to_multiple_of` of pretraining.
+
+    The longest row is about a multiple of it. Many rows are nearly full, so they need little padding.
 
     Args:
         batch_size: examples of a row.

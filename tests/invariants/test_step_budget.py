@@ -93,8 +93,8 @@ class Recorder(TorchDispatchMode):
 def record_step(lengths: list[int], labels: int) -> Recorder:
     """Records a step on a packed batch. Only its values depend on the lengths, not its shapes.
 
-    The fake tensors of the model and the batch have the device "cpu". It stands for the GPU, and the meta device for
-    the CPU: tensors are created there unless a device is named.
+    The device "cpu" plays the GPU: model and batch are there. The meta device plays the CPU: it is the default device
+    of new tensors.
     """
     import step_budget
 

@@ -65,7 +65,7 @@ from snugbert.trainers.shared_trainer import SharedTrainer
 
 logger = logging.getLogger(__name__)
 
-DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # counts of the whole step, in each of its batches
+DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step; each batch carries them
 
 _peak_flops = functools.cache(peak_flops)  # measured once per process
 
